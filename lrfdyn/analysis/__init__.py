@@ -1,0 +1,1 @@
+"""Measurements of attention, spikes and memory, and the report that shows them."""

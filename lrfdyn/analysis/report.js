@@ -1,0 +1,92 @@
+// The page from top to bottom: its header, notes and footer, and the order of its parts.
+
+function themeButton() {
+  const button = document.getElementById("theme");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const current = () => document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
+  const other = () => (current() === "dark" ? "light" : "dark");
+  const label = () => {
+    button.textContent = other() === "dark" ? "Dark theme" : "Light theme";
+  };
+  button.addEventListener("click", () => {
+    const theme = other();
+    document.documentElement.dataset.theme = theme;
+    try { localStorage.setItem("lrfdyn-theme", theme); } catch (error) { /* storage is blocked: not remembered */ }
+    label();
+  });
+  dark.addEventListener("change", label);
+  label();
+}
+
+async function copy(text, code, button) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch (error) {
+    getSelection().selectAllChildren(code);
+    document.execCommand("copy");
+  }
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = "Copy"; }, 1500);
+}
+
+function intro() {
+  const { data = {}, model = {}, recipe = {}, machine = {} } = results;
+  const grid = model.grid ? ` with ${model.grid.join(" × ")} tokens` : "";
+  const steps = isNumber(model.time_steps) ? ` and ${plural(model.time_steps, "time step")}` : "";
+  const lead = `A ${model.name ?? "model"}${grid}${steps}, trained on ${data.name ?? "the data"} ` +
+    `(${count(data.train)} training and ${count(data.test)} test images, ${count(data.classes)} classes) with ` +
+    `${plural(kinds.length, "attention")} and ${plural(seeds, "seed")} each` +
+    `${isNumber(recipe.epochs) ? `, for ${plural(recipe.epochs, "epoch")}` : ""}.`;
+  const processor = [machine.cpu ?? "–", plural(machine.cores, "core"), plural(machine.threads, "thread")];
+  const facts = [["Machine", processor.join(", ")],
+    ["Software", `Python ${machine.python ?? "–"}, PyTorch ${machine.torch ?? "–"}`],
+    ["Wall time", duration(results.wall_seconds)],
+    ["Made", String(results.created ?? "–").replace("T", " ")]];
+  const code = html("code", {}, results.command ?? "");
+  const button = html("button", { type: "button", class: "quiet", "aria-label": "Copy the command",
+    click: () => copy(code.textContent, code, button) }, "Copy");
+  document.getElementById("intro").append(...[html("p", { class: "lead" }, lead),
+    data.note ? html("p", { class: "soft" }, data.note) : "",
+    html("ul", { class: "facts" }, facts.map(([name, value]) => html("li", {}, name, html("b", {}, value)))),
+    results.command ? html("div", { class: "command" }, code, button) : ""].filter(Boolean));
+}
+
+function closing() {
+  if ((results.notes ?? []).length) {
+    const items = results.notes.map((note) => html("li", {}, plain(note)));
+    section("notes", "Notes").append(html("ul", { class: "notes" }, items));
+  }
+  document.getElementById("foot").append(
+    html("p", {}, `Made by lrfdyn ${results.version ?? ""}. All numbers are in this file; it loads nothing.`),
+    html("p", {}, "If you use this, please cite the paper: ", html("cite", {},
+      "Neural Dynamics Self-Attention for Spiking Transformers"), "."));
+}
+
+const PARTS = [
+  themeButton, intro, summary,
+  () => {
+    if (kinds.length) accuracyFigure(section("accuracy", "Accuracy and memory"));
+  },
+  () => {
+    if ((results.runs ?? []).some((run) => (run.curve ?? []).length)) curveFigure(section("learning", "Learning"));
+  },
+  () => {
+    if (!kinds.some((kind) => kind.locality)) return;
+    const parent = section("locality", "Where attention goes");
+    const pair = html("div", { class: "pair" });
+    parent.append(pair);
+    distanceFigure(pair);
+    shareFigure(pair);
+    entropyFigure(parent);
+  },
+  () => {
+    if (kinds.some((kind) => kind.receptive_field)) fieldFigures(section("fields", "What the model sees"));
+  },
+  stateTable, details, closing,
+];
+
+for (const part of PARTS) {
+  // One part that fails must not take the rest of the page with it, but must be counted.
+  try { part(); } catch (error) { reportError(error); }
+}
+document.body.dataset.errors = String(pageErrors);

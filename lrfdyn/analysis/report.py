@@ -1,0 +1,64 @@
+"""The interactive HTML report of a reproduction run: one file that needs no network."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+RESULTS_FORMAT = "lrfdyn-results/1"
+
+# Inlined in this order: the later scripts use the functions of the earlier ones.
+_SCRIPTS = ("report_base.js", "report_charts.js", "report_figures.js", "report_tables.js", "report.js")
+
+
+def write_report(results: dict[str, Any], path: Path) -> None:
+    """Write the report of `results` to `path`, replacing an older one only when the new one is complete."""
+    path = Path(path)
+    page = render_report(results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(page, encoding="utf-8", newline="\n")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def render_report(results: dict[str, Any]) -> str:
+    """Return the report of `results` as one HTML page with its style, scripts and data inside."""
+    if results.get("format") != RESULTS_FORMAT:
+        raise ValueError(f"expected results of format {RESULTS_FORMAT!r}, got {results.get('format')!r}")
+    return Template(_asset("report.html")).substitute(
+        title=html.escape(str(results.get("title", "lrfdyn report"))),
+        style=_asset("report.css"),
+        data=_embed(results),
+        script="\n".join(_asset(name) for name in _SCRIPTS),
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _embed(value: Any) -> str:
+    """Return `value` as JSON that is safe inside a script element."""
+    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    # A bare "<" could close the element ("</script>") or open a comment in it ("<!--").
+    return text.replace("<", "\\u003c")
+
+
+def _finite(value: Any) -> Any:
+    """Replace the numbers JSON does not have (nan, inf) by null, which the page shows as missing."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

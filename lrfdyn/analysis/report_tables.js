@@ -1,0 +1,158 @@
+// The tables of the report: the summary, the derived state, and the folded details.
+
+const page = document.getElementById("main");
+
+function section(id, title, lead) {
+  const node = html("section", { id, "aria-label": title }, html("h2", {}, title),
+    lead ? html("p", { class: "soft" }, lead) : null);
+  page.append(node);
+  return node;
+}
+
+const scrolling = (label, table) =>
+  html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, table);
+const named = (kind, scope = "row") => html("th", { scope }, swatch(kind.index), kind.label);
+const heading = (text, name = null) => html("th", { scope: "col", class: name }, text);
+const plain = (value) =>
+  (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value ?? "–"));
+
+const COLUMNS = [
+  { field: "accuracy_mean", title: "Test accuracy", unit: "%", best: 1,
+    format: orDash((value) => (100 * value).toFixed(2)) },
+  { field: "parameters", title: "Parameters", unit: "trained", best: -1, format: count },
+  { field: "state_bytes", title: "Attention state", unit: "derived, per layer", best: -1, format: bytes },
+  { field: "peak_inference_bytes", title: "Peak memory", unit: "measured, batch 1", best: -1, format: bytes },
+  { field: "firing_rate", title: "Firing rate", unit: "spikes per step", best: -1, format: percent(1) },
+  { field: "images_per_second", title: "Throughput", unit: "images/s", best: 1,
+    format: orDash((value) => (value >= 100 ? count(value) : short(value))) },
+];
+
+/** Return the text of the best value of a column; null where all attentions show the same. */
+function bestOf({ field, best, format }) {
+  const values = kinds.map((kind) => kind[field]).filter(isNumber);
+  if (new Set(values.map(format)).size < 2) return null;
+  return format(best > 0 ? Math.max(...values) : Math.min(...values));
+}
+
+/** Return the two rows of an attention: its numbers, and the terms of its state that unfold under them. */
+function summaryRows(kind, bests) {
+  const id = `state-${kind.position}`;
+  const terms = kind.state_terms ?? [];
+  const options = Object.entries(kind.options ?? {}).map(([name, value]) => `${name} = ${plain(value)}`).join(", ");
+  const more = html("tr", { class: "more", id, hidden: true }, html("td", { colspan: COLUMNS.length + 1 },
+    html("ul", { class: "terms" }, terms.map((term) => html("li", {}, `${term.name}: `,
+      html("span", { class: "code" }, term.formula), ` = ${count(term.elements)} elements, ${bytes(term.bytes)}`)),
+    options ? html("li", {}, `Options: ${options}`) : null)));
+  const unfold = html("button", { type: "button", class: "unfold", "aria-expanded": "false", "aria-controls": id,
+    "aria-label": `Terms of the state of ${kind.label}`,
+    title: terms.map((term) => `${term.name}: ${term.formula}`).join("\n"),
+    click: () => {
+      more.hidden = !more.hidden;
+      unfold.setAttribute("aria-expanded", String(!more.hidden));
+      unfold.textContent = more.hidden ? "▸" : "▾";
+    } }, "▸");
+  const cell = (column, i) => {
+    const text = column.format(kind[column.field]);
+    const spread = column.field === "accuracy_mean" && hasSpread(kind)
+      ? html("span", { class: "plus" }, ` ± ${(100 * kind.accuracy_spread).toFixed(2)}`) : null;
+    const best = bests[i] !== null && text === bests[i] ? { class: "best", title: "Best of the column" } : {};
+    return html("td", {}, html("span", best, text, spread),
+      column.field === "state_bytes" && terms.length ? unfold : null);
+  };
+  return html("tbody", {}, html("tr", {}, named(kind), COLUMNS.map(cell)), more);
+}
+
+function summary() {
+  const bests = COLUMNS.map(bestOf);
+  const bodies = new Map(kinds.map((kind, i) => [kind, summaryRows({ ...kind, position: i }, bests)]));
+  const table = html("table", { class: "pinned" });
+  const sortBy = (column, header) => {
+    const rising = header.getAttribute("aria-sort") === "none" ? (column.best ?? -1) < 0
+      : header.getAttribute("aria-sort") === "descending";
+    for (const other of table.tHead.rows[0].cells) {
+      other.setAttribute("aria-sort", other === header ? (rising ? "ascending" : "descending") : "none");
+      other.querySelector(".arrow").textContent = other !== header ? "↕" : rising ? "↑" : "↓";
+    }
+    const order = (a, b) => {
+      const [one, two] = [a[column.field], b[column.field]];
+      if (typeof one === "string") return (rising ? 1 : -1) * one.localeCompare(two);
+      // Missing values go last either way.
+      if (!isNumber(one) || !isNumber(two)) return Number(isNumber(two)) - Number(isNumber(one));
+      return rising ? one - two : two - one;
+    };
+    table.append(...[...kinds].sort(order).map((kind) => bodies.get(kind)));
+  };
+  const headers = [{ field: "label", title: "Attention", unit: "" }, ...COLUMNS].map((column) => {
+    const click = () => sortBy(column, header);
+    const header = html("th", { scope: "col", "aria-sort": "none" },
+      html("button", { type: "button", class: "sort", title: "Sort by this column", click }, column.title,
+        html("span", { class: "arrow", "aria-hidden": "true" }, "↕"), html("small", {}, column.unit)));
+    return header;
+  });
+  table.append(html("thead", {}, html("tr", {}, headers)), ...bodies.values());
+  const accuracy = seeds > 1
+    ? `Accuracy is the mean over ${seeds} seeds ± the ${spreadName}; means within the spread of each other do not differ.`
+    : "One seed per attention: small differences in accuracy mean nothing.";
+  section("summary", "Summary").append(scrolling("Summary table", table), html("p", { class: "soft" }, `${accuracy} ` +
+    (kinds.length > 1 ? "The best value of each column is marked: the highest accuracy and throughput, the lowest of " +
+      "the others. " : "") +
+    "▸ unfolds what the derived state consists of."));
+}
+
+function stateTable() {
+  const listed = kinds.filter((kind) => (kind.state_terms ?? []).length);
+  if (!listed.length) return;
+  const body = (kind) => {
+    const terms = kind.state_terms;
+    const elements = terms.reduce((sum, term) => sum + term.elements, 0);
+    const sum = terms.length < 2 ? [] : [html("tr", { class: "total" },
+      html("td", { class: "text", colspan: 2 }, "Sum"), html("td", {}, count(elements)),
+      html("td", {}, bytes(kind.state_bytes)))];
+    const name = fill(named(kind, "rowgroup"), { rowspan: terms.length + sum.length }, []);
+    return html("tbody", {}, terms.map((term, i) => html("tr", {}, i === 0 ? name : null,
+      html("td", { class: "text" }, term.name), html("td", { class: "text code" }, term.formula),
+      html("td", {}, count(term.elements)), html("td", {}, bytes(term.bytes)))), sum);
+  };
+  const heads = html("tr", {}, heading("Attention"), heading("Term", "text"), heading("Formula", "text"),
+    heading("Elements"), heading("Memory"));
+  section("state", "Derived state, term by term",
+    "What one attention layer must keep for one time step, derived from its formulas and not measured.").append(
+    scrolling("Derived state by term", html("table", { class: "pinned" }, html("thead", {}, heads), listed.map(body))));
+}
+
+const folded = (title, ...content) => html("details", {}, html("summary", {}, title), ...content);
+const grid = (label, heads, rows) => scrolling(label, html("table", { class: "pinned" },
+  html("thead", {}, html("tr", {}, heads)), html("tbody", {}, rows.map((cells) => html("tr", {}, cells)))));
+
+function details() {
+  const parent = section("details", "Details");
+  const rates = kinds.map((kind) => kind.firing_by_layer ?? {});
+  const layers = [...new Set(rates.flatMap(Object.keys))];
+  if (layers.length) {
+    const largest = Math.max(1e-9, ...rates.flatMap(Object.values).filter(isNumber));
+    parent.append(folded("Firing rate by layer", html("p", { class: "soft" },
+      "Mean share of neurons that spike in a time step. The bars compare within the table."),
+    grid("Firing rate by layer",
+    [heading("Layer"), ...kinds.map((kind) => named(kind, "col"))],
+    layers.map((layer) => [html("th", { scope: "row", class: "code" }, layer), ...kinds.map((kind) => {
+      const rate = kind.firing_by_layer?.[layer];
+      return html("td", { class: `cellbar s${kind.index}`, style: `--v: ${isNumber(rate) ? rate / largest : 0}` },
+        percent(1)(rate));
+    })]))));
+  }
+  if ((results.runs ?? []).length) {
+    const labels = new Map(kinds.map((kind) => [kind.key, kind]));
+    const heads = ["Attention", "Seed", "Test accuracy", "Training time", "Weights"].map((name) => heading(name));
+    parent.append(folded("All runs", grid("All runs", heads, results.runs.map((run) => [
+      labels.has(run.attention) ? named(labels.get(run.attention)) : html("th", { scope: "row" }, plain(run.attention)),
+      html("td", {}, plain(run.seed)), html("td", {}, percent(2)(run.test_accuracy)),
+      html("td", {}, duration(run.train_seconds)), html("td", { class: "code" }, plain(run.weights))]))));
+  }
+  const groups = { Data: results.data, Model: { name: results.model?.name, ...results.model?.config,
+    grid: results.model?.grid?.join(" × "), time_steps: results.model?.time_steps }, Recipe: results.recipe,
+  Machine: results.machine };
+  const list = (values) => html("dl", {}, Object.entries(values ?? {}).map(([key, value]) =>
+    [html("dt", {}, key.replaceAll("_", " ")), html("dd", {}, plain(value))]));
+  parent.append(folded("Configuration", html("div", { class: "groups" },
+    Object.entries(groups).map(([name, values]) => html("div", {}, html("h3", {}, name), list(values))))));
+}

@@ -1,0 +1,53 @@
+"""The attentions behind one registry: a host takes the kind as an argument."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from lrfdyn.attention.base import Attention, AttentionHost, StateTerm
+from lrfdyn.attention.lrf_dyn import LRFDyn
+from lrfdyn.attention.lrf_ssa import LRFSSA
+from lrfdyn.attention.ssa import SSA, VSA, CausalSSA
+from lrfdyn.errors import unknown_name
+
+__all__ = [
+    "ATTENTIONS",
+    "LRFSSA",
+    "SSA",
+    "VSA",
+    "Attention",
+    "AttentionHost",
+    "CausalSSA",
+    "LRFDyn",
+    "StateTerm",
+    "attention_options",
+    "create_attention",
+]
+
+ATTENTIONS: dict[str, type[Attention]] = {
+    "ssa": SSA,
+    "causal_ssa": CausalSSA,
+    "vsa": VSA,
+    "lrf_ssa": LRFSSA,
+    "lrf_dyn": LRFDyn,
+}
+LABELS = {"ssa": "SSA", "causal_ssa": "causal SSA", "vsa": "VSA", "lrf_ssa": "LRF-SSA", "lrf_dyn": "LRF-Dyn"}
+
+
+def attention_options(kind: str) -> dict[str, Any]:
+    """The options of a kind beyond what the host gives, with their defaults."""
+    if kind not in ATTENTIONS:
+        raise unknown_name("attention", kind, ATTENTIONS)
+    parameters = inspect.signature(ATTENTIONS[kind]).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def create_attention(
+    kind: str, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost, **options: Any
+) -> Attention:
+    known = attention_options(kind)
+    for name in options:
+        if name not in known:
+            raise unknown_name(f"option of attention {kind!r}", name, known)
+    return ATTENTIONS[kind](dim, heads, grid, host, **options)

@@ -1,0 +1,54 @@
+"""Local receptive fields as a module: one learnable 3x3 stencil per dilation and channel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lrfdyn.attention.base import StateTerm
+from lrfdyn.errors import require
+from lrfdyn.ops.lrf import lrf
+
+
+class LocalReceptiveFields(nn.Module):
+    """x + sum_d DWConv3x3(x; dilation d), or only the sum added to another tensor."""
+
+    def __init__(self, channels: int, dilations: Sequence[int]) -> None:
+        super().__init__()
+        self.dilations = tuple(int(d) for d in dilations)
+        require(
+            len(set(self.dilations)) == len(self.dilations) and all(d >= 1 for d in self.dilations),
+            f"dilations: expected different integers >= 1, got {tuple(dilations)}",
+        )
+        self.weight = nn.Parameter(torch.empty(len(self.dilations), channels, 3, 3))
+        nn.init.uniform_(self.weight, -1 / 3, 1 / 3)  # a convolution of nine inputs per output
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`residual` + the stencils over `x`, both `[T, B, C, H, W]`."""
+        if not self.dilations:
+            return residual
+        y = lrf(x.flatten(0, 1), self.weight, self.dilations, residual.flatten(0, 1))
+        return y.unflatten(0, x.shape[:2])
+
+    def matrix(self, grid: tuple[int, int]) -> Tensor:
+        """The stencils as `[C, N, N]` over the grid: row = output token, column = input token."""
+        height, width = grid
+        n = height * width
+        # Every token in turn is 1 and all others 0; the response to token j is column j.
+        impulses = torch.eye(n, dtype=self.weight.dtype, device=self.weight.device)
+        impulses = impulses.reshape(n, 1, height, width).expand(-1, self.weight.shape[1], -1, -1)
+        return lrf(impulses, self.weight, self.dilations).flatten(2).permute(1, 2, 0)
+
+    def state_terms(self, grid: tuple[int, int], bits: int) -> list[StateTerm]:
+        """The rows that the stencils still reach when the grid arrives row by row."""
+        if not self.dilations:
+            return []
+        height, width = grid
+        rows = min(2 * max(self.dilations) + 1, height)
+        formula = f"{rows} rows of W d"
+        return [StateTerm("line buffers", formula, rows * width * self.weight.shape[1], bits)]
+
+    def extra_repr(self) -> str:
+        return f"channels={self.weight.shape[1]}, dilations={self.dilations}"

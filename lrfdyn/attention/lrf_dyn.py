@@ -1,0 +1,106 @@
+"""LRF-Dyn: dendrites run over the tokens instead of an attention matrix, local receptive fields on top.
+
+X   = dendrites(u)                          k numbers of state per channel
+Y   = X + sum_d DWConv3x3(X; dilation d)
+out = SN{BN(Y)}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lrfdyn.attention.base import Attention, AttentionHost, StateTerm, from_tokens, to_tokens
+from lrfdyn.attention.local import LocalReceptiveFields
+from lrfdyn.errors import require, unknown_name
+from lrfdyn.ops.dendrite import dendrite, initial_dendrites, mode_kernel, paired_modes
+
+TOKENS = ("value", "qkv")
+
+
+class Dendrites(nn.Module):
+    """k linear dendrites per channel, trained as k/2 damped oscillators (see `ops.dendrite`)."""
+
+    def __init__(self, channels: int, dendrites: int, width: int) -> None:
+        super().__init__()
+        require(
+            dendrites >= 2 and dendrites % 2 == 0,
+            f"dendrites: expected an even number >= 2 (pairs oscillate), got {dendrites}",
+        )
+        self.width = width
+        decay, frequency, weight = paired_modes(*initial_dendrites(channels, dendrites, width))
+        dtype = torch.get_default_dtype()
+        # softplus keeps every decay positive, so the recurrence is stable wherever the optimiser goes.
+        self.raw_decay = nn.Parameter((decay + torch.log(-torch.expm1(-decay))).to(dtype))
+        self.frequency = nn.Parameter(frequency.to(dtype))
+        self.weight = nn.Parameter(weight.to(dtype))
+
+    def modes(self, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Decays, frequencies and weights on rows of `width` tokens: frequencies are turns per row, so they follow
+        the row length."""
+        return F.softplus(self.raw_decay), self.frequency * (self.width / width), self.weight
+
+    def forward(self, u: Tensor) -> Tensor:
+        """Soma potentials of `u` `[T, B, C, H, W]` along the raster order of each time step."""
+        soma, _ = dendrite(to_tokens(u), *self.modes(u.shape[-1]))
+        return from_tokens(soma, like=u)
+
+    def kernel(self, grid: tuple[int, int]) -> Tensor:
+        """kappa over the tokens of a grid, `[N, C]`."""
+        return mode_kernel(*self.modes(grid[1]), grid[0] * grid[1])
+
+    def extra_repr(self) -> str:
+        channels, modes = self.raw_decay.shape
+        return f"channels={channels}, dendrites={2 * modes}, width={self.width}"
+
+
+class LRFDyn(Attention):
+    """`token="value"`: u = v, no q and k. `token="qkv"`: u = k * v and the output is gated by q."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        grid: tuple[int, int],
+        host: AttentionHost,
+        dilations: Sequence[int] = (3, 5),
+        dendrites: int = 8,
+        token: str = "value",
+    ) -> None:
+        if token not in TOKENS:
+            raise unknown_name("token", token, TOKENS)
+        self.projections = ("v",) if token == "value" else ("q", "k", "v")
+        super().__init__(dim, heads, grid, host)
+        self.token = token
+        self.dendrites = Dendrites(self.value_dim, dendrites, grid[1])
+        self.lrf = LocalReceptiveFields(self.value_dim, dilations)
+        self.norm = nn.BatchNorm2d(self.value_dim)
+
+    def _firing_neuron(self, host: AttentionHost) -> nn.Module:
+        return host.neuron()  # the input is normalised, so the host's ordinary threshold
+
+    def mix(self, *spikes: Tensor) -> Tensor:
+        v = spikes[-1]
+        ratio = self.value_dim // self.dim
+        q, k = (x.repeat_interleave(ratio, 2) if ratio > 1 else x for x in spikes[:2]) if spikes[1:] else (None, None)
+        x = self.dendrites(v if k is None else k * v)
+        y = self.lrf(x, residual=x)
+        y = y if q is None else q * y
+        return self.norm(y.flatten(0, 1)).unflatten(0, v.shape[:2])
+
+    def weights(self, x: Tensor) -> Tensor:
+        grid = (x.shape[3], x.shape[4])
+        kernel = self.dendrites.kernel(grid)
+        index = torch.arange(kernel.shape[0], device=kernel.device)
+        lag = index.unsqueeze(1) - index
+        toeplitz = (kernel[lag.clamp(min=0)] * (lag >= 0).unsqueeze(-1)).permute(2, 0, 1)
+        mixing = (toeplitz + self.lrf.matrix(grid) @ toeplitz).abs().mean(0)  # (I + LRF) Toeplitz(kappa)
+        return mixing.expand(x.shape[0] * x.shape[1], -1, -1)
+
+    def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
+        modes = self.dendrites.weight.shape[1]
+        state = StateTerm("dendrites", "k d", 2 * modes * self.value_dim, 32)
+        return [state, *self.lrf.state_terms(grid or self.grid, bits=32)]

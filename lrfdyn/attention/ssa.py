@@ -1,0 +1,71 @@
+"""Spiking self-attention (Spikformer), its causal form, and softmax attention as the ANN reference."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lrfdyn.attention.base import Attention, StateTerm, from_heads, to_heads
+from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
+
+
+class SSA(Attention):
+    """s q (k^T v), no softmax."""
+
+    causal: ClassVar[bool] = False
+
+    def mix(self, *spikes: Tensor) -> Tensor:
+        q, k, v = (to_heads(x, self.heads) for x in spikes)
+        if self.causal:
+            y, _ = causal_spike_attention(q, k, v, self.scale)
+        else:
+            y = spike_attention(q, k, v, self.scale)
+        return from_heads(y, like=spikes[-1])
+
+    def scores(self, x: Tensor) -> Tensor:
+        """s q k^T per head, `[T * B, heads, N, N]`."""
+        q, k = (to_heads(getattr(self, name)(x), self.heads) for name in ("q", "k"))
+        score = self.scale * (q @ k.mT)
+        return score.tril() if self.causal else score
+
+    def weights(self, x: Tensor) -> Tensor:
+        return self.scores(x).abs().mean(1)
+
+    def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
+        height, width = grid or self.grid
+        n = height * width
+        state = StateTerm("k^T v matrix", "d^2 / h", self.dim * self.value_dim // self.heads, 32)
+        if self.causal:
+            return [state]
+        # Every query waits for the last key, so the spikes of the whole image are held.
+        return [
+            state,
+            StateTerm("q, k spikes", "2 N d bits", 2 * n * self.dim, 1),
+            StateTerm("v spikes", "N d bits", n * self.value_dim, 1),
+        ]
+
+
+class CausalSSA(SSA):
+    """s sum_{j <= n} (q_n k_j) v_j in raster order."""
+
+    causal = True
+
+
+class VSA(SSA):
+    """softmax(q k^T / sqrt(d_h)) v: attention as in ViT, on spikes."""
+
+    def mix(self, *spikes: Tensor) -> Tensor:
+        q, k, v = (to_heads(x, self.heads) for x in spikes)
+        return from_heads(F.scaled_dot_product_attention(q, k, v), like=spikes[-1])
+
+    def scores(self, x: Tensor) -> Tensor:
+        q, k = (to_heads(getattr(self, name)(x), self.heads) for name in ("q", "k"))
+        return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+
+    def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
+        height, width = grid or self.grid
+        n = height * width
+        matrix = StateTerm("attention matrix", "h N^2", self.heads * n * n, 32)
+        return [matrix, *super().state_terms(grid)[1:]]

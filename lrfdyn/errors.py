@@ -1,0 +1,23 @@
+"""Errors that a user can act on: one line that names the argument, what came and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class LrfdynError(ValueError):
+    """Bad input. The command line prints it as one line and exits with code 2."""
+
+
+def unknown_name(what: str, name: object, known: Iterable[str]) -> LrfdynError:
+    """An error for a name that is not in a registry, with the near matches."""
+    names = sorted(known)
+    near = get_close_matches(str(name), names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    return LrfdynError(f"{what}: unknown name {name!r}; {hint}")
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise LrfdynError(message)

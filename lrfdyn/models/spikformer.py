@@ -1,0 +1,159 @@
+"""Spikformer (Zhou et al., 2023), ImageNet and CIFAR form, with any attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from lrfdyn.attention import AttentionHost, create_attention
+from lrfdyn.errors import require
+from lrfdyn.models.base import SpikingModel
+from lrfdyn.models.layers import SpikingConv, max_pool
+from lrfdyn.models.registry import register_model
+from lrfdyn.neurons import LIF
+
+IMAGENET_POOLING = (True, True, True, True)
+CIFAR_POOLING = (False, False, True, True)
+
+
+class Stem(nn.Module):
+    """Four spiking 3x3 convolutions, max pools on spikes, and a convolution that stands for position."""
+
+    def __init__(self, in_channels: int, dim: int, pooling: Sequence[bool]) -> None:
+        super().__init__()
+        widths = [in_channels, dim // 8, dim // 4, dim // 2, dim]
+        self.pooling = tuple(pooling)
+        self.stages = nn.ModuleList(
+            SpikingConv(a, b, LIF(), kernel=3) for a, b in zip(widths[:-1], widths[1:], strict=True)
+        )
+        self.rpe = SpikingConv(dim, dim, LIF(), kernel=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage, pool in zip(self.stages, self.pooling, strict=True):
+            x = stage(x)
+            x = max_pool(x) if pool else x
+        return x + self.rpe(x)
+
+
+class MLP(nn.Module):
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = SpikingConv(dim, hidden, LIF(), bias=True)
+        self.fc2 = SpikingConv(hidden, dim, LIF(), bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.fc1(x))
+
+
+class Block(nn.Module):
+    """Residual attention and MLP; branches carry spikes, so x is integer valued."""
+
+    def __init__(self, attn: nn.Module, dim: int, mlp_ratio: float) -> None:
+        super().__init__()
+        self.attn = attn
+        self.mlp = MLP(dim, int(dim * mlp_ratio))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(x)
+        return x + self.mlp(x)
+
+
+def attention_host(qkv_bias: bool) -> AttentionHost:
+    return AttentionHost(
+        project=lambda a, b: SpikingConv(a, b, LIF(), bias=qkv_bias),
+        project_out=lambda a, b: SpikingConv(a, b, LIF(), bias=True),
+        neuron=LIF,
+        fire=lambda: LIF(threshold=0.5),
+        scale=0.125,  # whatever the width of a head, as in the official code
+    )
+
+
+class Spikformer(SpikingModel):
+    """`pooling` says which of the four stem stages halve the grid; `qkv_bias` is on in the CIFAR form."""
+
+    official_keys = (
+        (r"^patch_embed\.proj_(conv|bn)(\d)\.", r"stem.stages.\2.\1."),
+        (r"^patch_embed\.proj_(conv|bn)\.", r"stem.stages.0.\1."),
+        (r"^patch_embed\.rpe_(conv|bn)\.", r"stem.rpe.\1."),
+        (r"^block\.\d+\.norm[12]\..*", None),
+        (r"^block\.(\d+)\.attn\.(q|k|v|proj)_(?:conv|linear)\.", r"blocks.\1.attn.\2.conv."),
+        (r"^block\.(\d+)\.attn\.(q|k|v|proj)_bn\.", r"blocks.\1.attn.\2.bn."),
+        (r"^block\.(\d+)\.mlp\.(fc1|fc2)_(?:conv|linear)\.", r"blocks.\1.mlp.\2.conv."),
+        (r"^block\.(\d+)\.mlp\.(fc1|fc2)_bn\.", r"blocks.\1.mlp.\2.bn."),
+    )
+
+    def __init__(
+        self,
+        dim: int = 512,
+        depth: int = 8,
+        heads: int = 8,
+        mlp_ratio: float = 4,
+        pooling: Sequence[bool] = IMAGENET_POOLING,
+        qkv_bias: bool = False,
+        image_size: int = 224,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        time_steps: int = 4,
+        attention: str = "ssa",
+        attention_options: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(locals())
+        require(dim >= 8 and dim % 8 == 0, f"dim: expected a multiple of 8 (the stem starts at dim / 8), got {dim}")
+        require(depth >= 1, f"depth: expected an integer >= 1, got {depth}")
+        require(len(pooling) == 4, f"pooling: expected four booleans, got {tuple(pooling)}")
+        self.smallest_image = 2 ** sum(map(bool, pooling))
+        require(
+            image_size >= self.smallest_image,
+            f"image_size: expected at least {self.smallest_image} for a stem that pools {sum(map(bool, pooling))} "
+            f"times, got {image_size}",
+        )
+        side = image_size
+        for pool in pooling:
+            side = (side + 1) // 2 if pool else side
+        self.grid = (side, side)
+        self.stem = Stem(in_channels, dim, pooling)
+        host = attention_host(qkv_bias)
+        options = attention_options or {}
+        self.blocks = nn.ModuleList(
+            Block(create_attention(attention, dim, heads, self.grid, host, **options), dim, mlp_ratio)
+            for _ in range(depth)
+        )
+        self.head = nn.Linear(dim, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1)):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward_head(self, x: Tensor) -> Tensor:
+        return self.head(x.mean((0, 3, 4)))
+
+
+@register_model
+def spikformer_8_384(**options: Any) -> Spikformer:
+    return Spikformer(**{"dim": 384, "depth": 8, "heads": 6, **options})
+
+
+@register_model
+def spikformer_8_512(**options: Any) -> Spikformer:
+    return Spikformer(**{"dim": 512, "depth": 8, "heads": 8, **options})
+
+
+@register_model
+def spikformer_8_768(**options: Any) -> Spikformer:
+    return Spikformer(**{"dim": 768, "depth": 8, "heads": 12, **options})
+
+
+@register_model
+def spikformer_4_384(**options: Any) -> Spikformer:
+    """CIFAR form."""
+    preset = {"dim": 384, "depth": 4, "heads": 12, "pooling": CIFAR_POOLING, "qkv_bias": True}
+    return Spikformer(**{**preset, "image_size": 32, "num_classes": 100, **options})

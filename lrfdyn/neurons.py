@@ -1,0 +1,71 @@
+"""Spiking neurons as modules: multi-step (time first, `[T, B, ...]`), stateless between calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from lrfdyn.ops.lif import Dynamics, integer_spike, lif
+
+
+class Neuron(nn.Module):
+    """SN{.}: currents `[T, ...]` in, spikes out. Every call starts from a resting membrane."""
+
+
+class SpikingNeuron(Neuron):
+    """A neuron with charge-fire-reset dynamics."""
+
+    def __init__(self, dynamics: Dynamics) -> None:
+        super().__init__()
+        self.dynamics = dynamics
+
+    def forward(self, x: Tensor) -> Tensor:
+        return lif(x, self.dynamics)[0]
+
+    def extra_repr(self) -> str:
+        d = self.dynamics
+        return f"leak={d.leak:g}, gain={d.gain:g}, threshold={d.threshold:g}, surrogate={d.surrogate!r}"
+
+
+class LIF(SpikingNeuron):
+    """U = H + (I - H) / tau, sigmoid surrogate."""
+
+    def __init__(self, threshold: float = 1.0, tau: float = 2.0, **other: Any) -> None:
+        super().__init__(Dynamics.lif(tau, threshold, **other))
+
+
+class IF(SpikingNeuron):
+    """U = H + I without leak, arctangent surrogate (SEW-ResNet)."""
+
+    def __init__(self, threshold: float = 1.0, **other: Any) -> None:
+        super().__init__(Dynamics.integrate_and_fire(threshold, **other))
+
+
+class PaperLIF(SpikingNeuron):
+    """U = H + I and H = decay * U after no spike: the paper's Eq. 1-3."""
+
+    def __init__(self, threshold: float = 1.0, decay: float = 0.5, **other: Any) -> None:
+        super().__init__(Dynamics.paper_lif(decay, threshold, **other))
+
+
+class MSLIF(SpikingNeuron):
+    """Decay 0.25, fires strictly above 0.5, rectangular surrogate (MS-ResNet)."""
+
+    def __init__(self, threshold: float = 0.5, decay: float = 0.25, **other: Any) -> None:
+        super().__init__(Dynamics.ms_lif(decay, threshold, **other))
+
+
+class IntegerSpike(Neuron):
+    """`round(clamp(x, 0, levels)) / levels`, no state (SDT-V3). With `normalize=False`, the integer itself."""
+
+    def __init__(self, levels: int = 4, normalize: bool = True) -> None:
+        super().__init__()
+        self.levels = levels
+        self.normalize = normalize
+
+    def forward(self, x: Tensor) -> Tensor:
+        return integer_spike(x, self.levels, self.normalize)
+
+    def extra_repr(self) -> str:
+        return f"levels={self.levels}, normalize={self.normalize}"

@@ -1,0 +1,69 @@
+"""The linear dendrites of LRF-Dyn over a sequence of tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lrfdyn.errors import require, unknown_name
+from lrfdyn.ops.dendrite.fft import dendrite_fft
+from lrfdyn.ops.dendrite.modes import (
+    initial_dendrites,
+    mode_kernel,
+    mode_powers,
+    modes_from_tridiagonal,
+    paired_modes,
+)
+from lrfdyn.ops.dendrite.reference import dendrite_reference
+from lrfdyn.ops.dendrite.scan import CHUNK, dendrite_scan
+from lrfdyn.ops.dendrite.step import dendrite_step, dendrite_steps
+
+__all__ = [
+    "dendrite",
+    "dendrite_reference",
+    "dendrite_step",
+    "initial_dendrites",
+    "mode_kernel",
+    "mode_powers",
+    "modes_from_tridiagonal",
+    "paired_modes",
+]
+
+FORMS = {"fft": dendrite_fft, "scan": dendrite_scan, "step": dendrite_steps}
+
+
+def dendrite(
+    u: Tensor,
+    decay: Tensor,
+    frequency: Tensor,
+    weight: Tensor,
+    *,
+    form: str = "auto",
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Soma potentials of the tokens `u` `[B, N, C]`: the causal convolution with the kernel of the modes.
+
+    `decay` >= 0 and `frequency` are `[C, M]`, `weight` is `[C, M, 2]` (real, imaginary). The state that goes in and
+    comes out is `[B, C, M, 2]`: k = 2M numbers per channel. Computed in float32 at least.
+    """
+    require(u.dim() == 3 and u.shape[1] >= 1, f"u: expected [B, N, C] with N >= 1, got {list(u.shape)}")
+    channels, modes = u.shape[2], weight.shape[-2]
+    for name, value, shape in (
+        ("decay", decay, (channels, modes)),
+        ("frequency", frequency, (channels, modes)),
+        ("weight", weight, (channels, modes, 2)),
+        ("initial_state", initial_state, (u.shape[0], channels, modes, 2)),
+    ):
+        if value is not None:
+            require(value.shape == shape, f"{name}: expected {list(shape)}, got {list(value.shape)}")
+    if form == "auto":
+        # Measured on CPUs: one chunk's Toeplitz product wins while the sequence fits in it, the FFT beyond.
+        form = "scan" if u.shape[1] <= CHUNK else "fft"
+    if form not in FORMS:
+        raise unknown_name("form", form, ["auto", *FORMS])
+    dtype = torch.promote_types(torch.promote_types(u.dtype, weight.dtype), torch.float32)
+    given = (None if t is None else t.to(dtype) for t in (u, decay, frequency, weight, initial_state))
+    with torch.autocast(u.device.type, enabled=False):
+        soma, state = FORMS[form](*given, output_final_state)
+    return soma.to(torch.promote_types(u.dtype, weight.dtype)), state

@@ -1,0 +1,29 @@
+"""Multi-step spiking neurons."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lrfdyn.errors import require
+from lrfdyn.ops.lif.fused import lif_fused
+from lrfdyn.ops.lif.integer import integer_spike, integer_to_binary
+from lrfdyn.ops.lif.reference import Dynamics, lif_reference
+
+__all__ = ["Dynamics", "integer_spike", "integer_to_binary", "lif", "lif_fused", "lif_reference"]
+
+
+def lif(
+    x: Tensor,
+    dynamics: Dynamics,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Spikes of the currents `x` `[T, ...]`, and H[T] if asked for. Without `initial_state`, H[0] = 0."""
+    require(x.dim() >= 1 and x.shape[0] >= 1, f"x: expected at least one time step [T, ...], got {list(x.shape)}")
+    if initial_state is not None:
+        require(
+            initial_state.shape == x.shape[1:],
+            f"initial_state: expected {list(x.shape[1:])}, got {list(initial_state.shape)}",
+        )
+    spikes, state = lif_fused(x, dynamics, initial_state)
+    return spikes, state if output_final_state else None

@@ -1,0 +1,37 @@
+"""The integer spike of SDT-V3: D binary steps at once while training, no state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lrfdyn.errors import require
+
+
+class _IntegerSpike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, levels: int, scale: float) -> Tensor:
+        ctx.save_for_backward((x >= 0) & (x <= levels))
+        ctx.scale = scale
+        return x.clamp(0, levels).round() * scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (inside,) = ctx.saved_tensors
+        return grads[0] * inside * ctx.scale, None, None
+
+
+def integer_spike(x: Tensor, levels: int = 4, normalize: bool = True) -> Tensor:
+    """`round(clamp(x, 0, D)) / D` (halves to even); the gradient is 1/D inside [0, D]. Without `normalize`
+    neither is divided by D."""
+    require(levels >= 1, f"levels: expected an integer >= 1, got {levels}")
+    return _IntegerSpike.apply(x, levels, 1 / levels if normalize else 1.0)
+
+
+def integer_to_binary(spikes: Tensor, levels: int = 4) -> Tensor:
+    """`levels` binary steps `[levels, ...]` whose mean is the normalised integer spike `[...]`."""
+    count = (spikes * levels).round()
+    steps = torch.arange(levels, device=spikes.device).reshape(-1, *[1] * spikes.dim())
+    return (count.unsqueeze(0) > steps).to(spikes.dtype)

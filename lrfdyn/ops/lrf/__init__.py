@@ -1,0 +1,30 @@
+"""Local receptive fields: dilated depth-wise 3x3 stencils over the token grid, one per dilation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lrfdyn.errors import require
+from lrfdyn.ops.lrf.reference import lrf_reference
+
+__all__ = ["lrf", "lrf_reference"]
+
+
+def lrf(x: Tensor, weight: Tensor, dilations: Sequence[int], residual: Tensor | None = None) -> Tensor:
+    """`residual` + sum over dilations of the depth-wise 3x3 convolution of `x` `[B, C, H, W]`.
+
+    `weight` is `[len(dilations), C, 3, 3]`; zero padding keeps the size. Without dilations nothing is computed:
+    `residual` itself comes back (zeros if there is none).
+    """
+    require(x.dim() == 4, f"x: expected [B, C, H, W], got {list(x.shape)}")
+    expected = (len(dilations), x.shape[1], 3, 3)
+    require(weight.shape == expected, f"weight: expected {list(expected)}, got {list(weight.shape)}")
+    out = residual
+    for stencil, dilation in zip(weight, dilations, strict=True):
+        local = F.conv2d(x, stencil.unsqueeze(1), padding=dilation, dilation=dilation, groups=x.shape[1])
+        out = local if out is None else out + local
+    return torch.zeros_like(x) if out is None else out

@@ -1,0 +1,49 @@
+"""Spiking self-attention without softmax: linear, so the order of the two products is free."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lrfdyn.errors import require
+from lrfdyn.ops.spike_attention.reference import spike_attention_reference
+
+__all__ = ["causal_spike_attention", "spike_attention", "spike_attention_reference"]
+
+
+def spike_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """`scale` q k^T v for `q`, `k` `[..., N, d]` and `v` `[..., N, e]`, in the cheaper order."""
+    _check(q, k, v)
+    n, d, e = q.shape[-2], q.shape[-1], v.shape[-1]
+    # q (k^T v) takes 2 N d e products and keeps a d x e matrix; (q k^T) v takes N^2 (d + e) and keeps N x N.
+    if 2 * n * d * e <= n * n * (d + e):
+        return (q @ (k.mT @ v)) * scale
+    return ((q @ k.mT) @ v) * scale
+
+
+def causal_spike_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    *,
+    chunk: int = 64,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """`scale` sum_{j <= n} (q_n k_j) v_j: masked scores inside a chunk, the d x e state k^T v between chunks."""
+    _check(q, k, v)
+    state = initial_state
+    out = []
+    for qc, kc, vc in zip(q.split(chunk, -2), k.split(chunk, -2), v.split(chunk, -2), strict=True):
+        y = (qc @ kc.mT).tril() @ vc
+        out.append(y if state is None else y + qc @ state)
+        entering = kc.mT @ vc
+        state = entering if state is None else state + entering
+    return torch.cat(out, -2) * scale, state if output_final_state else None
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    require(q.dim() >= 2, f"q: expected [..., N, d], got {list(q.shape)}")
+    require(q.shape == k.shape, f"k: expected the shape of q {list(q.shape)}, got {list(k.shape)}")
+    require(v.shape[:-1] == q.shape[:-1], f"v: expected {[*q.shape[:-1], 'e']}, got {list(v.shape)}")

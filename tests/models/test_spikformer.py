@@ -1,0 +1,66 @@
+"""Spikformer against the official code's numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lrfdyn
+from lrfdyn.models.spikformer import CIFAR_POOLING, IMAGENET_POOLING, Spikformer
+from tests.golden_rule import check_behaviour, check_layout, images, load, official_state
+
+
+def build(fixture: dict) -> Spikformer:
+    config = fixture["config"]
+    cifar = fixture["family"] == "spikformer_cifar"
+    return Spikformer(
+        dim=config["embed_dim"],
+        depth=config["depth"],
+        heads=config["num_heads"],
+        mlp_ratio=config["mlp_ratio"],
+        pooling=CIFAR_POOLING if cifar else IMAGENET_POOLING,
+        qkv_bias=cifar,
+        image_size=config["image_size"],
+        num_classes=config["num_classes"],
+        time_steps=config["T"],
+    )
+
+
+SMALL = ["spikformer_imagenet_small", "spikformer_cifar_small"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_rule_draws_the_fixture_s_numbers(name):
+    fixture = load(name)
+    sanity, state = fixture["sanity"], official_state(fixture)
+    assert images(fixture).sum().item() == pytest.approx(sanity["image_sum"], abs=1e-9)
+    assert state[sanity["matrix_key"]].flatten()[:3].tolist() == sanity["matrix_first3"]
+    total = sum(v.abs().sum().item() for v in state.values() if v.is_floating_point())
+    assert total == pytest.approx(sanity["abs_sum_of_all_float_entries"], rel=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("name", SMALL)
+def test_numbers_of_the_official_code(name, mode):
+    fixture = load(name)
+    check_layout(build(fixture), fixture)
+    check_behaviour(lambda: build(fixture), fixture, "official", mode)
+
+
+@pytest.mark.parametrize(
+    ("fixture", "model", "options"),
+    [
+        ("params_spikformer_8_384", "spikformer_8_384", {}),
+        ("params_spikformer_8_512", "spikformer_8_512", {}),
+        ("params_spikformer_8_768", "spikformer_8_768", {}),
+        ("params_spikformer_cifar_4_384_c100", "spikformer_4_384", {}),
+        ("params_spikformer_cifar_4_384_c10", "spikformer_4_384", {"num_classes": 10}),
+    ],
+)
+def test_layout_of_the_full_sizes(fixture, model, options):
+    with torch.device("meta"):
+        built = lrfdyn.create_model(model, **options)
+    want = load(fixture)
+    check_layout(built, want)
+    assert built.config["heads"] == want["config"]["num_heads"]
+    assert built.config["time_steps"] == want["config"]["T"]
