@@ -43,7 +43,7 @@ def render_report(results: dict[str, Any]) -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return resources.files("lrfdyn.analysis").joinpath(name).read_text(encoding="utf-8")
 
 
 def _embed(value: Any) -> str:

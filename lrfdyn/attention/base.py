@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -45,7 +44,7 @@ class StateTerm:
 class Attention(nn.Module):
     """x `[T, B, C, H, W]` in, the same shape out: `proj(SN{mix(q, k, v)})`."""
 
-    projections: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    projections: tuple[str, ...] = ("q", "k", "v")
 
     def __init__(self, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,12 +12,21 @@ from torch import Tensor, nn
 from lrfdyn.errors import require
 
 
+@dataclass(frozen=True)
+class FeatureInfo:
+    """A stage's feature map: its channels, and image pixels per grid cell."""
+
+    channels: int
+    stride: int
+
+
 class SpikingModel(nn.Module):
     """`forward` takes static images `[B, C, H, W]`, shown for `time_steps` steps, or event frames `[T, B, C, H, W]`."""
 
     # Regular expressions from official keys to ours; a replacement of None drops the entry (never used in forward).
     official_keys: ClassVar[tuple[tuple[str, str | None], ...]] = ()
     smallest_image: int = 1
+    feature_info: list[FeatureInfo]
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -26,15 +36,24 @@ class SpikingModel(nn.Module):
         require(self.time_steps >= 1, f"time_steps: expected an integer >= 1, got {self.time_steps}")
         require(config["num_classes"] >= 1, f"num_classes: expected an integer >= 1, got {config['num_classes']}")
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """The last feature map, `[T, B, C, H, W]`, of time-major input."""
+    def forward_stages(self, x: Tensor) -> list[Tensor]:
+        """The feature maps `[T, B, C, H, W]` of time-major input, one per stage, described by `feature_info`."""
         raise NotImplementedError
 
     def forward_head(self, x: Tensor) -> Tensor:
+        """Logits `[B, classes]` of the last feature map."""
         raise NotImplementedError
 
+    def forward_features(self, images: Tensor) -> Tensor:
+        """The last feature map, `[T, B, C, H, W]`."""
+        return self.forward_stages(self.to_time_major(images))[-1]
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """The feature maps of all stages, `[T, B, C, H, W]` each."""
+        return self.forward_stages(self.to_time_major(images))
+
     def forward(self, images: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(self.to_time_major(images)))
+        return self.forward_head(self.forward_features(images))
 
     def to_time_major(self, images: Tensor) -> Tensor:
         """`[T, B, C, H, W]` in channels-last memory."""
@@ -49,7 +68,7 @@ class SpikingModel(nn.Module):
         require(0 not in images.shape, f"images: expected no empty dimension, got {list(images.shape)}")
         require(
             min(images.shape[-2:]) >= self.smallest_image,
-            f"images: expected at least {self.smallest_image} pixels a side for this stem, got {list(images.shape[-2:])}",
+            f"images: expected at least {self.smallest_image} pixels a side, got {list(images.shape[-2:])}",
         )
         static = images.dim() == 4
         folded = images if static else images.flatten(0, 1)

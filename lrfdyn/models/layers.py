@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from lrfdyn.errors import require
 
 
 def fold_time(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -16,6 +19,42 @@ def fold_time(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def max_pool(x: Tensor) -> Tensor:
     """3x3, stride 2: halves the grid."""
     return fold_time(lambda y: F.max_pool2d(y, 3, 2, 1), x)
+
+
+def is_repeated(x: Tensor) -> bool:
+    """Whether all time steps of `x` are one and the same memory: a static image shown T times."""
+    return x.shape[0] > 1 and x.stride(0) == 0
+
+
+def convolve(conv: nn.Module, x: Tensor) -> Tensor:
+    """`conv` over `[T, B, ...]`, computed once where all time steps are the same."""
+    if is_repeated(x):
+        return conv(x[0]).unsqueeze(0).expand(x.shape[0], -1, -1, -1, -1)
+    return fold_time(conv, x)
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: in training drops the residual branch of whole samples, at all time steps alike."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        require(0 <= rate < 1, f"drop_path: expected a rate in [0, 1), got {rate}")
+        self.rate = rate
+
+    def forward(self, branch: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return branch
+        keep = 1 - self.rate
+        shape = (1, branch.shape[1], *[1] * (branch.dim() - 2))
+        return branch * (torch.empty(shape, dtype=branch.dtype, device=branch.device).bernoulli_(keep) / keep)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:g}"
+
+
+def drop_path_rates(rate: float, depth: int) -> list[float]:
+    """Rates that grow linearly from 0 at the first block to `rate` at the last."""
+    return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
 class ConvBN(nn.Module):
@@ -29,7 +68,7 @@ class ConvBN(nn.Module):
         self.bn = nn.BatchNorm2d(c_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        return fold_time(lambda y: self.bn(self.conv(y)), x)
+        return fold_time(self.bn, convolve(self.conv, x))
 
 
 class SpikingConv(ConvBN):

@@ -46,5 +46,4 @@ def create_model(name: str, **options: Any) -> SpikingModel:
             raise unknown_name(f"option of {name}", key, [*host_options, *kind_options])
     if own:
         options["attention_options"] = own
-    model = _MODELS[name](**options)
-    return model
+    return _MODELS[name](**options)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import Any
 
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost, create_attention
 from lrfdyn.errors import require
-from lrfdyn.models.base import SpikingModel
-from lrfdyn.models.layers import SpikingConv, max_pool
+from lrfdyn.models.base import FeatureInfo, SpikingModel
+from lrfdyn.models.layers import DropPath, SpikingConv, drop_path_rates, max_pool
 from lrfdyn.models.registry import register_model
 from lrfdyn.neurons import LIF
 
@@ -25,16 +27,17 @@ class Stem(nn.Module):
         super().__init__()
         widths = [in_channels, dim // 8, dim // 4, dim // 2, dim]
         self.pooling = tuple(pooling)
-        self.stages = nn.ModuleList(
-            SpikingConv(a, b, LIF(), kernel=3) for a, b in zip(widths[:-1], widths[1:], strict=True)
-        )
+        self.stages = nn.ModuleList(SpikingConv(a, b, LIF(), kernel=3) for a, b in pairwise(widths))
         self.rpe = SpikingConv(dim, dim, LIF(), kernel=3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """The spikes of every stage; the last with its position added."""
+        maps = []
         for stage, pool in zip(self.stages, self.pooling, strict=True):
             x = stage(x)
             x = max_pool(x) if pool else x
-        return x + self.rpe(x)
+            maps.append(x)
+        return [*maps[:-1], x + self.rpe(x)]
 
 
 class MLP(nn.Module):
@@ -50,14 +53,15 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Residual attention and MLP; branches carry spikes, so x is integer valued."""
 
-    def __init__(self, attn: nn.Module, dim: int, mlp_ratio: float) -> None:
+    def __init__(self, attn: nn.Module, dim: int, mlp_ratio: float, drop_path: float) -> None:
         super().__init__()
         self.attn = attn
         self.mlp = MLP(dim, int(dim * mlp_ratio))
+        self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(x)
-        return x + self.mlp(x)
+        x = x + self.drop_path(self.attn(x))
+        return x + self.drop_path(self.mlp(x))
 
 
 def attention_host(qkv_bias: bool) -> AttentionHost:
@@ -96,6 +100,7 @@ class Spikformer(SpikingModel):
         in_channels: int = 3,
         num_classes: int = 1000,
         time_steps: int = 4,
+        drop_path: float = 0.0,
         attention: str = "ssa",
         attention_options: dict[str, Any] | None = None,
     ) -> None:
@@ -103,22 +108,20 @@ class Spikformer(SpikingModel):
         require(dim >= 8 and dim % 8 == 0, f"dim: expected a multiple of 8 (the stem starts at dim / 8), got {dim}")
         require(depth >= 1, f"depth: expected an integer >= 1, got {depth}")
         require(len(pooling) == 4, f"pooling: expected four booleans, got {tuple(pooling)}")
-        self.smallest_image = 2 ** sum(map(bool, pooling))
+        strides = list(accumulate((2 if pool else 1 for pool in pooling), mul))
+        self.smallest_image = strides[-1]
         require(
             image_size >= self.smallest_image,
-            f"image_size: expected at least {self.smallest_image} for a stem that pools {sum(map(bool, pooling))} "
-            f"times, got {image_size}",
+            f"image_size: expected at least {self.smallest_image} for this stem, got {image_size}",
         )
-        side = image_size
-        for pool in pooling:
-            side = (side + 1) // 2 if pool else side
-        self.grid = (side, side)
+        self.grid = (-(-image_size // strides[-1]),) * 2
+        self.feature_info = [FeatureInfo(dim * s // 8, stride) for s, stride in zip((1, 2, 4, 8), strides, strict=True)]
         self.stem = Stem(in_channels, dim, pooling)
         host = attention_host(qkv_bias)
         options = attention_options or {}
         self.blocks = nn.ModuleList(
-            Block(create_attention(attention, dim, heads, self.grid, host, **options), dim, mlp_ratio)
-            for _ in range(depth)
+            Block(create_attention(attention, dim, heads, self.grid, host, **options), dim, mlp_ratio, rate)
+            for rate in drop_path_rates(drop_path, depth)
         )
         self.head = nn.Linear(dim, num_classes)
         for module in self.modules():
@@ -127,11 +130,11 @@ class Spikformer(SpikingModel):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
+    def forward_stages(self, x: Tensor) -> list[Tensor]:
+        *early, x = self.stem(x)
         for block in self.blocks:
             x = block(x)
-        return x
+        return [*early, x]
 
     def forward_head(self, x: Tensor) -> Tensor:
         return self.head(x.mean((0, 3, 4)))
