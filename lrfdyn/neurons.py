@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lrfdyn.ops.bn_lif import Integer, Norm
 from lrfdyn.ops.lif import Dynamics, integer_spike, lif
 
 
@@ -69,3 +70,34 @@ class IntegerSpike(Neuron):
 
     def extra_repr(self) -> str:
         return f"levels={self.levels}, normalize={self.normalize}"
+
+
+def _observed(module: nn.Module) -> bool:
+    """Whether hooks expect to see this module's input or output."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def fused_dynamics(neuron: nn.Module) -> Dynamics | Integer | None:
+    """What the fused operations need to know of a neuron; None if it has a forward of its own or is observed."""
+    if _observed(neuron):
+        return None
+    if type(neuron).forward is SpikingNeuron.forward:
+        return neuron.dynamics  # type: ignore[return-value]
+    if isinstance(neuron, IntegerSpike) and type(neuron).forward is IntegerSpike.forward:
+        return Integer(neuron.levels, 1 / neuron.levels if neuron.normalize else 1.0)
+    return None
+
+
+def fused_norm(norm: nn.Module) -> Norm | None:
+    """The same of a batch norm; None for other kinds (synchronised across processes, without running statistics)."""
+    if type(norm) is not nn.BatchNorm2d or _observed(norm):
+        return None
+    given = (norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
+    if any(value is None for value in given):
+        return None
+    weight, bias, mean, var, count, momentum = given
+    if norm.training:
+        count.add_(1)
+    return Norm(weight, bias, mean, var, norm.training, momentum, norm.eps)

@@ -8,12 +8,14 @@ from typing import Any
 from lrfdyn.attention.base import Attention, AttentionHost, StateTerm
 from lrfdyn.attention.lrf_dyn import LRFDyn
 from lrfdyn.attention.lrf_ssa import LRFSSA
+from lrfdyn.attention.sdsa import SDSA
 from lrfdyn.attention.ssa import SSA, VSA, CausalSSA
 from lrfdyn.errors import unknown_name
 
 __all__ = [
     "ATTENTIONS",
     "LRFSSA",
+    "SDSA",
     "SSA",
     "VSA",
     "Attention",
@@ -31,8 +33,16 @@ ATTENTIONS: dict[str, type[Attention]] = {
     "vsa": VSA,
     "lrf_ssa": LRFSSA,
     "lrf_dyn": LRFDyn,
+    "sdsa": SDSA,
 }
-LABELS = {"ssa": "SSA", "causal_ssa": "causal SSA", "vsa": "VSA", "lrf_ssa": "LRF-SSA", "lrf_dyn": "LRF-Dyn"}
+LABELS = {
+    "ssa": "SSA",
+    "causal_ssa": "causal SSA",
+    "vsa": "VSA",
+    "lrf_ssa": "LRF-SSA",
+    "lrf_dyn": "LRF-Dyn",
+    "sdsa": "SDSA",
+}
 
 
 def attention_options(kind: str) -> dict[str, Any]:

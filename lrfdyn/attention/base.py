@@ -60,10 +60,20 @@ class Attention(nn.Module):
     def _firing_neuron(self, host: AttentionHost) -> nn.Module:
         return host.fire()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """With `residual` (the host's last layer must take one), added to the output."""
+        spikes = self.spikes(*self.project(x))
+        return self.proj(spikes) if residual is None else self.proj(spikes, residual=residual)
+
+    def spikes(self, *projected: Tensor) -> Tensor:
+        """What the firing neuron sends to the last layer."""
+        return self.fire(self.mix(*projected))
+
+    def project(self, x: Tensor) -> list[Tensor]:
+        """The spikes of the projections, in their order."""
         require(x.dim() == 5, f"x: expected [T, B, C, H, W], got {list(x.shape)}")
         require(x.shape[2] == self.dim, f"x: expected {self.dim} channels [T, B, C, H, W], got {list(x.shape)}")
-        return self.proj(self.fire(self.mix(*(getattr(self, name)(x) for name in self.projections))))
+        return [getattr(self, name)(x) for name in self.projections]
 
     def mix(self, *spikes: Tensor) -> Tensor:
         """The attention output before the firing neuron, `[T, B, value_dim, H, W]`, of the projections' spikes."""

@@ -29,7 +29,8 @@ class LocalReceptiveFields(nn.Module):
         """`residual` + the stencils over `x`, both `[T, B, C, H, W]`."""
         if not self.dilations:
             return residual
-        y = lrf(x.flatten(0, 1), self.weight, self.dilations, residual.flatten(0, 1))
+        tokens = x.flatten(0, 1)
+        y = lrf(tokens, self.weight, self.dilations, tokens if residual is x else residual.flatten(0, 1))
         return y.unflatten(0, x.shape[:2])
 
     def matrix(self, grid: tuple[int, int]) -> Tensor:

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from lrfdyn.attention.base import Attention, AttentionHost, StateTerm, from_tokens, to_tokens
 from lrfdyn.attention.local import LocalReceptiveFields
 from lrfdyn.errors import require, unknown_name
+from lrfdyn.neurons import fused_dynamics, fused_norm
+from lrfdyn.ops.bn_lif import bn_lif
 from lrfdyn.ops.dendrite import dendrite, initial_dendrites, mode_kernel, paired_modes
+from lrfdyn.ops.dispatch import use_triton
 
 TOKENS = ("value", "qkv")
 
@@ -82,14 +85,25 @@ class LRFDyn(Attention):
     def _firing_neuron(self, host: AttentionHost) -> nn.Module:
         return host.neuron()  # the input is normalised, so the host's ordinary threshold
 
+    def spikes(self, *projected: Tensor) -> Tensor:
+        if use_triton(projected[-1]):
+            dynamics = fused_dynamics(self.fire)
+            norm = None if dynamics is None else fused_norm(self.norm)
+            if dynamics is not None and norm is not None:
+                return bn_lif(self.currents(*projected), norm, dynamics)
+        return super().spikes(*projected)
+
     def mix(self, *spikes: Tensor) -> Tensor:
+        return self.norm(self.currents(*spikes).flatten(0, 1)).unflatten(0, spikes[-1].shape[:2])
+
+    def currents(self, *spikes: Tensor) -> Tensor:
+        """Y, before the norm."""
         v = spikes[-1]
         ratio = self.value_dim // self.dim
         q, k = (x.repeat_interleave(ratio, 2) if ratio > 1 else x for x in spikes[:2]) if spikes[1:] else (None, None)
         x = self.dendrites(v if k is None else k * v)
         y = self.lrf(x, residual=x)
-        y = y if q is None else q * y
-        return self.norm(y.flatten(0, 1)).unflatten(0, v.shape[:2])
+        return y if q is None else q * y
 
     def weights(self, x: Tensor) -> Tensor:
         grid = (x.shape[3], x.shape[4])
@@ -103,4 +117,10 @@ class LRFDyn(Attention):
     def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
         modes = self.dendrites.weight.shape[1]
         state = StateTerm("dendrites", "k d", 2 * modes * self.value_dim, 32)
-        return [state, *self.lrf.state_terms(grid or self.grid, bits=32)]
+        terms = [state, *self.lrf.state_terms(grid or self.grid, bits=32)]
+        if self.token == "qkv" and self.lrf.dilations:
+            # Queries wait until the rows below them that the stencils reach have arrived.
+            height, width = grid or self.grid
+            rows = min(max(self.lrf.dilations) + 1, height)
+            terms.append(StateTerm("q spikes", f"{rows} rows of W d bits", rows * width * self.dim, 1))
+        return terms

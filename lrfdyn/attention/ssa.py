@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from lrfdyn.attention.base import Attention, StateTerm, from_heads, to_heads
+from lrfdyn.attention.base import Attention, AttentionHost, StateTerm, from_heads, to_heads
 from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
 
 
@@ -54,11 +54,22 @@ class CausalSSA(SSA):
 
 
 class VSA(SSA):
-    """softmax(q k^T / sqrt(d_h)) v: attention as in ViT, on spikes."""
+    """softmax(q k^T / sqrt(d_h)) v: attention as in ViT, on spikes.
+
+    An average of sparse spikes stays far below any threshold, so it is normalised before the host's ordinary neuron.
+    """
+
+    def __init__(self, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost) -> None:
+        super().__init__(dim, heads, grid, host)
+        self.norm = nn.BatchNorm2d(self.value_dim)
+
+    def _firing_neuron(self, host: AttentionHost) -> nn.Module:
+        return host.neuron()
 
     def mix(self, *spikes: Tensor) -> Tensor:
         q, k, v = (to_heads(x, self.heads) for x in spikes)
-        return from_heads(F.scaled_dot_product_attention(q, k, v), like=spikes[-1])
+        y = from_heads(F.scaled_dot_product_attention(q, k, v), like=spikes[-1])
+        return self.norm(y.flatten(0, 1)).unflatten(0, y.shape[:2])
 
     def scores(self, x: Tensor) -> Tensor:
         q, k = (to_heads(getattr(self, name)(x), self.heads) for name in ("q", "k"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from lrfdyn.ops.dendrite.modes import (
 from lrfdyn.ops.dendrite.reference import dendrite_reference
 from lrfdyn.ops.dendrite.scan import CHUNK, dendrite_scan
 from lrfdyn.ops.dendrite.step import dendrite_step, dendrite_steps
+from lrfdyn.ops.dispatch import use_triton
 
 __all__ = [
     "dendrite",
@@ -29,7 +32,10 @@ __all__ = [
     "paired_modes",
 ]
 
-FORMS = {"fft": dendrite_fft, "scan": dendrite_scan, "step": dendrite_steps}
+Form = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, bool], tuple[Tensor, Tensor | None]]
+# A lane holds ten to thirty numbers per mode in registers.
+MOST_KERNEL_MODES = 4
+FORMS: dict[str, Form] = {"fft": dendrite_fft, "scan": dendrite_scan, "step": dendrite_steps}
 
 
 def dendrite(
@@ -48,7 +54,8 @@ def dendrite(
     comes out is `[B, C, M, 2]`: k = 2M numbers per channel. Computed in float32 at least.
     """
     require(u.dim() == 3 and u.shape[1] >= 1, f"u: expected [B, N, C] with N >= 1, got {list(u.shape)}")
-    channels, modes = u.shape[2], weight.shape[-2]
+    require(weight.dim() == 3, f"weight: expected [C, M, 2], got {list(weight.shape)}")
+    channels, modes = u.shape[2], weight.shape[1]
     for name, value, shape in (
         ("decay", decay, (channels, modes)),
         ("frequency", frequency, (channels, modes)),
@@ -57,13 +64,27 @@ def dendrite(
     ):
         if value is not None:
             require(value.shape == shape, f"{name}: expected {list(shape)}, got {list(value.shape)}")
+    if form == "auto" and modes <= MOST_KERNEL_MODES and use_triton(u, decay, frequency, weight, initial_state):
+        stateful = initial_state is not None or output_final_state
+        if not stateful or not torch.is_grad_enabled():
+            from lrfdyn.ops.dendrite.triton import dendrite_triton, dendrite_triton_stateful
+
+            # Under autocast the potentials are stored in its type, like any other activation.
+            autocast = torch.is_autocast_enabled(u.device.type)
+            out = u.dtype if autocast else torch.promote_types(u.dtype, weight.dtype)
+            if not stateful:
+                return dendrite_triton(u, decay, frequency, weight, out), None
+            soma, state = dendrite_triton_stateful(u, decay, frequency, weight, initial_state, out)
+            return soma, state if output_final_state else None
     if form == "auto":
-        # Measured on CPUs: one chunk's Toeplitz product wins while the sequence fits in it, the FFT beyond.
-        form = "scan" if u.shape[1] <= CHUNK else "fft"
+        # Measured on CPUs: the Toeplitz products win for one or two chunks, the FFT beyond.
+        form = "scan" if u.shape[1] <= 2 * CHUNK else "fft"
     if form not in FORMS:
         raise unknown_name("form", form, ["auto", *FORMS])
     dtype = torch.promote_types(torch.promote_types(u.dtype, weight.dtype), torch.float32)
-    given = (None if t is None else t.to(dtype) for t in (u, decay, frequency, weight, initial_state))
+    before = None if initial_state is None else initial_state.to(dtype)
     with torch.autocast(u.device.type, enabled=False):
-        soma, state = FORMS[form](*given, output_final_state)
+        soma, state = FORMS[form](
+            u.to(dtype), decay.to(dtype), frequency.to(dtype), weight.to(dtype), before, output_final_state
+        )
     return soma.to(torch.promote_types(u.dtype, weight.dtype)), state

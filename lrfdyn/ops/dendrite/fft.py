@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lrfdyn.ops.dendrite.modes import mode_kernel, mode_powers
+from lrfdyn.ops.dendrite.modes import as_complex, mode_kernel, mode_powers
 
 
 def dendrite_fft(
@@ -20,7 +20,7 @@ def dendrite_fft(
     powers = mode_powers(decay, frequency, torch.arange(n + 1, device=u.device))
     state = torch.einsum("bnc,ncm->bcm", u.to(powers.dtype), powers[:n].flip(0))
     if initial_state is not None:
-        before = torch.view_as_complex(initial_state)
-        soma = soma + 2 * torch.einsum("bcm,ncm->bnc", torch.view_as_complex(weight) * before, powers[1:]).real
+        before = as_complex(initial_state)
+        soma = soma + 2 * torch.einsum("bcm,ncm->bnc", as_complex(weight) * before, powers[1:]).real
         state = state + powers[n] * before
     return soma, torch.view_as_real(state) if final_state else None

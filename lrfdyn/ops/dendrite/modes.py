@@ -19,6 +19,11 @@ from lrfdyn.ops.dendrite.reference import discretize, tridiagonal_matrix
 LARGEST_DECAY = 1e4
 
 
+def as_complex(pairs: Tensor) -> Tensor:
+    """`[..., 2]` (real, imaginary) as complex numbers, whatever the strides."""
+    return torch.complex(pairs[..., 0], pairs[..., 1])
+
+
 def mode_powers(decay: Tensor, frequency: Tensor, exponents: Tensor) -> Tensor:
     """exp(lambda m) for the integer `exponents` m: complex `[len(m), C, M]`, of modulus at most 1."""
     m = exponents.to(decay.dtype).reshape(-1, 1, 1)
@@ -28,7 +33,7 @@ def mode_powers(decay: Tensor, frequency: Tensor, exponents: Tensor) -> Tensor:
 def mode_kernel(decay: Tensor, frequency: Tensor, weight: Tensor, length: int) -> Tensor:
     """kappa[0..length-1], real `[length, C]`."""
     powers = mode_powers(decay, frequency, torch.arange(length, device=decay.device))
-    return 2 * (powers * torch.view_as_complex(weight)).sum(-1).real
+    return 2 * (powers * as_complex(weight)).sum(-1).real
 
 
 def modes_from_tridiagonal(
@@ -54,7 +59,7 @@ def initial_dendrites(channels: int, dendrites: int, width: int) -> tuple[Tensor
     tau_pair = torch.logspace(0, math.log10(4 * width), pairs, dtype=torch.float64)
     turns = torch.arange(channels * pairs).reshape(channels, pairs) % (width // 2 + 1)
     coupling = torch.zeros(channels, dendrites - 1, dtype=torch.float64)
-    coupling[:, ::2] = 2 * math.pi / width * turns
+    coupling[:, ::2] = 2 * math.pi / width * turns.double()
     gamma = torch.zeros(channels, pairs, 2, dtype=torch.float64)
     gamma[..., 0] = 1
     # Every mode starts with the same share of the energy of the kernel.

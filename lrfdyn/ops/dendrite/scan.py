@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lrfdyn.ops.dendrite.modes import mode_powers
+from lrfdyn.ops.dendrite.modes import as_complex, mode_powers
 
-CHUNK = 64
+CHUNK = 32
 
 
 def dendrite_scan(
@@ -19,7 +19,7 @@ def dendrite_scan(
     final_state: bool,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor | None]:
-    w = torch.view_as_complex(weight)
+    w = as_complex(weight)
     length = min(chunk, u.shape[1])
     powers = mode_powers(decay, frequency, torch.arange(length + 1, device=u.device))
     kernel = 2 * (powers[:length] * w).sum(-1).real
@@ -28,7 +28,7 @@ def dendrite_scan(
     lag = lag.unsqueeze(1) - lag
     toeplitz = kernel[lag.clamp(min=0)] * (lag >= 0).unsqueeze(-1)
 
-    state = None if initial_state is None else torch.view_as_complex(initial_state)
+    state = None if initial_state is None else as_complex(initial_state)
     soma = []
     chunks = u.split(length, dim=1)
     for i, tokens in enumerate(chunks):

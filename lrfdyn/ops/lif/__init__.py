@@ -5,11 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from lrfdyn.errors import require
+from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lif.fused import lif_fused
 from lrfdyn.ops.lif.integer import integer_spike, integer_to_binary
 from lrfdyn.ops.lif.reference import Dynamics, lif_reference
 
 __all__ = ["Dynamics", "integer_spike", "integer_to_binary", "lif", "lif_fused", "lif_reference"]
+
+# The kernel holds all steps of a neuron in registers.
+MOST_KERNEL_STEPS = 16
 
 
 def lif(
@@ -20,10 +24,15 @@ def lif(
 ) -> tuple[Tensor, Tensor | None]:
     """Spikes of the currents `x` `[T, ...]`, and H[T] if asked for. Without `initial_state`, H[0] = 0."""
     require(x.dim() >= 1 and x.shape[0] >= 1, f"x: expected at least one time step [T, ...], got {list(x.shape)}")
+    require(x.is_floating_point(), f"x: expected floating-point currents, got {x.dtype}")
     if initial_state is not None:
         require(
             initial_state.shape == x.shape[1:],
             f"initial_state: expected {list(x.shape[1:])}, got {list(initial_state.shape)}",
         )
+    if x.shape[0] <= MOST_KERNEL_STEPS and use_triton(x, initial_state):
+        from lrfdyn.ops.lif.triton import lif_triton
+
+        return lif_triton(x, dynamics, initial_state, output_final_state)
     spikes, state = lif_fused(x, dynamics, initial_state)
     return spikes, state if output_final_state else None

@@ -1,4 +1,7 @@
-"""The same neuron as one autograd node: a hand-written backward that keeps only the potentials U."""
+"""The same neuron as one autograd node: a hand-written backward that keeps only the potentials U.
+
+Works on one time step at a time, in place, so that temporaries stay in the cache.
+"""
 
 from __future__ import annotations
 
@@ -6,45 +9,54 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from lrfdyn.ops.lif.reference import Dynamics, fires
-from lrfdyn.ops.lif.surrogate import surrogate_derivative
+from lrfdyn.ops.lif.reference import Dynamics
+from lrfdyn.ops.lif.surrogate import surrogate_backward
 
 
 class _MultiStep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h: Tensor | None, d: Dynamics) -> tuple[Tensor, Tensor]:
-        u = d.gain * x
-        spikes = torch.empty_like(u)
+        keep = any(ctx.needs_input_grad)
+        spikes = torch.empty_like(x)
+        potentials = torch.empty_like(x) if keep else torch.empty_like(x[:1])
+        over = torch.gt if d.strict else torch.ge
         for t in range(x.shape[0]):
+            u, s = potentials[t if keep else 0], spikes[t]
+            torch.mul(x[t], d.gain, out=u)
             if h is not None:
-                u[t].add_(h, alpha=d.leak)
-            s = fires(u[t], d)
-            spikes[t].copy_(s)
-            h = (u[t] * d.decay).mul_(1 - s)
+                u.add_(h, alpha=d.leak)
+            over(u, d.threshold, out=s)
+            h = torch.addcmul(u, u, s, value=-1)  # U (1 - S), exactly
+            if d.decay != 1:
+                h.mul_(d.decay)
             if d.v_reset:
                 h.add_(s, alpha=d.v_reset)
-        ctx.save_for_backward(u)
+        if keep:
+            ctx.save_for_backward(potentials, spikes)
         ctx.dynamics = d
         assert h is not None
         return spikes, h
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor | None, None]:
-        (u,) = ctx.saved_tensors
+        potentials, spikes = ctx.saved_tensors
         d: Dynamics = ctx.dynamics
         grad_spikes, grad_h = grads
-        slope = surrogate_derivative(d.surrogate, u - d.threshold, d.alpha)
-        # grad_u starts as the direct path through each step's spike; the path through H is added going back.
-        grad_u = torch.zeros_like(u) if grad_spikes is None else grad_spikes * slope
-        for t in reversed(range(u.shape[0])):
+        grad_x = torch.empty_like(potentials)
+        for t in reversed(range(potentials.shape[0])):
+            u = potentials[t]
+            to_spike = torch.zeros_like(u) if grad_spikes is None else grad_spikes[t]
+            if grad_h is not None and not d.detach_reset:
+                to_spike = to_spike + grad_h * (d.v_reset - d.decay * u)
+            grad_u = surrogate_backward(d.surrogate, to_spike, u - d.threshold, d.alpha)
             if grad_h is not None:
-                s = fires(u[t], d)
-                if not d.detach_reset:
-                    grad_u[t].add_(grad_h * (d.v_reset - d.decay * u[t]) * slope[t])
-                grad_u[t].add_(grad_h * (1 - s), alpha=d.decay)
-            grad_h = d.leak * grad_u[t]
-        return d.gain * grad_u, grad_h if ctx.needs_input_grad[1] else None, None
+                grad_u.add_(torch.addcmul(grad_h, grad_h, spikes[t], value=-1), alpha=d.decay)
+            torch.mul(grad_u, d.gain, out=grad_x[t])
+            grad_h = grad_u.mul_(d.leak)
+        return grad_x, grad_h if ctx.needs_input_grad[1] else None, None
 
 
 def lif_fused(x: Tensor, dynamics: Dynamics, initial_state: Tensor | None = None) -> tuple[Tensor, Tensor]:

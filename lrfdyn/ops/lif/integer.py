@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lrfdyn.errors import require
+from lrfdyn.ops.dispatch import use_triton
 
 
 class _IntegerSpike(torch.autograd.Function):
@@ -27,7 +28,12 @@ def integer_spike(x: Tensor, levels: int = 4, normalize: bool = True) -> Tensor:
     """`round(clamp(x, 0, D)) / D` (halves to even); the gradient is 1/D inside [0, D]. Without `normalize`
     neither is divided by D."""
     require(levels >= 1, f"levels: expected an integer >= 1, got {levels}")
-    return _IntegerSpike.apply(x, levels, 1 / levels if normalize else 1.0)
+    scale = 1 / levels if normalize else 1.0
+    if use_triton(x):
+        from lrfdyn.ops.lif.triton import integer_spike_triton
+
+        return integer_spike_triton(x, levels, scale)
+    return _IntegerSpike.apply(x, levels, scale)
 
 
 def integer_to_binary(spikes: Tensor, levels: int = 4) -> Tensor:

@@ -37,3 +37,11 @@ def surrogate_derivative(name: str, x: Tensor, alpha: float) -> Tensor:
     if name not in SURROGATES:
         raise unknown_name("surrogate", name, SURROGATES)
     return SURROGATES[name](x, alpha)
+
+
+def surrogate_backward(name: str, grad: Tensor, x: Tensor, alpha: float) -> Tensor:
+    """`grad` times the derivative at `x`, in a fresh tensor; `x` may be overwritten."""
+    if name == "sigmoid":
+        p = x.mul_(alpha).sigmoid_()
+        return torch.ops.aten.sigmoid_backward(grad, p).mul_(alpha)
+    return surrogate_derivative(name, x, alpha).mul_(grad)

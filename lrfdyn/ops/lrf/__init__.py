@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lrfdyn.errors import require
+from lrfdyn.ops.dispatch import autocast_dtype, use_triton
 from lrfdyn.ops.lrf.reference import lrf_reference
 
 __all__ = ["lrf", "lrf_reference"]
@@ -21,8 +22,15 @@ def lrf(x: Tensor, weight: Tensor, dilations: Sequence[int], residual: Tensor | 
     `residual` itself comes back (zeros if there is none).
     """
     require(x.dim() == 4, f"x: expected [B, C, H, W], got {list(x.shape)}")
+    require(all(d >= 1 for d in dilations), f"dilations: expected integers >= 1, got {tuple(dilations)}")
     expected = (len(dilations), x.shape[1], 3, 3)
     require(weight.shape == expected, f"weight: expected {list(expected)}, got {list(weight.shape)}")
+    if dilations and use_triton(x, weight, residual):
+        from lrfdyn.ops.lrf.triton import lrf_triton
+
+        identity = residual is x
+        x = x.to(autocast_dtype(x))
+        return lrf_triton(x, weight, dilations, None if identity else residual, identity)
     out = residual
     for stencil, dilation in zip(weight, dilations, strict=True):
         local = F.conv2d(x, stencil.unsqueeze(1), padding=dilation, dilation=dilation, groups=x.shape[1])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lrfdyn.errors import require
+from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.spike_attention.reference import spike_attention_reference
 
 __all__ = ["causal_spike_attention", "spike_attention", "spike_attention_reference"]
@@ -14,6 +15,10 @@ __all__ = ["causal_spike_attention", "spike_attention", "spike_attention_referen
 def spike_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """`scale` q k^T v for `q`, `k` `[..., N, d]` and `v` `[..., N, e]`, in the cheaper order."""
     _check(q, k, v)
+    if _has_kernel(q, k, v, causal=False):
+        from lrfdyn.ops.spike_attention.triton import spike_attention_triton
+
+        return spike_attention_triton(q, k, v, scale)
     n, d, e = q.shape[-2], q.shape[-1], v.shape[-1]
     # q (k^T v) takes 2 N d e products and keeps a d x e matrix; (q k^T) v takes N^2 (d + e) and keeps N x N.
     if 2 * n * d * e <= n * n * (d + e):
@@ -33,6 +38,14 @@ def causal_spike_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """`scale` sum_{j <= n} (q_n k_j) v_j: masked scores inside a chunk, the d x e state k^T v between chunks."""
     _check(q, k, v)
+    require(chunk >= 1, f"chunk: expected an integer >= 1, got {chunk}")
+    if initial_state is not None:
+        shape = (*q.shape[:-2], q.shape[-1], v.shape[-1])
+        require(initial_state.shape == shape, f"initial_state: expected {list(shape)}, got {list(initial_state.shape)}")
+    if initial_state is None and not output_final_state and _has_kernel(q, k, v, causal=True):
+        from lrfdyn.ops.spike_attention.triton import spike_attention_triton
+
+        return spike_attention_triton(q, k, v, scale, causal=True), None
     state = initial_state
     out = []
     for qc, kc, vc in zip(q.split(chunk, -2), k.split(chunk, -2), v.split(chunk, -2), strict=True):
@@ -41,6 +54,14 @@ def causal_spike_attention(
         entering = kc.mT @ vc
         state = entering if state is None else state + entering
     return torch.cat(out, -2) * scale, state if output_final_state else None
+
+
+def _has_kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
+    """The kernel keeps a d x e matrix in registers, in float32 exactly, so wide heads are left to the library."""
+    if q.dim() != 4 or q.dtype != v.dtype or q.dtype != k.dtype:
+        return False
+    most = 1024 if q.dtype == torch.float32 else 8192 if causal else 16384
+    return q.shape[-1] * v.shape[-1] <= most and use_triton(q, k, v)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -1,0 +1,39 @@
+"""Batch norm and the multi-step neuron as one operation."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lrfdyn.errors import require
+from lrfdyn.ops.bn_lif.reference import Integer, Norm, bn_lif_reference
+from lrfdyn.ops.dispatch import use_triton
+from lrfdyn.ops.lif import Dynamics
+
+__all__ = ["Integer", "Norm", "bn_lif", "bn_lif_reference"]
+
+
+def bn_lif(
+    x: Tensor,
+    norm: Norm,
+    dynamics: Dynamics | Integer,
+    *,
+    offset: Tensor | None = None,
+    repeats: int = 1,
+    residual: Tensor | None = None,
+    pool: bool = False,
+) -> Tensor:
+    """`residual` + maxpool?(SN{BN(x + offset)}) of currents `x` `[T, B, C, H, W]`.
+
+    `offset` `[C]` is the bias of the convolution before: in training the norm takes it away again, so its gradient is
+    zero and only the running mean sees it. `repeats` > 1 says that `x` `[1, B, C, H, W]` stands for that many equal
+    time steps. `pool` halves the grid with a 3x3 max pool on the spikes.
+    """
+    require(x.dim() == 5, f"x: expected [T, B, C, H, W], got {list(x.shape)}")
+    require(repeats == 1 or x.shape[0] == 1, f"repeats: expected one time step in x, got {x.shape[0]}")
+    require(residual is None or not pool, "residual: cannot be added to pooled spikes")
+    if use_triton(x, norm.weight, residual):
+        from lrfdyn.ops.bn_lif.triton import MOST_STEPS, bn_lif_triton
+
+        if max(x.shape[0], repeats) <= MOST_STEPS and not (pool and isinstance(dynamics, Integer)):
+            return bn_lif_triton(x, norm, dynamics, offset, repeats, residual, pool)
+    return bn_lif_reference(x, norm, dynamics, offset=offset, repeats=repeats, residual=residual, pool=pool)

@@ -1,0 +1,60 @@
+"""The definition: batch norm over time, batch and space, then the multi-step neuron."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lrfdyn.ops.lif import Dynamics, integer_spike, lif
+
+
+@dataclass(frozen=True)
+class Integer:
+    """The integer spike as dynamics: `round(clamp(x, 0, levels)) * scale`."""
+
+    levels: int = 4
+    scale: float = 0.25
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A batch norm: its parameters and buffers `[C]`, as `torch.nn.BatchNorm2d` names them. The running statistics are
+    updated in place when `training`."""
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+    training: bool
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+
+def bn_lif_reference(
+    x: Tensor,
+    norm: Norm,
+    dynamics: Dynamics | Integer,
+    *,
+    offset: Tensor | None = None,
+    repeats: int = 1,
+    residual: Tensor | None = None,
+    pool: bool = False,
+) -> Tensor:
+    """See `bn_lif`."""
+    if offset is not None:
+        x = x + offset.to(x.dtype).reshape(-1, 1, 1)
+    x = x.expand(repeats, -1, -1, -1, -1) if repeats > 1 else x
+    y = F.batch_norm(
+        x.flatten(0, 1), norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.training, norm.momentum,
+        norm.eps,
+    )  # fmt: skip
+    y = y.unflatten(0, x.shape[:2])
+    if isinstance(dynamics, Integer):
+        spikes = integer_spike(y, dynamics.levels, normalize=dynamics.scale != 1)
+    else:
+        spikes = lif(y, dynamics)[0]
+    if pool:
+        spikes = F.max_pool2d(spikes.flatten(0, 1), 3, 2, 1).unflatten(0, spikes.shape[:2])
+    return spikes if residual is None else residual + spikes

@@ -1,0 +1,265 @@
+"""The recurrence of the modes with its state in registers: one lane per channel walks the tokens.
+
+Forward, for every mode with z = exp(lambda):        s_n = z s_{n-1} + u_n,   X_n = 2 Re sum w s_n.
+Backward runs from the last token to the first:      q_n = z q_{n+1} + G_n,   dU_n = 2 Re sum w q_n,
+
+and since the kernel of a mode is 2 Re w z^m, sums over all tokens give every gradient of the parameters:
+
+    dL/dw = 2 conj(sum u_n q_n),   dL/dlambda = 2 w sum u_n p_n,   p_n = sum_m m z^m G_{n+m} = z p_{n+1} + z q_{n+1}.
+
+Nothing is kept but the tokens and the parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lrfdyn.ops.dendrite.modes import LARGEST_DECAY
+
+# Tokens loaded together, so that enough loads are in flight while the recurrence waits for none of them.
+TOKENS = 8
+# Channels per program, one warp each, and programs of the backward kernel.
+FORWARD_CHANNELS, BACKWARD_CHANNELS, BACKWARD_PROGRAMS = 64, 32, 4096
+
+
+@triton.jit
+def _modes(decay, frequency, weight, cols, inside, M: tl.constexpr, LARGEST: tl.constexpr):
+    """Tuples over modes: real and imaginary part of z, and of 2 w."""
+    z_re = ()
+    z_im = ()
+    w_re = ()
+    w_im = ()
+    for m in tl.static_range(M):
+        alpha = tl.minimum(tl.load(decay + cols * M + m, mask=inside, other=0.0), LARGEST)
+        omega = tl.load(frequency + cols * M + m, mask=inside, other=0.0)
+        modulus = tl.exp(-alpha)
+        z_re = z_re + (modulus * tl.cos(omega),)
+        z_im = z_im + (modulus * tl.sin(omega),)
+        w_re = w_re + (2 * tl.load(weight + (cols * M + m) * 2, mask=inside, other=0.0),)
+        w_im = w_im + (2 * tl.load(weight + (cols * M + m) * 2 + 1, mask=inside, other=0.0),)
+    return z_re, z_im, w_re, w_im
+
+
+@triton.jit
+def _load_tokens(x, start, step, N, C, cols, inside, L: tl.constexpr):
+    """L tokens from `start` on in steps of +1 or -1; zeros beyond the sequence."""
+    tokens = ()
+    for k in tl.static_range(L):
+        n = start + step * k
+        tokens = tokens + (tl.load(x + n * C + cols, mask=inside & (n >= 0) & (n < N), other=0.0).to(tl.float32),)
+    return tokens
+
+
+@triton.jit
+def _zeros(M: tl.constexpr, BC: tl.constexpr):
+    out = ()
+    for _m in tl.static_range(M):
+        out = out + (tl.zeros((BC,), tl.float32),)
+    return out
+
+
+@triton.jit
+def _load_state(state, cols, inside, M: tl.constexpr):
+    re = ()
+    im = ()
+    for m in tl.static_range(M):
+        re = re + (tl.load(state + (cols * M + m) * 2, mask=inside, other=0.0),)
+        im = im + (tl.load(state + (cols * M + m) * 2 + 1, mask=inside, other=0.0),)
+    return re, im
+
+
+@triton.jit
+def _dendrite_forward(
+    u, decay, frequency, weight, state_in, out, state_out, N, C, M: tl.constexpr, L: tl.constexpr,
+    LARGEST: tl.constexpr, HAS_STATE: tl.constexpr, KEEP_STATE: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    cols = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = cols < C
+    b = tl.program_id(1).to(tl.int64)
+    z_re, z_im, w_re, w_im = _modes(decay, frequency, weight, cols, inside, M, LARGEST)
+    u += b * N * C
+    out += b * N * C
+    re = _zeros(M, BC)
+    im = _zeros(M, BC)
+    if HAS_STATE:
+        re, im = _load_state(state_in + b * C * M * 2, cols, inside, M)
+    tokens = _load_tokens(u, 0, 1, N, C, cols, inside, L)
+    for start in range(0, N, L):
+        following = _load_tokens(u, start + L, 1, N, C, cols, inside, L)
+        for k in tl.static_range(L):
+            soma = tl.zeros((BC,), tl.float32)
+            new_re = ()
+            new_im = ()
+            for m in tl.static_range(M):
+                r = z_re[m] * re[m] - z_im[m] * im[m] + tokens[k]
+                i = z_re[m] * im[m] + z_im[m] * re[m]
+                soma += w_re[m] * r
+                soma -= w_im[m] * i
+                # Tokens beyond the sequence must not let the state decay further.
+                if KEEP_STATE:
+                    r = tl.where(start + k < N, r, re[m])
+                    i = tl.where(start + k < N, i, im[m])
+                new_re = new_re + (r,)
+                new_im = new_im + (i,)
+            re = new_re
+            im = new_im
+            pointer = out + (start + k) * C + cols
+            tl.store(pointer, soma.to(out.dtype.element_ty), mask=inside & (start + k < N))
+        tokens = following
+    if KEEP_STATE:
+        state_out += b * C * M * 2
+        for m in tl.static_range(M):
+            tl.store(state_out + (cols * M + m) * 2, re[m], mask=inside)
+            tl.store(state_out + (cols * M + m) * 2 + 1, im[m], mask=inside)
+
+
+@triton.jit
+def _dendrite_backward(
+    u, decay, frequency, weight, grad, grad_u, partial, B, N, C, M: tl.constexpr, L: tl.constexpr,
+    LARGEST: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    cols = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = cols < C
+    z_re, z_im, w_re, w_im = _modes(decay, frequency, weight, cols, inside, M, LARGEST)
+    uq_re = _zeros(M, BC)
+    uq_im = _zeros(M, BC)
+    up_re = _zeros(M, BC)
+    up_im = _zeros(M, BC)
+    for sequence in range(tl.program_id(1), B, tl.num_programs(1)):
+        base = tl.cast(sequence, tl.int64) * N * C
+        q_re = _zeros(M, BC)
+        q_im = _zeros(M, BC)
+        p_re = _zeros(M, BC)
+        p_im = _zeros(M, BC)
+        tokens = _load_tokens(u + base, N - 1, -1, N, C, cols, inside, L)
+        grads = _load_tokens(grad + base, N - 1, -1, N, C, cols, inside, L)
+        for start in range(0, N, L):
+            next_tokens = _load_tokens(u + base, N - 1 - start - L, -1, N, C, cols, inside, L)
+            next_grads = _load_tokens(grad + base, N - 1 - start - L, -1, N, C, cols, inside, L)
+            for k in tl.static_range(L):
+                total = tl.zeros((BC,), tl.float32)
+                new = ((), (), (), ())
+                sums = ((), (), (), ())
+                for m in tl.static_range(M):
+                    zq_re = z_re[m] * q_re[m] - z_im[m] * q_im[m]
+                    qi = z_re[m] * q_im[m] + z_im[m] * q_re[m]
+                    pr = z_re[m] * p_re[m] - z_im[m] * p_im[m] + zq_re
+                    pi = z_re[m] * p_im[m] + z_im[m] * p_re[m] + qi
+                    qr = zq_re + grads[k]
+                    total += w_re[m] * qr
+                    total -= w_im[m] * qi
+                    new = (new[0] + (qr,), new[1] + (qi,), new[2] + (pr,), new[3] + (pi,))
+                    sums = (
+                        sums[0] + (uq_re[m] + tokens[k] * qr,),
+                        sums[1] + (uq_im[m] + tokens[k] * qi,),
+                        sums[2] + (up_re[m] + tokens[k] * pr,),
+                        sums[3] + (up_im[m] + tokens[k] * pi,),
+                    )
+                q_re, q_im, p_re, p_im = new
+                uq_re, uq_im, up_re, up_im = sums
+                n = N - 1 - start - k
+                tl.store(grad_u + base + n * C + cols, total.to(grad_u.dtype.element_ty), mask=inside & (n >= 0))
+            tokens = next_tokens
+            grads = next_grads
+    partial += tl.program_id(1) * (4 * M) * C + cols
+    for m in tl.static_range(M):
+        tl.store(partial + (4 * m) * C, uq_re[m], mask=inside)
+        tl.store(partial + (4 * m + 1) * C, uq_im[m], mask=inside)
+        tl.store(partial + (4 * m + 2) * C, up_re[m], mask=inside)
+        tl.store(partial + (4 * m + 3) * C, up_im[m], mask=inside)
+
+
+@triton.jit
+def _finish(
+    partial, weight, grad_decay, grad_frequency, grad_weight, G, C, M: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr
+):
+    cols = tl.program_id(0) * BC + tl.arange(0, BC)
+    m = tl.program_id(1)
+    inside = cols < C
+    at = tl.arange(0, BG)
+    sums = ()
+    for part in tl.static_range(4):
+        acc = tl.zeros((BG, BC), tl.float32)
+        for start in range(0, G, BG):
+            pointer = partial + ((start + at)[:, None] * (4 * M) + 4 * m + part) * C + cols[None, :]
+            acc += tl.load(pointer, mask=(start + at < G)[:, None] & inside[None, :], other=0.0)
+        sums = sums + (tl.sum(acc, 0),)
+    here = cols * M + m
+    w_re = tl.load(weight + here * 2, mask=inside, other=0.0)
+    w_im = tl.load(weight + here * 2 + 1, mask=inside, other=0.0)
+    tl.store(grad_weight + here * 2, 2 * sums[0], mask=inside)
+    tl.store(grad_weight + here * 2 + 1, -2 * sums[1], mask=inside)
+    tl.store(grad_decay + here, -2 * (w_re * sums[2] - w_im * sums[3]), mask=inside)
+    tl.store(grad_frequency + here, -2 * (w_re * sums[3] + w_im * sums[2]), mask=inside)
+
+
+class _Dendrite(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, dtype: torch.dtype
+    ) -> Tensor:  # fmt: skip
+        u = u.contiguous()
+        decay, frequency, weight = (t.float().contiguous() for t in (decay, frequency, weight))
+        out, _ = _forward(u, decay, frequency, weight, None, False, dtype)
+        ctx.save_for_backward(u, decay, frequency, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+        u, decay, frequency, weight = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        batch, tokens, channels = u.shape
+        modes = weight.shape[1]
+        bc = BACKWARD_CHANNELS
+        # A program takes several sequences, so that its sums are few beside the tokens it reads.
+        programs = max(1, min(batch, BACKWARD_PROGRAMS // triton.cdiv(channels, bc)))
+        partial = weight.new_empty(programs, 4 * modes, channels)
+        grad_u = torch.empty_like(u)
+        _dendrite_backward[(triton.cdiv(channels, bc), programs)](
+            u, decay, frequency, weight, grad, grad_u, partial, batch, tokens, channels, M=modes, L=TOKENS,
+            LARGEST=LARGEST_DECAY, BC=bc, num_warps=1,
+        )  # fmt: skip
+        out = tuple(torch.empty_like(t) for t in (decay, frequency, weight))
+        _finish[(triton.cdiv(channels, 32), modes)](partial, weight, *out, programs, channels, M=modes, BG=32, BC=32)
+        return grad_u, *out, None
+
+
+def _forward(
+    u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, state: Tensor | None, keep: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    batch, tokens, channels = u.shape
+    modes = weight.shape[1]
+    out = torch.empty_like(u, dtype=dtype)
+    state_out = weight.new_empty(batch, channels, modes, 2) if keep else None
+    bc = FORWARD_CHANNELS
+    _dendrite_forward[(triton.cdiv(channels, bc), batch)](
+        u, decay, frequency, weight, state, out, state_out, tokens, channels, M=modes, L=TOKENS,
+        LARGEST=LARGEST_DECAY, HAS_STATE=state is not None, KEEP_STATE=keep, BC=bc, num_warps=1,
+    )  # fmt: skip
+    return out, state_out
+
+
+def dendrite_triton(
+    u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Soma potentials in `dtype` of tokens `u` `[B, N, C]`; float32 inside."""
+    return _Dendrite.apply(u, decay, frequency, weight, dtype)
+
+
+def dendrite_triton_stateful(
+    u: Tensor,
+    decay: Tensor,
+    frequency: Tensor,
+    weight: Tensor,
+    initial_state: Tensor | None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor | None]:
+    """Without gradients, from `initial_state` to the last state."""
+    given = (t.detach().float().contiguous() for t in (decay, frequency, weight))
+    state = None if initial_state is None else initial_state.float().contiguous()
+    return _forward(u.contiguous(), *given, state, True, dtype)

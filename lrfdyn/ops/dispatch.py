@@ -1,0 +1,45 @@
+"""Which form of an operation runs: the fused kernels on a GPU, the plain definitions everywhere else."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+from torch import Tensor
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_plain_only = False
+
+
+@cache
+def triton_present() -> bool:
+    """Whether kernels can be built here. `LRFDYN_TRITON=0` turns them off."""
+    return os.environ.get("LRFDYN_TRITON", "1") != "0" and importlib.util.find_spec("triton") is not None
+
+
+def use_triton(*tensors: Tensor | None) -> bool:
+    """Whether an operation on these tensors takes its kernel: all on a GPU, in a type that the kernels know."""
+    if _plain_only or torch.compiler.is_compiling():
+        return False
+    given = [t for t in tensors if t is not None]
+    return all(t.is_cuda and t.dtype in KERNEL_DTYPES and t.numel() > 0 for t in given) and triton_present()
+
+
+@contextmanager
+def plain_operations() -> Iterator[None]:
+    """Inside this context every operation takes its plain definition, on GPUs too."""
+    global _plain_only
+    before, _plain_only = _plain_only, True
+    try:
+        yield
+    finally:
+        _plain_only = before
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """The type that a convolution of `x` would compute in: autocast's where it is on, else that of `x`."""
+    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype

@@ -1,0 +1,205 @@
+"""q (k^T v) with heads side by side in the channels: one program per image, step and head.
+
+The d x e matrix k^T v stays in registers, q, k and v are read where the projections wrote them, and the output is
+written where the next layer reads it, so nothing is transposed in memory. The causal form walks chunks of tokens:
+masked scores inside a chunk, the matrix of the chunks before it for the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WIDEST = 256
+
+
+@triton.jit
+def _tile(base, start, N, stride, width: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr):
+    """Pointers to tokens `start`.. of a head, and where they exist."""
+    n = start + tl.arange(0, BN)
+    c = tl.arange(0, BW)
+    return base + n[:, None] * stride + c[None, :], (n < N)[:, None] & (c < width)[None, :]
+
+
+@triton.jit
+def _head(x, batch_stride, head_stride, HEADS: tl.constexpr):
+    pid = tl.program_id(0)
+    return x + (pid // HEADS).to(tl.int64) * batch_stride + (pid % HEADS) * head_stride
+
+
+@triton.jit
+def _below(BN: tl.constexpr):
+    n = tl.arange(0, BN)
+    return n[:, None] >= n[None, :]
+
+
+@triton.jit
+def _attention_forward(
+    q, k, v, out, scale, N, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, HEADS: tl.constexpr,
+    CAUSAL: tl.constexpr, DW: tl.constexpr, EW: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    q = _head(q, qb, qh, HEADS)
+    k = _head(k, kb, kh, HEADS)
+    v = _head(v, vb, vh, HEADS)
+    out = _head(out, ob, oh, HEADS)
+    state = tl.zeros((BD, BE), tl.float32)
+    if not CAUSAL:
+        for start in range(0, N, BN):
+            at, mask = _tile(k, start, N, kn, DW, BN, BD)
+            kt = tl.load(at, mask=mask, other=0.0)
+            at, mask = _tile(v, start, N, vn, EW, BN, BE)
+            vt = tl.load(at, mask=mask, other=0.0)
+            state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
+    for start in range(0, N, BN):
+        at, mask = _tile(q, start, N, qn, DW, BN, BD)
+        qt = tl.load(at, mask=mask, other=0.0)
+        y = tl.dot(qt, state.to(qt.dtype), input_precision=PRECISION)
+        if CAUSAL:
+            at, mask = _tile(k, start, N, kn, DW, BN, BD)
+            kt = tl.load(at, mask=mask, other=0.0)
+            at, mask = _tile(v, start, N, vn, EW, BN, BE)
+            vt = tl.load(at, mask=mask, other=0.0)
+            score = tl.where(_below(BN), tl.dot(qt, tl.trans(kt), input_precision=PRECISION), 0.0)
+            y = tl.dot(score.to(vt.dtype), vt, y, input_precision=PRECISION)
+            state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
+        at, mask = _tile(out, start, N, on, EW, BN, BE)
+        tl.store(at, (y * scale).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _attention_backward(
+    q, k, v, grad, gq, gk, gv, scale, N, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, HEADS: tl.constexpr,
+    CAUSAL: tl.constexpr, DW: tl.constexpr, EW: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of q, k (laid out `[batch, N, heads, d]`) and v (`[batch, N, heads, e]`)."""
+    q = _head(q, qb, qh, HEADS)
+    k = _head(k, kb, kh, HEADS)
+    v = _head(v, vb, vh, HEADS)
+    grad = _head(grad, ob, oh, HEADS)
+    gq = _head(gq, N * HEADS * DW, DW, HEADS)
+    gk = _head(gk, N * HEADS * DW, DW, HEADS)
+    gv = _head(gv, N * HEADS * EW, EW, HEADS)
+    state = tl.zeros((BD, BE), tl.float32)  # k^T v
+    other = tl.zeros((BD, BE), tl.float32)  # q^T grad
+    if not CAUSAL:
+        for start in range(0, N, BN):
+            at, mask = _tile(k, start, N, kn, DW, BN, BD)
+            kt = tl.load(at, mask=mask, other=0.0)
+            at, mask = _tile(v, start, N, vn, EW, BN, BE)
+            vt = tl.load(at, mask=mask, other=0.0)
+            at, mask = _tile(q, start, N, qn, DW, BN, BD)
+            qt = tl.load(at, mask=mask, other=0.0)
+            at, mask = _tile(grad, start, N, on, EW, BN, BE)
+            gt = (tl.load(at, mask=mask, other=0.0) * scale).to(qt.dtype)
+            state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
+            other = tl.dot(tl.trans(qt), gt, other, input_precision=PRECISION)
+        for start in range(0, N, BN):
+            at, mask = _tile(grad, start, N, on, EW, BN, BE)
+            gt = (tl.load(at, mask=mask, other=0.0) * scale).to(q.dtype.element_ty)
+            y = tl.dot(gt, tl.trans(state.to(gt.dtype)), input_precision=PRECISION)
+            at, mask = _tile(gq, start, N, HEADS * DW, DW, BN, BD)
+            tl.store(at, y.to(gq.dtype.element_ty), mask=mask)
+            at, mask = _tile(v, start, N, vn, EW, BN, BE)
+            y = tl.dot(tl.load(at, mask=mask, other=0.0), tl.trans(other.to(gt.dtype)), input_precision=PRECISION)
+            at, mask = _tile(gk, start, N, HEADS * DW, DW, BN, BD)
+            tl.store(at, y.to(gk.dtype.element_ty), mask=mask)
+            at, mask = _tile(k, start, N, kn, DW, BN, BD)
+            y = tl.dot(tl.load(at, mask=mask, other=0.0), other.to(gt.dtype), input_precision=PRECISION)
+            at, mask = _tile(gv, start, N, HEADS * EW, EW, BN, BE)
+            tl.store(at, y.to(gv.dtype.element_ty), mask=mask)
+    else:
+        for start in range(0, N, BN):
+            at, mask = _tile(k, start, N, kn, DW, BN, BD)
+            kt = tl.load(at, mask=mask, other=0.0)
+            at, mask = _tile(v, start, N, vn, EW, BN, BE)
+            vt = tl.load(at, mask=mask, other=0.0)
+            at, mask = _tile(grad, start, N, on, EW, BN, BE)
+            gt = (tl.load(at, mask=mask, other=0.0) * scale).to(kt.dtype)
+            score = tl.where(_below(BN), tl.dot(gt, tl.trans(vt), input_precision=PRECISION), 0.0)
+            y = tl.dot(gt, tl.trans(state.to(gt.dtype)), input_precision=PRECISION)
+            y = tl.dot(score.to(kt.dtype), kt, y, input_precision=PRECISION)
+            at, mask = _tile(gq, start, N, HEADS * DW, DW, BN, BD)
+            tl.store(at, y.to(gq.dtype.element_ty), mask=mask)
+            state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
+        for back in range(0, N, BN):
+            start = (tl.cdiv(N, BN) - 1) * BN - back
+            at, mask = _tile(q, start, N, qn, DW, BN, BD)
+            qt = tl.load(at, mask=mask, other=0.0)
+            at, mask = _tile(k, start, N, kn, DW, BN, BD)
+            kt = tl.load(at, mask=mask, other=0.0)
+            at, mask = _tile(v, start, N, vn, EW, BN, BE)
+            vt = tl.load(at, mask=mask, other=0.0)
+            at, mask = _tile(grad, start, N, on, EW, BN, BE)
+            gt = (tl.load(at, mask=mask, other=0.0) * scale).to(kt.dtype)
+            score = tl.where(_below(BN), tl.dot(gt, tl.trans(vt), input_precision=PRECISION), 0.0)
+            y = tl.dot(vt, tl.trans(other.to(vt.dtype)), input_precision=PRECISION)
+            y = tl.dot(tl.trans(score.to(qt.dtype)), qt, y, input_precision=PRECISION)
+            at, mask = _tile(gk, start, N, HEADS * DW, DW, BN, BD)
+            tl.store(at, y.to(gk.dtype.element_ty), mask=mask)
+            score = tl.where(_below(BN), tl.dot(qt, tl.trans(kt), input_precision=PRECISION), 0.0)
+            y = tl.dot(kt, other.to(kt.dtype), input_precision=PRECISION)
+            y = tl.dot(tl.trans(score.to(gt.dtype)), gt, y, input_precision=PRECISION)
+            at, mask = _tile(gv, start, N, HEADS * EW, EW, BN, BE)
+            tl.store(at, y.to(gv.dtype.element_ty), mask=mask)
+            other = tl.dot(tl.trans(qt), gt, other, input_precision=PRECISION)
+
+
+def _options(q: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
+    _, heads, tokens, d = q.shape
+    e = v.shape[-1]
+    bd, be = (max(16, triton.next_power_of_2(width)) for width in (d, e))
+    block = max(16, min(64, triton.next_power_of_2(tokens)))
+    precision = "ieee" if q.dtype == torch.float32 else "tf32"
+    return {
+        "HEADS": heads, "CAUSAL": causal, "DW": d, "EW": e, "BN": block, "BD": bd, "BE": be, "PRECISION": precision,
+        "num_warps": 8 if bd * be > 4096 else 4, "num_stages": 1,
+    }  # fmt: skip
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [s for t in tensors for s in t.stride()[:3]]
+
+
+def _empty_heads(like: Tensor) -> Tensor:
+    """`[batch, heads, N, width]` in the memory of `[batch, N, heads, width]`."""
+    batch, heads, tokens, width = like.shape
+    return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+        q, k, v = _dense_rows(q), _dense_rows(k), _dense_rows(v)
+        out = _empty_heads(v)
+        _attention_forward[(q.shape[0] * q.shape[1],)](
+            q, k, v, out, scale, q.shape[2], *_strides(q, k, v, out), **_options(q, v, causal)
+        )
+        ctx.save_for_backward(q, k, v)
+        ctx.given = (scale, causal)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v = ctx.saved_tensors
+        scale, causal = ctx.given
+        grad = _dense_rows(grads[0])
+        gq, gk, gv = _empty_heads(q), _empty_heads(k), _empty_heads(v)
+        _attention_backward[(q.shape[0] * q.shape[1],)](
+            q, k, v, grad, gq, gk, gv, scale, q.shape[2], *_strides(q, k, v, grad), **_options(q, v, causal)
+        )
+        return gq, gk, gv, None, None
+
+
+def spike_attention_triton(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) -> Tensor:
+    """`scale` q (k^T v) for `[batch, heads, N, d]`, `d` and `e` up to `WIDEST`."""
+    return _Attention.apply(q, k, v, scale, causal)

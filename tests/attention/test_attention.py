@@ -1,0 +1,460 @@
+"""The five attentions behind the registry, in two kinds of host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lrfdyn.attention import ATTENTIONS, LABELS, AttentionHost, StateTerm, attention_options, create_attention
+from lrfdyn.attention.base import from_heads, from_tokens, to_heads, to_tokens
+from lrfdyn.attention.local import LocalReceptiveFields
+from lrfdyn.errors import LrfdynError
+from lrfdyn.neurons import LIF, IntegerSpike
+from lrfdyn.ops.lif import Dynamics, lif_reference
+from lrfdyn.ops.lrf import lrf_reference
+from tests.conftest import random, shape_id
+
+DIM, HEADS = 8, 2
+
+
+class Projection(nn.Module):
+    """SN{BN(Conv1x1(x))} over `[T, B, C, H, W]`."""
+
+    def __init__(self, c_in: int, c_out: int, neuron: nn.Module) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(c_in, c_out, 1, bias=False)
+        self.bn = nn.BatchNorm2d(c_out)
+        self.neuron = neuron
+
+    def forward(self, x):
+        return self.neuron(self.bn(self.conv(x.flatten(0, 1))).unflatten(0, x.shape[:2]))
+
+
+def spikformer_like() -> AttentionHost:
+    return AttentionHost(
+        project=lambda a, b: Projection(a, b, LIF()),
+        project_out=lambda a, b: Projection(a, b, LIF()),
+        neuron=LIF,
+        fire=lambda: LIF(threshold=0.5),
+        scale=0.125,
+    )
+
+
+def sdt_v3_like() -> AttentionHost:
+    """Integer spikes, and values four times as wide as queries and keys."""
+    return AttentionHost(
+        project=lambda a, b: Projection(a, b, IntegerSpike()),
+        project_out=lambda a, b: Projection(a, b, nn.Identity()),
+        neuron=IntegerSpike,
+        fire=IntegerSpike,
+        scale=0.3,
+        value_ratio=4,
+    )
+
+
+HOSTS = {"spikformer": spikformer_like, "sdt_v3": sdt_v3_like}
+FIVE = ["ssa", "causal_ssa", "vsa", "lrf_ssa", "lrf_dyn"]
+KINDS = [*((kind, {}) for kind in FIVE), ("lrf_dyn", {"token": "qkv"})]
+
+
+def kind_id(value):
+    return "-".join(value.values()) if isinstance(value, dict) else value
+
+
+hosts = pytest.mark.parametrize("host", HOSTS)
+kinds = pytest.mark.parametrize(("kind", "options"), KINDS, ids=kind_id)
+
+
+def build(kind, host="spikformer", grid=(3, 5), dim=DIM, heads=HEADS, seed=0, **options):
+    """An attention in float64 with running statistics from a few passes, so that evaluation spikes too."""
+    torch.manual_seed(seed)
+    attention = create_attention(kind, dim, heads, grid, HOSTS[host](), **options).double()
+    with torch.no_grad():
+        for module in attention.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = None
+                module.weight.fill_(2.0)
+                module.bias.uniform_(0.2, 1.0)
+        attention(images(4, 3, dim, grid, seed=seed + 7))
+    return attention
+
+
+def images(time, batch, dim, grid, seed=1):
+    return random(time, batch, dim, *grid, seed=seed)
+
+
+# --- shapes and gradients
+
+
+@kinds
+@hosts
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (1, 2, 4, 6), (4, 1, 3, 5), (2, 3, 9, 9)], ids=lambda s: shape_id(s, "TBHW")
+)
+def test_shape_comes_back_and_every_parameter_learns(kind, options, host, shape):
+    time, batch, *grid = shape
+    attention = build(kind, host, tuple(grid), **options)
+    attention.eval()  # one image of one token has no variance to normalise by
+    x = images(time, batch, DIM, grid).requires_grad_()
+    y = attention(x)
+    assert y.shape == x.shape
+    assert attention.weights(x).shape == (time * batch, grid[0] * grid[1], grid[0] * grid[1])
+    y.backward(random(*y.shape, seed=5))
+    grads = {"x": x.grad, **{name: p.grad for name, p in attention.named_parameters()}}
+    assert all(g.isfinite().all() for g in grads.values())
+    if time * batch * grid[0] * grid[1] > 10:
+        # Averages of sparse spikes (vsa) may not fire at all, and then the last layer has nothing to learn from.
+        assert all(g.abs().sum() > 0 for name, g in grads.items() if not name.startswith("proj"))
+
+
+@kinds
+@hosts
+def test_another_grid_than_at_construction(kind, options, host):
+    attention = build(kind, host, (3, 5), **options).eval()
+    for grid in ((5, 3), (9, 10)):
+        x = images(2, 1, DIM, grid)
+        assert attention(x).shape == x.shape
+
+
+@kinds
+@hosts
+def test_memory_layout_does_not_matter(kind, options, host):
+    attention = build(kind, host, **options).eval()
+    x = images(2, 2, DIM, (3, 5))
+    q = [getattr(attention, name)(x) for name in attention.projections]
+    channels_last = [s.movedim(2, -1).contiguous().movedim(-1, 2) for s in q]
+    torch.testing.assert_close(attention.mix(*channels_last), attention.mix(*q), rtol=0, atol=1e-12)
+
+
+@kinds
+def test_images_and_time_steps_are_mixed_apart(kind, options):
+    attention = build(kind, **options).eval()
+    x = (images(3, 2, DIM, (3, 5)) > 0).double()
+    spikes = [x] * len(attention.projections)
+    whole = attention.mix(*spikes)
+    for t in range(3):
+        for b in range(2):
+            one = attention.mix(*(s[t : t + 1, b : b + 1] for s in spikes))
+            torch.testing.assert_close(whole[t : t + 1, b : b + 1], one, rtol=0, atol=1e-12)
+
+
+def test_heads_and_tokens_come_back():
+    x = images(2, 3, DIM, (3, 5))
+    heads, tokens = to_heads(x, HEADS), to_tokens(x)
+    assert heads.shape == (6, HEADS, 15, DIM // HEADS)
+    assert tokens.shape == (6, 15, DIM)
+    # token 7 = row 1, column 2; channel 5 = channel 1 of head 1; image 4 = time 1, sample 1
+    assert heads[4, 1, 7, 1] == tokens[4, 7, 5] == x[1, 1, 5, 1, 2]
+    assert torch.equal(from_heads(heads, x), x)
+    assert torch.equal(from_tokens(tokens, x), x)
+
+
+# --- each kind against its equation
+
+
+def per_head(attention, spikes):
+    """Channels of each head as plain slices: `[T, B, c, N]`."""
+    return [list(s.flatten(3).chunk(attention.heads, 2)) for s in spikes]
+
+
+@hosts
+@pytest.mark.parametrize("kind", ["ssa", "causal_ssa", "vsa", "lrf_ssa"])
+def test_mix_is_the_equation(kind, host):
+    attention = build(kind, host, (4, 6)).eval()
+    x = images(2, 2, DIM, (4, 6))
+    spikes = [getattr(attention, name)(x) for name in ("q", "k", "v")]
+    parts = []
+    for q, k, v in zip(*per_head(attention, spikes), strict=True):
+        score = torch.einsum("tbcn,tbcm->tbnm", q, k)
+        if kind == "vsa":
+            score = torch.softmax(score / (DIM / HEADS) ** 0.5, -1)
+        else:
+            score = score * {"spikformer": 0.125, "sdt_v3": 0.3}[host]
+        if kind == "causal_ssa":
+            score = score * torch.ones(24, 24).double().tril()
+        parts.append(torch.einsum("tbnm,tbcm->tbcn", score, v))
+    expected = torch.cat(parts, 2).unflatten(3, (4, 6))
+    if kind == "lrf_ssa":
+        local = lrf_reference(spikes[2].flatten(0, 1), attention.lrf.weight, (3, 5))
+        expected = expected + local.unflatten(0, (2, 2))
+    if kind == "vsa":
+        expected = attention.norm(expected.flatten(0, 1)).unflatten(0, (2, 2))
+    assert expected.abs().sum() > 0
+    mixed = attention.mix(*spikes)
+    torch.testing.assert_close(mixed, expected)
+    assert torch.equal(attention(x), attention.proj(attention.fire(mixed)))
+
+
+@hosts
+@pytest.mark.parametrize("token", ["value", "qkv"])
+def test_lrf_dyn_is_its_equations(token, host):
+    attention = build("lrf_dyn", host, (4, 6), token=token, dilations=(1, 3), dendrites=4).eval()
+    x = images(3, 2, DIM, (4, 6))
+    v = attention.v(x)
+    ratio = v.shape[2] // DIM
+    gate, u = 1.0, v
+    if token == "qkv":
+        # value channel c belongs to query and key channel c // ratio, which lies in the same head
+        channel = torch.arange(v.shape[2]) // ratio
+        gate, u = attention.q(x)[:, :, channel], attention.k(x)[:, :, channel] * v
+    kernel = attention.dendrites.kernel((4, 6))
+    tokens = u.flatten(3)
+    soma = torch.stack([(tokens[..., : n + 1].flip(-1) * kernel[: n + 1].T).sum(-1) for n in range(24)], -1)
+    soma = soma.unflatten(3, (4, 6)).flatten(0, 1)
+    y = gate * (soma + lrf_reference(soma, attention.lrf.weight, (1, 3))).unflatten(0, (3, 2))
+    bn = attention.norm
+    mean, var, weight, bias = (p[:, None, None] for p in (bn.running_mean, bn.running_var, bn.weight, bn.bias))
+    mixed = (y - mean) / torch.sqrt(var + bn.eps) * weight + bias
+    torch.testing.assert_close(attention.mix(*(getattr(attention, p)(x) for p in attention.projections)), mixed)
+    # Normalised, so it fires at the host's ordinary threshold and not at that of its attention.
+    fired = lif_reference(mixed, Dynamics.lif(threshold=1.0))[0] if host == "spikformer" else IntegerSpike()(mixed)
+    assert 0 < fired.mean() < 1
+    torch.testing.assert_close(attention(x), attention.proj(fired))
+
+
+def test_thresholds():
+    for kind in ("lrf_dyn", "vsa"):  # normalised before they fire
+        assert build(kind).fire.dynamics.threshold == 1.0
+    for kind in ("ssa", "causal_ssa", "lrf_ssa"):
+        assert build(kind).fire.dynamics.threshold == 0.5
+
+
+def test_value_token_needs_no_queries_and_keys():
+    names = {name.split(".")[0] for name, _ in build("lrf_dyn").named_parameters()}
+    assert names == {"v", "dendrites", "lrf", "norm", "proj"}
+    names = {name.split(".")[0] for name, _ in build("lrf_dyn", token="qkv").named_parameters()}
+    assert names == {"q", "k", "v", "dendrites", "lrf", "norm", "proj"}
+
+
+@hosts
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_lrf_ssa_without_dilations_is_ssa_bit_for_bit(host, training):
+    plain, local = build("ssa", host), build("lrf_ssa", host, seed=1, dilations=())
+    local.load_state_dict({**local.state_dict(), **plain.state_dict()})
+    results = []
+    for attention in (plain, local):
+        attention.train(training)
+        x = images(3, 2, DIM, (3, 5)).requires_grad_()
+        y = attention(x)
+        y.backward(random(*y.shape, seed=5))
+        shared = {name: p.grad for name, p in attention.named_parameters() if not name.startswith("lrf")}
+        results.append({"x": x.grad, "y": y.detach(), **dict(attention.named_buffers()), **shared})
+    assert results[0].keys() == results[1].keys()
+    for name, value in results[0].items():
+        assert torch.equal(value, results[1][name]), name
+    x = images(2, 1, DIM, (3, 5))
+    assert torch.equal(plain.weights(x), local.weights(x))
+
+
+# --- causality
+
+
+@hosts
+@pytest.mark.parametrize("m", [0, 1, 7, 14], ids="token{}".format)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("causal_ssa", {}), ("lrf_dyn", {"dilations": ()}), ("lrf_dyn", {"dilations": (), "token": "qkv"})],
+    ids=["causal_ssa", "lrf_dyn-value", "lrf_dyn-qkv"],
+)
+def test_tokens_reach_only_later_ones(kind, options, host, m):
+    attention = build(kind, host, **options).eval()
+    x = images(3, 2, DIM, (3, 5))
+    changed = x.clone()
+    changed.view(3, 2, DIM, 15)[..., m] = 3 * random(3, 2, DIM, seed=9)
+    outputs, mixed = [], []
+    for image in (x, changed):
+        outputs.append(attention(image).flatten(3))
+        mixed.append(attention.mix(*(getattr(attention, p)(image) for p in attention.projections)).flatten(3))
+    assert torch.equal(outputs[0][..., :m], outputs[1][..., :m])
+    # Where dendrites run as a Fourier transform, rounding is spread over all tokens: no spike changes by it.
+    torch.testing.assert_close(mixed[0][..., :m], mixed[1][..., :m], rtol=0, atol=1e-12)
+    assert (mixed[0] - mixed[1])[..., m:].abs().max() > 1e-3
+    if m < 14:
+        assert (mixed[0] - mixed[1])[..., m + 1 :].abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("kind", ["ssa", "vsa", "lrf_ssa"])
+def test_others_look_ahead(kind):
+    # The test above would mean nothing if no attention could fail it.
+    attention = build(kind).eval()
+    x = images(3, 2, DIM, (3, 5))
+    changed = x.clone()
+    changed[..., 2, 4] += 3
+    first, second = (attention.mix(*(getattr(attention, p)(i) for p in "qkv")).flatten(3) for i in (x, changed))
+    assert (first - second)[..., :14].abs().max() > 1e-3
+
+
+# --- the mixing matrices for the analysis
+
+
+@hosts
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("ssa", {}), ("causal_ssa", {}), ("vsa", {}), ("lrf_ssa", {"dilations": ()}), ("lrf_ssa", {"dilations": (1, 3)})],
+    ids=["ssa", "causal_ssa", "vsa", "lrf_ssa", "lrf_ssa-d1x3"],
+)
+def test_scores_are_the_operator_on_the_values(kind, options, host):
+    attention = build(kind, host, (4, 5), **options).eval()
+    if options.get("dilations"):
+        # One matrix per head stands for all of its channels, so give them all the same stencil.
+        channels = attention.value_dim // HEADS
+        with torch.no_grad():
+            attention.lrf.weight.copy_(attention.lrf.weight[:, ::channels].repeat_interleave(channels, 1))
+    x = images(2, 2, DIM, (4, 5))
+    spikes = [getattr(attention, name)(x) for name in "qkv"]
+    scores = attention.scores(x)
+    assert scores.shape == (4, HEADS, 20, 20)
+    mixed = from_heads(scores @ to_heads(spikes[2], HEADS), like=spikes[2])
+    if kind == "vsa":
+        mixed = attention.norm(mixed.flatten(0, 1)).unflatten(0, mixed.shape[:2])
+    torch.testing.assert_close(mixed, attention.mix(*spikes))
+    torch.testing.assert_close(attention.weights(x), scores.abs().sum(1) / HEADS)
+
+
+@pytest.mark.parametrize("dilations", [(), (1,), (1, 3)], ids=lambda d: "d" + shape_id(d))
+@pytest.mark.parametrize("channels", [1, 3], ids="C{}".format)
+def test_lrf_dyn_weights_are_the_responses_to_single_tokens(channels, dilations):
+    attention = build("lrf_dyn", grid=(4, 5), dim=channels, heads=1, dilations=dilations, dendrites=4)
+    impulses = torch.eye(20).double().reshape(20, 1, 1, 4, 5).expand(-1, -1, channels, -1, -1)
+    soma = attention.dendrites(impulses)
+    columns = attention.lrf(soma, residual=soma).squeeze(1).flatten(2)  # [input token, channel, output token]
+    weights = attention.weights(images(2, 3, channels, (4, 5)))
+    assert weights.shape == (6, 20, 20)
+    for one in weights:
+        torch.testing.assert_close(one, columns.abs().mean(1).T)
+
+
+def test_lrf_dyn_weights_are_the_operator_where_nothing_is_negative():
+    attention = build("lrf_dyn", grid=(4, 5), dim=1, heads=1, dilations=(1, 3), dendrites=4)
+    with torch.no_grad():
+        attention.dendrites.frequency.zero_()
+        for p in (attention.dendrites.weight, attention.lrf.weight):
+            p.abs_()
+    v = images(1, 1, 1, (4, 5))
+    soma = attention.dendrites(v)
+    expected = attention.lrf(soma, residual=soma).flatten()
+    torch.testing.assert_close(attention.weights(v)[0] @ v.flatten(), expected)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 4), (3, 2), (5, 7)], ids=lambda s: shape_id(s, "HW"))
+@pytest.mark.parametrize("dilations", [(), (1,), (2, 3)], ids=lambda d: "d" + shape_id(d))
+def test_stencils_as_a_matrix(grid, dilations):
+    torch.manual_seed(0)
+    local = LocalReceptiveFields(3, dilations).double()
+    n = grid[0] * grid[1]
+    matrix = local.matrix(grid)
+    assert matrix.shape == (3, n, n)
+    x = random(2, 1, 3, *grid)
+    expected = torch.einsum("cnm,tbcm->tbcn", matrix, x.flatten(3)).unflatten(3, grid)
+    torch.testing.assert_close(local(x, residual=torch.zeros_like(x)), expected)
+
+
+def test_no_dilations_return_the_residual_itself():
+    x, residual = random(1, 1, 3, 2, 2), random(1, 1, 3, 2, 2, seed=1)
+    assert LocalReceptiveFields(3, ())(x, residual=residual) is residual
+
+
+def test_grid_gives_the_row_length():
+    attention = build("lrf_dyn", grid=(3, 8))
+    assert attention.dendrites.width == 8
+    wide = images(1, 1, DIM, (3, 16))
+    _, frequency, _ = attention.dendrites.modes(wide.shape[-1])
+    assert torch.equal(frequency, attention.dendrites.frequency / 2)
+
+
+# --- what must be held at inference: d = 8, h = 2, grid 4 x 6 so N = 24
+
+
+Q_AND_K, V = (2 * 24 * 8, 1), (24 * 8, 1)
+STATE = [
+    ("ssa", {}, [(8 * 8 // 2, 32), Q_AND_K, V], 128 + 48 + 24),
+    ("causal_ssa", {}, [(32, 32)], 128),
+    ("vsa", {}, [(2 * 24 * 24, 32), Q_AND_K, V], 4608 + 48 + 24),
+    ("lrf_ssa", {"dilations": (1,)}, [(32, 32), Q_AND_K, V, (3 * 6 * 8, 1)], 200 + 18),
+    ("lrf_ssa", {"dilations": ()}, [(32, 32), Q_AND_K, V], 200),
+    ("lrf_dyn", {"dilations": (1,), "dendrites": 4}, [(4 * 8, 32), (3 * 6 * 8, 32)], 128 + 576),
+    ("lrf_dyn", {"dilations": ()}, [(8 * 8, 32)], 256),
+    # (3, 5) reaches over eleven rows, and the grid has four
+    ("lrf_dyn", {}, [(8 * 8, 32), (4 * 6 * 8, 32)], 256 + 768),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "terms", "total"), STATE, ids=[f"{s[0]}-{s[3]}bytes" for s in STATE])
+def test_state_by_hand(kind, options, terms, total):
+    attention = build(kind, grid=(4, 6), **options)
+    held = attention.state_terms()
+    assert [(term.elements, term.bits) for term in held] == terms
+    assert sum(term.bytes for term in held) == total
+    assert all(term.name and term.formula for term in held)
+    assert attention.state_terms((4, 6)) == held
+
+
+def test_state_with_wide_values_and_another_grid():
+    # values are 32 wide; 20 x 10 tokens
+    elements = {kind: [t.elements for t in build(kind, "sdt_v3", (4, 6)).state_terms((20, 10))] for kind in FIVE}
+    assert elements == {
+        "ssa": [8 * 32 // 2, 2 * 200 * 8, 200 * 32],
+        "causal_ssa": [128],
+        "vsa": [2 * 200 * 200, 3200, 6400],
+        "lrf_ssa": [128, 3200, 6400, 11 * 10 * 32],
+        "lrf_dyn": [8 * 32, 11 * 10 * 32],
+    }
+
+
+def test_part_of_a_byte_is_a_byte():
+    assert [StateTerm("", "", n, 1).bytes for n in (0, 1, 8, 9)] == [0, 1, 1, 2]
+
+
+# --- registry and bad input
+
+
+def test_registry():
+    assert set(LABELS) == set(ATTENTIONS)
+    assert attention_options("ssa") == attention_options("causal_ssa") == attention_options("vsa") == {}
+    assert attention_options("lrf_ssa") == {"dilations": (3, 5)}
+    assert attention_options("lrf_dyn") == {"dilations": (3, 5), "dendrites": 8, "token": "value"}
+    for kind in FIVE:
+        assert type(build(kind)) is ATTENTIONS[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "argument"),
+    [
+        ("ssa", {"heads": 3}, "heads"),
+        ("lrf_dyn", {"heads": 0}, "heads"),
+        ("lrf_ssa", {"dilations": (3, 3)}, "dilations"),
+        ("lrf_ssa", {"dilations": (0, 1)}, "dilations"),
+        ("lrf_dyn", {"dilations": (-1,)}, "dilations"),
+        ("lrf_dyn", {"dendrites": 3}, "dendrites"),
+        ("lrf_dyn", {"dendrites": 0}, "dendrites"),
+        ("lrf_dyn", {"token": "key"}, "token"),
+        ("softmax", {}, "attention"),
+        ("ssa", {"dilations": (1,)}, "option of attention 'ssa'"),
+    ],
+)
+def test_bad_option_names_the_argument(kind, options, argument):
+    with pytest.raises(LrfdynError, match=rf"^{argument}: "):
+        build(kind, **options)
+
+
+@pytest.mark.parametrize("shape", [(2, DIM, 3, 5), (1, 2, DIM + 1, 3, 5), (1, 2, DIM, 15)], ids=shape_id)
+@kinds
+def test_bad_image_names_the_argument(kind, options, shape):
+    with pytest.raises(LrfdynError, match=r"^x: "):
+        build(kind, **options)(torch.zeros(shape).double())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "near"),
+    [
+        ("lrf_dny", {}, "lrf_dyn"),
+        ("lrfssa", {}, "lrf_ssa"),
+        ("lrf_dyn", {"token": "values"}, "value"),
+        ("lrf_dyn", {"dilation": (1,)}, "dilations"),
+        ("lrf_dyn", {"dendrite": 8}, "dendrites"),
+    ],
+)
+def test_unknown_names_list_near_matches(kind, options, near):
+    with pytest.raises(LrfdynError, match=rf"did you mean .*\b{near}\b"):
+        build(kind, **options)
