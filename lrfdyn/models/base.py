@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ class SpikingModel(nn.Module):
     official_keys: ClassVar[tuple[tuple[str, str | None], ...]] = ()
     smallest_image: int = 1
     feature_info: list[FeatureInfo]
+    grid: tuple[int, int]
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -35,6 +37,19 @@ class SpikingModel(nn.Module):
         self.in_channels: int = config["in_channels"]
         require(self.time_steps >= 1, f"time_steps: expected an integer >= 1, got {self.time_steps}")
         require(config["num_classes"] >= 1, f"num_classes: expected an integer >= 1, got {config['num_classes']}")
+
+    def describe_stages(self, channels: Sequence[int], strides: Sequence[int], image_size: int | None = None) -> None:
+        """Sets `feature_info` and `smallest_image`, and `grid`, the last stage's, of an `image_size`."""
+        self.feature_info = [FeatureInfo(c, stride) for c, stride in zip(channels, strides, strict=True)]
+        self.smallest_image = strides[-1]
+        if image_size is None:
+            return
+        require(
+            image_size >= strides[-1],
+            f"image_size: expected at least {strides[-1]} (the stride of the last stage), got {image_size}",
+        )
+        side = -(-image_size // strides[-1])
+        self.grid = (side, side)
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         """The feature maps `[T, B, C, H, W]` of time-major input, one per stage, described by `feature_info`."""

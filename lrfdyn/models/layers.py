@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.errors import require
+from lrfdyn.neurons import fused_dynamics, fused_norm
+from lrfdyn.ops.bn_lif import bn_lif
+from lrfdyn.ops.dispatch import autocast_dtype, use_triton
+from lrfdyn.ops.spike_conv import spike_conv
 
 
 def fold_time(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -26,7 +30,7 @@ def is_repeated(x: Tensor) -> bool:
     return x.shape[0] > 1 and x.stride(0) == 0
 
 
-def convolve(conv: nn.Module, x: Tensor) -> Tensor:
+def convolve(conv: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """`conv` over `[T, B, ...]`, computed once where all time steps are the same."""
     if is_repeated(x):
         return conv(x[0]).unsqueeze(0).expand(x.shape[0], -1, -1, -1, -1)
@@ -57,6 +61,20 @@ def drop_path_rates(rate: float, depth: int) -> list[float]:
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
+def hidden_width(dim: int, mlp_ratio: float) -> int:
+    require(int(dim * mlp_ratio) >= 1, f"mlp_ratio: expected a positive number, got {mlp_ratio}")
+    return int(dim * mlp_ratio)
+
+
+def run_stages(stages: Iterable[nn.Module], x: Tensor) -> list[Tensor]:
+    """The output of every stage, each on top of the one before."""
+    maps = []
+    for stage in stages:
+        x = stage(x)
+        maps.append(x)
+    return maps
+
+
 class ConvBN(nn.Module):
     """A convolution that keeps the size (over its stride), then batch norm over time, batch and space."""
 
@@ -72,7 +90,7 @@ class ConvBN(nn.Module):
 
 
 class SpikingConv(ConvBN):
-    """SN{BN(Conv(x))}."""
+    """`residual` + maxpool?(SN{BN(Conv(x))}); on a GPU, norm, neuron, pool and sum are one operation."""
 
     def __init__(
         self, c_in: int, c_out: int, neuron: nn.Module, kernel: int = 1, stride: int = 1, bias: bool = False
@@ -80,5 +98,83 @@ class SpikingConv(ConvBN):
         super().__init__(c_in, c_out, kernel, stride, bias=bias)
         self.neuron = neuron
 
+    def forward(self, x: Tensor, residual: Tensor | None = None, pool: bool = False) -> Tensor:
+        if use_triton(x, self.conv.weight, residual):
+            fused = self._fused(x, residual, pool)
+            if fused is not None:
+                return fused
+        spikes = self.neuron(super().forward(x))
+        spikes = max_pool(spikes) if pool else spikes
+        return spikes if residual is None else residual + spikes
+
+    def _fused(self, x: Tensor, residual: Tensor | None, pool: bool) -> Tensor | None:
+        """None where a part is observed by hooks or is of another kind."""
+        dynamics = fused_dynamics(self.neuron)
+        norm = None if dynamics is None or type(self.conv) is not nn.Conv2d else fused_norm(self.bn)
+        if dynamics is None or norm is None:
+            return None
+        repeats = x.shape[0] if is_repeated(x) else 1
+        packed = getattr(x, "packed", None)
+        dtype = autocast_dtype(x)
+        steps = x[:1] if repeats > 1 else x
+        conv = self.conv
+        # The norm takes the bias of the convolution, so that no pass over memory is spent on adding it.
+        y = spike_conv(
+            steps.flatten(0, 1).to(dtype), conv.weight.to(dtype), conv.stride, conv.padding, conv.groups, packed
+        )  # fmt: skip
+        y = y.unflatten(0, steps.shape[:2])
+        return bn_lif(y, norm, dynamics, offset=conv.bias, repeats=repeats, residual=residual, pool=pool)
+
+
+class MembraneConv(ConvBN):
+    """BN(Conv(SN{x})): the neuron comes first, so potentials go in and potentials come out."""
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        neuron: nn.Module,
+        kernel: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(c_in, c_out, kernel, stride, groups, bias)
+        self.neuron = neuron
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.neuron(super().forward(x))
+        return super().forward(self.neuron(x))
+
+
+class MembraneMLP(nn.Module):
+    """Two 1x1 convolutions with bias, each behind its neuron."""
+
+    def __init__(self, dim: int, hidden: int, neuron: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.fc1 = MembraneConv(dim, hidden, neuron(), bias=True)
+        self.fc2 = MembraneConv(hidden, dim, neuron(), bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.fc1(x))
+
+
+class MembraneBlock(nn.Module):
+    """Residual attention and MLP on potentials: `neuron` makes the spikes that the attention takes."""
+
+    def __init__(self, neuron: nn.Module, attn: nn.Module, mlp: nn.Module, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.neuron, self.attn, self.mlp = neuron, attn, mlp
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path(self.attn(self.neuron(x)))
+        return x + self.drop_path(self.mlp(x))
+
+
+def init_weights(model: nn.Module) -> None:
+    """Truncated normal for linear layers and 1x1 convolutions, as in ViT; other kernels keep PyTorch's default."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1)):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost, create_attention
 from lrfdyn.errors import require
-from lrfdyn.models.base import FeatureInfo, SpikingModel
-from lrfdyn.models.layers import DropPath, SpikingConv, drop_path_rates, max_pool
+from lrfdyn.models.base import SpikingModel
+from lrfdyn.models.layers import DropPath, SpikingConv, drop_path_rates, hidden_width, init_weights
 from lrfdyn.models.registry import register_model
 from lrfdyn.neurons import LIF
 
@@ -20,12 +20,22 @@ IMAGENET_POOLING = (True, True, True, True)
 CIFAR_POOLING = (False, False, True, True)
 
 
+def stem_widths(dim: int) -> list[int]:
+    require(dim >= 8 and dim % 8 == 0, f"dim: expected a multiple of 8 (the stem starts at dim / 8), got {dim}")
+    return [dim // 8, dim // 4, dim // 2, dim]
+
+
+def stem_strides(pooling: Sequence[bool]) -> list[int]:
+    require(len(pooling) == 4, f"pooling: expected four booleans, got {tuple(pooling)}")
+    return list(accumulate((2 if pool else 1 for pool in pooling), mul))
+
+
 class Stem(nn.Module):
     """Four spiking 3x3 convolutions, max pools on spikes, and a convolution that stands for position."""
 
     def __init__(self, in_channels: int, dim: int, pooling: Sequence[bool]) -> None:
         super().__init__()
-        widths = [in_channels, dim // 8, dim // 4, dim // 2, dim]
+        widths = [in_channels, *stem_widths(dim)]
         self.pooling = tuple(pooling)
         self.stages = nn.ModuleList(SpikingConv(a, b, LIF(), kernel=3) for a, b in pairwise(widths))
         self.rpe = SpikingConv(dim, dim, LIF(), kernel=3)
@@ -34,10 +44,9 @@ class Stem(nn.Module):
         """The spikes of every stage; the last with its position added."""
         maps = []
         for stage, pool in zip(self.stages, self.pooling, strict=True):
-            x = stage(x)
-            x = max_pool(x) if pool else x
+            x = stage(x, pool=pool)
             maps.append(x)
-        return [*maps[:-1], x + self.rpe(x)]
+        return [*maps[:-1], self.rpe(x, residual=x)]
 
 
 class MLP(nn.Module):
@@ -46,8 +55,8 @@ class MLP(nn.Module):
         self.fc1 = SpikingConv(dim, hidden, LIF(), bias=True)
         self.fc2 = SpikingConv(hidden, dim, LIF(), bias=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.fc1(x))
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self.fc2(self.fc1(x), residual=residual)
 
 
 class Block(nn.Module):
@@ -56,12 +65,15 @@ class Block(nn.Module):
     def __init__(self, attn: nn.Module, dim: int, mlp_ratio: float, drop_path: float) -> None:
         super().__init__()
         self.attn = attn
-        self.mlp = MLP(dim, int(dim * mlp_ratio))
+        self.mlp = MLP(dim, hidden_width(dim, mlp_ratio))
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path(self.attn(x))
-        return x + self.drop_path(self.mlp(x))
+        if self.training and self.drop_path.rate > 0:
+            x = x + self.drop_path(self.attn(x))
+            return x + self.drop_path(self.mlp(x))
+        x = self.attn(x, residual=x)
+        return self.mlp(x, residual=x)
 
 
 def attention_host(qkv_bias: bool) -> AttentionHost:
@@ -105,17 +117,8 @@ class Spikformer(SpikingModel):
         attention_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
-        require(dim >= 8 and dim % 8 == 0, f"dim: expected a multiple of 8 (the stem starts at dim / 8), got {dim}")
         require(depth >= 1, f"depth: expected an integer >= 1, got {depth}")
-        require(len(pooling) == 4, f"pooling: expected four booleans, got {tuple(pooling)}")
-        strides = list(accumulate((2 if pool else 1 for pool in pooling), mul))
-        self.smallest_image = strides[-1]
-        require(
-            image_size >= self.smallest_image,
-            f"image_size: expected at least {self.smallest_image} for this stem, got {image_size}",
-        )
-        self.grid = (-(-image_size // strides[-1]),) * 2
-        self.feature_info = [FeatureInfo(dim * s // 8, stride) for s, stride in zip((1, 2, 4, 8), strides, strict=True)]
+        self.describe_stages(stem_widths(dim), stem_strides(pooling), image_size)
         self.stem = Stem(in_channels, dim, pooling)
         host = attention_host(qkv_bias)
         options = attention_options or {}
@@ -124,11 +127,7 @@ class Spikformer(SpikingModel):
             for rate in drop_path_rates(drop_path, depth)
         )
         self.head = nn.Linear(dim, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1)):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        init_weights(self)
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         *early, x = self.stem(x)

@@ -1,0 +1,211 @@
+"""QKFormer (Zhou et al., 2024), ImageNet and CIFAR form. Two stages of Q-K token attention, then any attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+
+from lrfdyn.attention import AttentionHost, create_attention
+from lrfdyn.errors import require, unknown_name
+from lrfdyn.models.base import SpikingModel
+from lrfdyn.models.layers import ConvBN, SpikingConv, drop_path_rates, init_weights, max_pool, run_stages
+from lrfdyn.models.registry import register_model
+from lrfdyn.models.spikformer import Block, attention_host
+from lrfdyn.neurons import LIF
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which 3x3 convolutions pool (the first one, then those of each stage's embedding), and the number of token
+    attention blocks in stages 1 and 2."""
+
+    stem_pools: bool
+    embedding_pools: tuple[tuple[bool, ...], ...]
+    token_blocks: tuple[int, int]
+
+    def strides(self) -> list[int]:
+        strides = [2 if self.stem_pools else 1]
+        for pools in self.embedding_pools:
+            strides.append(strides[-1] * 2 ** sum(pools))
+        return strides[1:]
+
+
+FORMS = {
+    "imagenet": Form(True, ((True, False), (True, False), (True, False)), (1, 2)),
+    "cifar": Form(False, ((False,), (False, True), (False, True)), (1, 1)),
+}
+
+
+class PooledConv(SpikingConv):
+    """SN{pool(BN(Conv3x3(x)))}: the max pool comes before the neuron."""
+
+    def __init__(self, c_in: int, c_out: int, pool: bool) -> None:
+        super().__init__(c_in, c_out, LIF(), kernel=3)
+        self.pool = pool
+
+    def forward(self, x: Tensor, residual: Tensor | None = None, pool: bool = False) -> Tensor:
+        if not self.pool:
+            return super().forward(x, residual, pool)
+        spikes = self.neuron(max_pool(ConvBN.forward(self, x)))
+        return spikes if residual is None else residual + spikes
+
+
+class Embedding(nn.Module):
+    """Spiking convolutions to a stage's width and grid, with a spiking 1x1 convolution as their shortcut."""
+
+    def __init__(self, c_in: int, c_out: int, pools: Sequence[bool]) -> None:
+        super().__init__()
+        widths = pairwise([c_in, *[c_out] * len(pools)])
+        self.convs = nn.Sequential(*(PooledConv(a, b, pool) for (a, b), pool in zip(widths, pools, strict=True)))
+        self.shortcut = SpikingConv(c_in, c_out, LIF(), stride=2 ** sum(pools))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convs(x) + self.shortcut(x)
+
+
+class TokenAttention(nn.Module):
+    """Q-K token attention: SN{sum of q over a head's channels} is a gate per head and token on k. Tokens do not mix."""
+
+    def __init__(self, dim: int, heads: int, host: AttentionHost) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q = host.project(dim, dim)
+        self.k = host.project(dim, dim)
+        self.fire = host.fire()
+        self.proj = host.project_out(dim, dim)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        q, k = (y.unflatten(2, (self.heads, -1)) for y in (self.q(x), self.k(x)))
+        gate = self.fire(q.sum(3, keepdim=True))
+        return self.proj((gate * k).flatten(2, 3), residual=residual)
+
+
+class Stage(nn.Module):
+    def __init__(self, embedding: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(self.embedding(x))
+
+
+class BatchAsTimeLIF(LIF):
+    """A LIF neuron that takes the T * B images for its time steps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+def _stage_keys(stage: int) -> tuple[tuple[str, str], ...]:
+    ours = f"stages.{stage - 1}"
+    first, second = (1, 2) if stage == 1 else (3, 4)
+    return (
+        (rf"^patch_embed{stage}\.proj{first}_(conv|bn)\.", rf"{ours}.embedding.convs.0.\1."),
+        (rf"^patch_embed{stage}\.proj{second}_(conv|bn)\.", rf"{ours}.embedding.convs.1.\1."),
+        (rf"^patch_embed{stage}\.proj_res_(conv|bn)\.", rf"{ours}.embedding.shortcut.\1."),
+        (rf"^stage{stage}\.(\d+)\.(?:tssa|attn|ssa)\.(q|k|v|proj)_(conv|bn)\.", rf"{ours}.blocks.\1.attn.\2.\3."),
+        (rf"^stage{stage}\.(\d+)\.mlp\.(?:fc|mlp)([12])_(conv|bn)\.", rf"{ours}.blocks.\1.mlp.fc\2.\3."),
+    )
+
+
+class QKFormer(SpikingModel):
+    """`depth` counts the blocks of all stages. `attention` is that of stage 3.
+
+    In the official code the neuron behind the self-attention's projection runs over the T * B images instead of T
+    steps, so that the output for an image depends on the batch around it. `legacy_neuron_axis=True` does the same;
+    official weights were trained that way.
+    """
+
+    official_keys = (
+        (r"^patch_embed1\.proj_(conv|bn)\.", r"stem.\1."),
+        *_stage_keys(1),
+        *_stage_keys(2),
+        *_stage_keys(3),
+    )
+
+    def __init__(
+        self,
+        dim: int = 512,
+        depth: int = 10,
+        heads: int = 8,
+        mlp_ratio: float = 4,
+        form: str = "imagenet",
+        legacy_neuron_axis: bool = False,
+        image_size: int = 224,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        time_steps: int = 4,
+        drop_path: float = 0.0,
+        attention: str = "ssa",
+        attention_options: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(locals())
+        if form not in FORMS:
+            raise unknown_name("form", form, FORMS)
+        layout = FORMS[form]
+        require(dim >= 8 and dim % 8 == 0, f"dim: expected a multiple of 8 (the stem starts at dim / 8), got {dim}")
+        require(
+            heads >= 1 and dim // 4 % heads == 0,
+            f"heads: expected a divisor of stage 1's width {dim // 4}, got {heads}",
+        )
+        shallowest = sum(layout.token_blocks) + 1
+        require(depth >= shallowest, f"depth: expected an integer >= {shallowest} in this form, got {depth}")
+        widths = [dim // 4, dim // 2, dim]
+        self.describe_stages(widths, layout.strides(), image_size)
+        host = attention_host(qkv_bias=False)
+        stage3_host = replace(host, project_out=_legacy_project_out) if legacy_neuron_axis else host
+        depths = [*layout.token_blocks, depth - sum(layout.token_blocks)]
+        rates = iter(drop_path_rates(drop_path, depth))
+
+        def attn(stage: int) -> nn.Module:
+            if stage < 2:
+                return TokenAttention(widths[stage], heads, host)
+            return create_attention(attention, dim, heads, self.grid, stage3_host, **(attention_options or {}))
+
+        self.stem = PooledConv(in_channels, dim // 8, layout.stem_pools)
+        self.stages = nn.ModuleList(
+            Stage(
+                Embedding(c_in, c_out, layout.embedding_pools[i]),
+                [Block(attn(i), c_out, mlp_ratio, next(rates)) for _ in range(depths[i])],
+            )
+            for i, (c_in, c_out) in enumerate(pairwise([dim // 8, *widths]))
+        )
+        self.head = nn.Linear(dim, num_classes)
+        init_weights(self)
+
+    def forward_stages(self, x: Tensor) -> list[Tensor]:
+        return run_stages(self.stages, self.stem(x))
+
+    def forward_head(self, x: Tensor) -> Tensor:
+        return self.head(x.mean((0, 3, 4)))
+
+
+def _legacy_project_out(c_in: int, c_out: int) -> nn.Module:
+    return SpikingConv(c_in, c_out, BatchAsTimeLIF(), bias=True)
+
+
+@register_model
+def qkformer_10_384(**options: Any) -> QKFormer:
+    return QKFormer(**{"dim": 384, "depth": 10, "heads": 6, **options})
+
+
+@register_model
+def qkformer_10_512(**options: Any) -> QKFormer:
+    return QKFormer(**{"dim": 512, "depth": 10, "heads": 8, **options})
+
+
+@register_model
+def qkformer_10_768(**options: Any) -> QKFormer:
+    return QKFormer(**{"dim": 768, "depth": 10, "heads": 12, **options})
+
+
+@register_model
+def qkformer_4_384(**options: Any) -> QKFormer:
+    """CIFAR form."""
+    preset = {"dim": 384, "depth": 4, "heads": 8, "form": "cifar"}
+    return QKFormer(**{**preset, "image_size": 32, "num_classes": 100, **options})

@@ -1,0 +1,159 @@
+"""SDT-V2, Meta-SpikeFormer (Yao et al., 2024), with any attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lrfdyn.attention import AttentionHost
+from lrfdyn.models.layers import ConvBN, MembraneConv, fold_time, init_weights
+from lrfdyn.models.metaformer import DEPTHS, MetaFormer, metaformer_keys
+from lrfdyn.models.registry import register_model
+from lrfdyn.neurons import LIF
+
+
+class SeparableConv(nn.Module):
+    """No batch norm and no neuron between the depth-wise convolution and the last 1x1 convolution."""
+
+    def __init__(self, dim: int, kernel: int) -> None:
+        super().__init__()
+        self.expand = MembraneConv(dim, 2 * dim, LIF())
+        self.neuron = LIF()
+        self.depthwise = nn.Conv2d(2 * dim, 2 * dim, kernel, padding=kernel // 2, groups=2 * dim, bias=False)
+        self.contract = ConvBN(2 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.contract(fold_time(self.depthwise, self.neuron(self.expand(x))))
+
+
+class RepConv(nn.Module):
+    """A chain of linear layers that equals one 3x3 convolution once its statistics are fixed."""
+
+    def __init__(self, c_in: int, c_out: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(c_in, c_in, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(c_in)
+        self.depthwise = nn.Conv2d(c_in, c_in, 3, groups=c_in, bias=False)
+        self.conv2 = nn.Conv2d(c_in, c_out, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(c_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = with_border(self.bn1(self.conv1(x)), self.bn1)
+        return self.bn2(self.conv2(self.depthwise(y)))
+
+
+def with_border(y: Tensor, bn: nn.BatchNorm2d) -> Tensor:
+    """`y`, the output of `bn`, with one more pixel on each side: what `bn` makes of 0 with its running statistics,
+    in training those that `y` has just updated. The border carries no gradient."""
+    assert bn.running_mean is not None
+    assert bn.running_var is not None
+    with torch.no_grad():
+        zero = bn.bias - bn.running_mean * bn.weight / torch.sqrt(bn.running_var + bn.eps)
+        batch, channels, height, width = y.shape
+        shape = (batch, channels, height + 2, width + 2)
+        out = zero.to(y.dtype).reshape(1, -1, 1, 1).expand(shape).clone(memory_format=torch.channels_last)
+    out[..., 1:-1, 1:-1] = y
+    return out
+
+
+class RepConvBN(nn.Module):
+    def __init__(self, c_in: int, c_out: int) -> None:
+        super().__init__()
+        self.conv = RepConv(c_in, c_out)
+        self.bn = nn.BatchNorm2d(c_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fold_time(lambda y: self.bn(self.conv(y)), x)
+
+
+class SpikingRepConv(RepConvBN):
+    def __init__(self, c_in: int, c_out: int, neuron: nn.Module) -> None:
+        super().__init__(c_in, c_out)
+        self.neuron = neuron
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.neuron(super().forward(x))
+
+
+class SDTV2(MetaFormer):
+    """`distillation` adds a second classifier on the same spikes: training returns the logits of both, evaluation
+    their average."""
+
+    official_keys = (
+        *metaformer_keys(
+            {
+                r"Conv\.pwconv1": "separable.expand.conv",
+                r"Conv\.bn1": "separable.expand.bn",
+                r"Conv\.dwconv": "separable.depthwise",
+                r"Conv\.pwconv2": "separable.contract.conv",
+                r"Conv\.bn2": "separable.contract.bn",
+                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.0": r"attn.\g<p>.conv.conv1",
+                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.1\.bn": r"attn.\g<p>.conv.bn1",
+                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.2\.0": r"attn.\g<p>.conv.depthwise",
+                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.2\.1": r"attn.\g<p>.conv.conv2",
+                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.2\.2": r"attn.\g<p>.conv.bn2",
+                r"attn\.(?P<p>q|k|v|proj)_conv\.1": r"attn.\g<p>.bn",
+            }
+        ),
+        (r"^head_kd\.", "distillation_head."),
+    )
+
+    def __init__(
+        self,
+        widths: Sequence[int] = (64, 128, 256, 360),
+        depths: Sequence[int] = DEPTHS,
+        heads: int = 8,
+        mlp_ratio: float = 4,
+        image_size: int = 224,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        time_steps: int = 1,
+        drop_path: float = 0.0,
+        distillation: bool = False,
+        attention: str = "ssa",
+        attention_options: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(locals())
+        self.distillation_head = nn.Linear(widths[-1], num_classes) if distillation else None
+        if self.distillation_head is not None:
+            init_weights(self.distillation_head)
+
+    def make_neuron(self) -> nn.Module:
+        return LIF()
+
+    def make_separable(self, width: int, kernel: int) -> nn.Module:
+        return SeparableConv(width, kernel)
+
+    def attention_host(self, head_width: int) -> AttentionHost:
+        return AttentionHost(
+            project=lambda a, b: SpikingRepConv(a, b, LIF()),
+            project_out=RepConvBN,
+            neuron=LIF,
+            fire=lambda: LIF(threshold=0.5),
+            scale=0.125,  # whatever the width of a head, as in the official code
+        )
+
+    def forward_head(self, x: Tensor) -> Any:
+        if self.distillation_head is None:
+            return super().forward_head(x)
+        spikes = self.head_spikes(x)
+        logits, distilled = self.head(spikes).mean(0), self.distillation_head(spikes).mean(0)
+        return (logits, distilled) if self.training else (logits + distilled) / 2
+
+
+@register_model
+def sdt_v2_15m(**options: Any) -> SDTV2:
+    return SDTV2(**{"widths": (64, 128, 256, 360), **options})
+
+
+@register_model
+def sdt_v2_31m(**options: Any) -> SDTV2:
+    return SDTV2(**{"widths": (96, 192, 384, 480), **options})
+
+
+@register_model
+def sdt_v2_55m(**options: Any) -> SDTV2:
+    return SDTV2(**{"widths": (128, 256, 512, 640), **options})

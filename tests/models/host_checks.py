@@ -1,0 +1,95 @@
+"""What every host must do, whatever its architecture: checks that the hosts' tests call."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lrfdyn.models.base import SpikingModel
+from lrfdyn.models.layers import DropPath
+from tests.golden_rule import images, official_state
+
+Build = Callable[..., SpikingModel]
+
+
+def check_rule(fixture: dict[str, Any]) -> None:
+    """The rule draws the numbers that the fixture was made with."""
+    sanity, state = fixture["sanity"], official_state(fixture)
+    assert images(fixture).sum().item() == pytest.approx(sanity["image_sum"], abs=1e-9)
+    assert state[sanity["matrix_key"]].flatten()[:3].tolist() == sanity["matrix_first3"]
+    total = sum(v.abs().sum().item() for v in state.values() if v.is_floating_point())
+    assert total == pytest.approx(sanity["abs_sum_of_all_float_entries"], rel=1e-12)
+
+
+def randomize(model: SpikingModel) -> SpikingModel:
+    """Batch norms with random statistics and a gain that keeps the neurons busy, as a trained network has."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None
+            nn.init.normal_(module.running_mean, std=0.05)
+            nn.init.normal_(module.weight, mean=2.5, std=0.2)
+            nn.init.normal_(module.bias, std=0.5)
+    return model
+
+
+def check_trains(model: SpikingModel, size: tuple[int, int]) -> None:
+    """Forward and backward: logits of the right shape, finite gradients that reach every parameter."""
+    logits = randomize(model).train()(torch.randn(2, model.in_channels, *size))
+    assert logits.shape == (2, model.config["num_classes"])
+    (logits * torch.randn_like(logits)).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    first = next(model.parameters()).grad
+    assert first is not None
+    assert first.any(), "nothing arrives at the first layer"
+
+
+def check_feature_maps(model: SpikingModel, size: tuple[int, int]) -> None:
+    """One map per stage as `feature_info` says; the head on the last one gives the logits."""
+    x = torch.randn(2, model.in_channels, *size)
+    with torch.no_grad():
+        maps = model.eval().feature_maps(x)
+        torch.testing.assert_close(model.forward_head(maps[-1]), model(x))
+    strides = [info.stride for info in model.feature_info]
+    assert strides == sorted(set(strides))
+    shapes = [(info.channels, -(-size[0] // info.stride), -(-size[1] // info.stride)) for info in model.feature_info]
+    assert [tuple(m.shape) for m in maps] == [(model.time_steps, 2, *shape) for shape in shapes]
+
+
+def check_event_frames(model: SpikingModel, size: tuple[int, int]) -> None:
+    """A static image is the same as a film of it."""
+    model = randomize(model).double().eval()
+    x = torch.randn(2, model.in_channels, *size, dtype=torch.float64)
+    film = x.repeat(model.time_steps, 1, 1, 1, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(model(film), model(x), rtol=0, atol=1e-10)
+
+
+def check_drop_path(build: Build, size: tuple[int, int]) -> None:
+    """Rates grow from 0 to `drop_path`, training drops branches, evaluation drops none."""
+    plain = randomize(build(drop_path=0.0)).double()
+    dropping = build(drop_path=0.9999).double()
+    dropping.load_state_dict(plain.state_dict())
+    rates = [module.rate for module in dropping.modules() if isinstance(module, DropPath)]
+    assert rates == sorted(rates)
+    assert (rates[0], rates[-1]) == (0, 0.9999)
+
+    x = torch.randn(2, plain.in_channels, *size, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.equal(dropping.eval()(x), plain.eval()(x))
+
+        torch.manual_seed(0)  # no branch survives with this seed
+        blocks = [m for m in dropping.modules() if isinstance(getattr(m, "drop_path", None), DropPath)]
+        seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        hook = blocks[-1].register_forward_hook(lambda _m, args, out: seen.append((args[0], out)))
+        logits = copy.deepcopy(dropping).train()(x)
+        hook.remove()
+        assert not torch.equal(logits, plain.train()(x))
+    ((before, after),) = seen
+    assert torch.equal(before, after)
