@@ -5,11 +5,12 @@ from __future__ import annotations
 import html
 import json
 import math
-import os
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
+
+from lrfdyn.files import write_atomic
 
 RESULTS_FORMAT = "lrfdyn-results/1"
 
@@ -19,15 +20,8 @@ _SCRIPTS = ("report_base.js", "report_charts.js", "report_figures.js", "report_t
 
 def write_report(results: dict[str, Any], path: Path) -> None:
     """Write the report of `results` to `path`, replacing an older one only when the new one is complete."""
-    path = Path(path)
     page = render_report(results)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(page, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomic(Path(path), lambda file: file.write_text(page, encoding="utf-8", newline="\n"))
 
 
 def render_report(results: dict[str, Any]) -> str:

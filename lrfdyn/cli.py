@@ -1,0 +1,52 @@
+"""The command line: one table of sub-commands, one line per error, exit code 2 for bad input."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from lrfdyn.commands import models, reproduce
+from lrfdyn.errors import LrfdynError
+from lrfdyn.version import __version__
+
+COMMANDS = {"reproduce": reproduce, "models": models}
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="lrfdyn", description="Spiking vision transformers with neural dynamics self-attention.")
+    parser.add_argument("--version", action="version", version=f"lrfdyn {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        doc = (module.__doc__ or "").strip()
+        sub = commands.add_parser(
+            name,
+            help=doc.splitlines()[0],
+            description=doc,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = build_parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except LrfdynError as error:
+        print(f"lrfdyn {arguments.command}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\nlrfdyn {arguments.command}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe went away
+        sys.stderr.close()
+        return 0
+    return 0

@@ -1,0 +1,1 @@
+"""One module per sub-command: its first docstring line is the help, `add_arguments` and `run` the rest."""

@@ -1,0 +1,48 @@
+"""Files that are either whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lrfdyn.errors import LrfdynError
+
+
+def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
+    """`write` to a temporary file beside `path`, flush it to the disk, then put it in place in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, indent=1) + "\n"
+    write_atomic(path, lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def read_json(path: Path, argument: str) -> Any:
+    """The content of a JSON file; a damaged one is an error that names `argument` and the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LrfdynError(f"{argument}: cannot read {path} ({error})") from None
+
+
+def writable_folder(path: Path, argument: str) -> Path:
+    """Makes the folder and proves that a file can be written in it; an error names `argument`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomic(path / ".writable", lambda file: file.write_bytes(b""))
+        (path / ".writable").unlink()
+    except OSError as error:
+        raise LrfdynError(f"{argument}: cannot write in the folder {path} ({error.strerror})") from None
+    return path

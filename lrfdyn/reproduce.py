@@ -1,0 +1,258 @@
+"""The main job: one host, several attentions, the same recipe and seeds, and what the paper claims, measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lrfdyn.analysis.firing import firing_rates
+from lrfdyn.analysis.locality import locality
+from lrfdyn.analysis.memory import attention_state, inference_peak
+from lrfdyn.analysis.receptive_field import receptive_field_record
+from lrfdyn.attention import LABELS, attention_options
+from lrfdyn.data.digits import load_digits
+from lrfdyn.errors import LrfdynError, require
+from lrfdyn.files import read_json, writable_folder, write_json
+from lrfdyn.models.spikformer import Spikformer
+from lrfdyn.training.checkpoint import load_tensors, load_weights, save_weights
+from lrfdyn.training.engine import Recipe, fit
+from lrfdyn.training.pool import run_jobs
+from lrfdyn.version import __version__
+
+NOTES = [
+    "Digits are 8x8 images: the table shows that every attention trains and what it costs, not which one wins on "
+    "natural images. Differences of less than a percent are within the spread of the seeds.",
+    "Accuracy is that of the last epoch, never the best one.",
+    "Derived state is what one attention layer must hold for one image and one time step if the image is processed "
+    "token by token: spikes as bits, sums as 32-bit numbers. Line buffers are counted, and on a small grid they "
+    "outweigh the k d numbers of the dendrites.",
+    "Measured peak memory is of the plain training implementation at batch 1, all layers and time steps, which keeps "
+    "whole feature maps: it does not yet stream.",
+]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides the outcome."""
+
+    attentions: tuple[str, ...] = ("ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")
+    seeds: tuple[int, ...] = (0, 1)
+    dim: int = 48
+    depth: int = 2
+    heads: int = 4
+    mlp_ratio: float = 2
+    time_steps: int = 4
+    recipe: Recipe = field(default_factory=Recipe)
+
+    def __post_init__(self) -> None:
+        for name, values in (("attentions", self.attentions), ("seeds", self.seeds)):
+            require(len(values) > 0, f"{name}: expected at least one")
+            require(len(set(values)) == len(values), f"{name}: expected different ones, got {values}")
+        require(min(self.seeds) >= 0, f"seeds: expected integers >= 0, got {self.seeds}")
+        for kind in self.attentions:
+            attention_options(kind)
+        self.model(self.attentions[0])
+
+    def model(self, attention: str) -> Spikformer:
+        """The small host: no pooling, so that the 8x8 pixels are the 64 tokens."""
+        return Spikformer(
+            dim=self.dim,
+            depth=self.depth,
+            heads=self.heads,
+            mlp_ratio=self.mlp_ratio,
+            pooling=(False, False, False, False),
+            image_size=8,
+            in_channels=1,
+            num_classes=10,
+            time_steps=self.time_steps,
+            attention=attention,
+        )
+
+
+def weights_path(out: Path, attention: str, seed: int) -> Path:
+    return out / "weights" / f"{attention}-seed{seed}.safetensors"
+
+
+def train_run(out: Path, settings: Settings, attention: str, seed: int, news: Callable[[dict[str, Any]], None]) -> None:
+    """Trains one model, or goes on where an interrupted run stopped, and saves its weights and curve."""
+    final = weights_path(out, attention, seed)
+    if final.exists():
+        for record in load_tensors(final)[1]["curve"]:
+            news(record)
+        return
+    torch.manual_seed(seed)
+    model = settings.model(attention)
+    checkpoint = out / "checkpoints" / final.name
+    curve = fit(model, load_digits(), settings.recipe, seed, checkpoint, news)
+    save_weights(final, model, {"config": model.config, "seed": seed, "curve": curve})
+    checkpoint.unlink()
+
+
+def claim_folder(out: Path, settings: Settings, restart: bool) -> None:
+    """Makes `out` ours: a folder that holds a run with other settings is refused unless `restart`."""
+    writable_folder(out, "out")
+    for stale in out.glob("**/.*.tmp"):
+        stale.unlink(missing_ok=True)
+    path = out / "settings.json"
+    # Attentions and seeds may grow from call to call: each of their runs stands for itself.
+    wanted = {name: value for name, value in asdict(settings).items() if name not in ("attentions", "seeds")}
+    if restart:
+        for folder in ("weights", "checkpoints"):
+            for file in (out / folder).glob("*.safetensors"):
+                file.unlink()
+    elif path.exists():
+        found = read_json(path, "out")
+        different = sorted(_leaves(wanted).items() ^ _leaves(found).items())
+        if different:
+            names = ", ".join(sorted({name for name, _ in different}))
+            raise LrfdynError(f"out: {out} holds a run with other settings ({names}); pass --restart or another folder")
+    write_json(path, wanted)
+
+
+def reproduce(
+    out: Path,
+    settings: Settings,
+    workers: int = 1,
+    restart: bool = False,
+    command: str = "lrfdyn reproduce",
+    on_epoch: Callable[[str, int, dict[str, Any]], None] = lambda *_: None,
+    on_measure: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Runs everything that is not done yet in `out` and returns the results, written there as `results.json`."""
+    require(workers >= 1, f"workers: expected an integer >= 1, got {workers}")
+    claim_folder(out, settings, restart)
+    start = time.perf_counter()
+    jobs = [(kind, seed) for kind in settings.attentions for seed in settings.seeds]
+    arguments = [(out, settings, kind, seed) for kind, seed in jobs]
+    for index, what, item in run_jobs(train_run, arguments, min(workers, len(jobs))):
+        if what == "news":
+            on_epoch(*jobs[index], item)
+
+    runs = [run_record(out, kind, seed) for kind, seed in jobs]
+    attentions = {}
+    for kind in settings.attentions:
+        on_measure(kind)
+        attentions[kind] = attention_record(out, settings, kind, [r for r in runs if r["attention"] == kind])
+    first = settings.model(settings.attentions[0])
+    split = load_digits()
+    results = {
+        "format": "lrfdyn-results/1",
+        "title": "Spikformer on digits",
+        "command": command,
+        "created": datetime.now().isoformat(timespec="seconds"),
+        "version": __version__,
+        "machine": machine(),
+        "data": {
+            "name": "digits",
+            "train": len(split.train_labels),
+            "test": len(split.test_labels),
+            "classes": 10,
+            "image_size": 8,
+            "note": "scikit-learn's handwritten digits: real 8x8 images, fixed split",
+        },
+        "model": {
+            "name": "spikformer",
+            "config": {k: v for k, v in first.config.items() if not k.startswith("attention")},
+            "grid": list(first.grid),
+            "time_steps": settings.time_steps,
+        },
+        "recipe": asdict(settings.recipe),
+        "spread": "half of the range over the seeds",
+        "wall_seconds": time.perf_counter() - start,
+        "train_seconds": sum(r["train_seconds"] for r in runs),
+        "runs": runs,
+        "attentions": attentions,
+        "notes": NOTES,
+    }
+    write_json(out / "results.json", results)
+    return results
+
+
+def run_record(out: Path, attention: str, seed: int) -> dict[str, Any]:
+    path = weights_path(out, attention, seed)
+    tensors, meta = load_tensors(path)
+    statistics_names = ("running_mean", "running_var", "num_batches_tracked")
+    return {
+        "attention": attention,
+        "seed": seed,
+        "parameters": sum(t.numel() for n, t in tensors.items() if not n.endswith(statistics_names)),
+        "test_accuracy": meta["curve"][-1]["test_accuracy"],
+        "train_seconds": sum(record["seconds"] for record in meta["curve"]),
+        "weights": str(path.relative_to(out)),
+        "curve": meta["curve"],
+    }
+
+
+def attention_record(out: Path, settings: Settings, kind: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is measured on the trained model of the first seed, and the accuracies of all."""
+    model = settings.model(kind)
+    load_weights(weights_path(out, kind, settings.seeds[0]), model)
+    images = load_digits().test_images
+    accuracies = [run["test_accuracy"] for run in runs]
+    terms = attention_state(model)
+    firing = firing_rates(model, images)
+    return {
+        "label": LABELS[kind],
+        "options": attention_options(kind),
+        "parameters": runs[0]["parameters"],
+        "accuracy_mean": statistics.mean(accuracies),
+        "accuracy_spread": (max(accuracies) - min(accuracies)) / 2,
+        "accuracy_values": accuracies,
+        "state_terms": terms,
+        "state_bytes": sum(term["bytes"] for term in terms),
+        "peak_inference_bytes": inference_peak(model, images[:1]),
+        "firing_rate": firing["mean"],
+        "firing_by_layer": firing["by_layer"],
+        "images_per_second": images_per_second(model, images[:64]),
+        "locality": locality(model, images[:64]),
+        "receptive_field": receptive_field_record(model, images),
+    }
+
+
+def images_per_second(model: torch.nn.Module, images: Tensor, repeats: int = 7) -> float:
+    """Median over `repeats` evaluation passes."""
+    model.eval()
+    seconds = []
+    with torch.inference_mode():
+        model(images)
+        for _ in range(repeats):
+            start = time.perf_counter()
+            model(images)
+            seconds.append(time.perf_counter() - start)
+    return len(images) / statistics.median(seconds)
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _leaves(value: dict[str, Any]) -> dict[str, str]:
+    """A nested dictionary as one level of name -> text."""
+    flat: dict[str, str] = {}
+    for name, item in value.items():
+        flat |= _leaves(item) if isinstance(item, dict) else {name: str(item)}
+    return flat

@@ -1,0 +1,1 @@
+"""Training: the loop, and files that are whole or absent."""

@@ -1,0 +1,131 @@
+"""Cases with a known answer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lrfdyn.analysis.firing import firing_rates
+from lrfdyn.analysis.locality import entropy, locality, manhattan, normalize, weight_by_distance
+from lrfdyn.analysis.memory import attention_state, inference_peak, peak_allocation
+from lrfdyn.analysis.receptive_field import receptive_field, receptive_field_record, share_inside
+from lrfdyn.attention import ATTENTIONS
+from lrfdyn.neurons import IF
+from tests.training.test_engine import model
+
+GRID = (3, 4)
+
+
+def test_distances_by_hand():
+    d = manhattan((2, 3))
+    assert d[0].tolist() == [0, 1, 2, 1, 2, 3]
+    assert torch.equal(d, d.T)
+
+
+def test_identity_attention_has_distance_and_entropy_zero():
+    weights = torch.eye(12, dtype=torch.float64).expand(5, -1, -1)
+    weight, share = weight_by_distance(weights, manhattan(GRID))
+    assert weight.tolist() == [1.0, 0, 0, 0, 0, 0]
+    assert share.tolist() == [1.0, 0, 0, 0, 0, 0]
+    assert entropy(normalize(weights)).abs().max() == 0
+
+
+def test_uniform_attention_has_log_n_and_the_known_mean_distance():
+    n = 12
+    weights = torch.full((2, n, n), 3.0, dtype=torch.float64)
+    weight, share = weight_by_distance(weights, manhattan(GRID))
+    torch.testing.assert_close(weight, torch.full_like(weight, 1 / n))
+    # mean |i - j| of two uniform draws from 0..m-1 is (m^2 - 1) / (3 m)
+    expected = (GRID[0] ** 2 - 1) / (3 * GRID[0]) + (GRID[1] ** 2 - 1) / (3 * GRID[1])
+    assert (share * torch.arange(len(share))).sum().item() == pytest.approx(expected, abs=1e-12)
+    torch.testing.assert_close(entropy(normalize(weights)), torch.full((2 * n,), math.log(n), dtype=torch.float64))
+
+
+def test_queries_without_weight_are_left_out():
+    weights = torch.zeros(1, 12, 12, dtype=torch.float64)
+    weights[0, 5, 5] = 2.0
+    weight, share = weight_by_distance(weights, manhattan(GRID))
+    assert share.tolist() == [1.0, 0, 0, 0, 0, 0]
+    assert weight[0] == 1.0
+    assert normalize(weights).shape == (1, 12)
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_record_of_every_attention(kind):
+    built = model(kind)
+    for bn in built.modules():
+        if isinstance(bn, nn.BatchNorm2d):
+            nn.init.constant_(bn.bias, 2.0)  # enough spikes that queries meet keys
+    record = locality(built, torch.randn(3, 1, 8, 8))
+    assert record["distance"] == list(range(15))
+    assert len(record["weight_by_layer"]) == 1
+    assert 0 < record["short_range_share"] <= 1
+    assert 0 <= record["entropy_mean"] <= record["entropy_uniform"] == pytest.approx(math.log(64))
+    histogram = record["entropy_histogram"]
+    width = histogram["edges"][1] - histogram["edges"][0]
+    assert sum(histogram["density"]) * width == pytest.approx(1)
+
+
+class Stencil(nn.Module):
+    """A stand-in host: one 3x3 convolution over the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3, padding=1, bias=False)
+        nn.init.constant_(self.conv.weight, -0.5)
+
+    def forward_features(self, images):
+        return self.conv(images).unsqueeze(0)
+
+
+def test_receptive_field_of_a_single_stencil():
+    field = receptive_field(Stencil(), torch.randn(4, 1, 7, 7))
+    expected = torch.zeros(7, 7)
+    expected[2:5, 2:5] = 1.0  # two channels of -0.5 each
+    torch.testing.assert_close(field, expected)
+    shares = share_inside(field, (3, 3))
+    assert [s["side"] for s in shares] == [1, 3, 5, 7]
+    assert [s["share"] for s in shares] == pytest.approx([1 / 9, 1, 1, 1])
+
+
+def test_receptive_field_of_a_host():
+    record = receptive_field_record(model("ssa"), torch.randn(4, 1, 8, 8))
+    assert len(record["map"]) == 8
+    assert max(map(max, record["map"])) == pytest.approx(1)
+    shares = [s["share"] for s in record["share_inside"]]
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1)
+
+
+def test_firing_rate_by_hand():
+    neurons = nn.Sequential(IF())
+    currents = torch.tensor([[1.0, 0.0], [1.0, 0.4]])  # two steps, two neurons: one fires twice
+    rates = firing_rates(neurons, currents)
+    assert rates == {"mean": 0.5, "by_layer": {"0": 0.5}}
+    assert firing_rates(neurons, torch.zeros(2, 2))["mean"] == 0
+
+
+def test_peak_allocation_sees_what_is_held_together():
+    def run() -> None:
+        a = torch.zeros(250_000)
+        b = a + 1
+        del a
+        (b * 2).sum()
+
+    assert 2_000_000 <= peak_allocation(run) <= 2_100_000
+
+
+def test_inference_peak_grows_with_the_batch_and_hides_no_weights():
+    built = model("ssa")
+    one, four = (inference_peak(built, torch.randn(n, 1, 8, 8)) for n in (1, 4))
+    assert 3 * one < four < 5 * one
+    # At least the largest feature map that exists, input and output of a neuron: 2 T 16 channels 64 tokens 4 bytes
+    assert one >= 2 * 2 * 16 * 64 * 4
+
+
+def test_derived_state_of_a_model():
+    terms = {t["name"]: t["bytes"] for t in attention_state(model("lrf_dyn", attention_options={"dilations": (1,)}))}
+    assert terms == {"dendrites": 8 * 16 * 4, "line buffers": 3 * 8 * 16 * 4}

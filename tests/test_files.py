@@ -1,0 +1,36 @@
+"""A file is whole or absent."""
+
+from __future__ import annotations
+
+import pytest
+
+from lrfdyn.errors import LrfdynError
+from lrfdyn.files import read_json, writable_folder, write_atomic, write_json
+
+
+def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"x": 1})
+
+    def half(file):
+        file.write_text("{")
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space"):
+        write_atomic(path, half)
+    assert read_json(path, "out") == {"x": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_damaged_json_names_argument_and_file(tmp_path):
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(LrfdynError, match=r"out: cannot read .*settings\.json"):
+        read_json(tmp_path / "settings.json", "out")
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LrfdynError, match="out: cannot write"):
+        writable_folder(tmp_path / "file" / "inside", "out")
+    assert writable_folder(tmp_path / "new" / "folder", "out").is_dir()
+    assert list((tmp_path / "new" / "folder").iterdir()) == []

@@ -1,0 +1,143 @@
+"""The main job: whole, resumable, honest about bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import lrfdyn
+from lrfdyn.cli import main
+from lrfdyn.errors import LrfdynError
+from lrfdyn.reproduce import Settings, reproduce, weights_path
+from lrfdyn.training.checkpoint import load_tensors
+from lrfdyn.training.engine import Recipe
+
+SMALL = ["--dim", "8", "--heads", "1", "--depth", "1", "--time-steps", "1", "--batch-size", "256", "--seeds", "0,1"]
+TINY = Settings(
+    attentions=("ssa", "lrf_dyn"), seeds=(0,), dim=8, depth=1, heads=1, time_steps=1, recipe=Recipe(1, batch_size=256)
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo")
+    assert main(["reproduce", "--out", str(out), "--epochs", "2", "--workers", "2", *SMALL]) == 0
+    return out
+
+
+def test_everything_is_written(finished):
+    results = json.loads((finished / "results.json").read_text())
+    assert list(results["attentions"]) == ["ssa", "causal_ssa", "lrf_ssa", "lrf_dyn"]
+    assert len(results["runs"]) == 8
+    for run in results["runs"]:
+        tensors, meta = load_tensors(finished / run["weights"])
+        assert meta["curve"] == run["curve"]
+        model = lrfdyn.models.Spikformer(**meta["config"])
+        model.load_state_dict(tensors)
+        assert sum(p.numel() for p in model.parameters()) == run["parameters"]
+    for row in results["attentions"].values():
+        assert row["state_bytes"] == sum(term["bytes"] for term in row["state_terms"])
+        assert row["peak_inference_bytes"] > 0
+        assert row["images_per_second"] > 0
+        assert row["accuracy_mean"] == pytest.approx(sum(row["accuracy_values"]) / 2)
+    page = (finished / "report.html").read_text()
+    assert "LRF-Dyn" in page
+    assert not re.search(r"""(src|href)=["']?https?:""", page)
+    assert not list(finished.glob("**/.*.tmp"))
+    assert not list((finished / "checkpoints").iterdir())
+
+
+def test_second_call_trains_nothing_again(finished, capsys):
+    before = {p: p.stat().st_mtime_ns for p in (finished / "weights").iterdir()}
+    assert main(["reproduce", "--out", str(finished), "--epochs", "2", *SMALL]) == 0
+    assert before == {p: p.stat().st_mtime_ns for p in (finished / "weights").iterdir()}
+    assert "LRF-Dyn" in capsys.readouterr().out
+
+
+def test_other_settings_are_refused_and_nothing_is_lost(finished, capsys):
+    before = sorted(p.name for p in finished.rglob("*"))
+    assert main(["reproduce", "--out", str(finished), "--epochs", "3", *SMALL]) == 2
+    error = capsys.readouterr().err
+    assert "out:" in error
+    assert "(epochs)" in error
+    assert sorted(p.name for p in finished.rglob("*")) == before
+
+
+def test_results_do_not_depend_on_the_number_of_workers(tmp_path):
+    one = reproduce(tmp_path / "one", TINY, workers=1)
+    two = reproduce(tmp_path / "two", TINY, workers=2)
+    assert [r["test_accuracy"] for r in one["runs"]] == [r["test_accuracy"] for r in two["runs"]]
+    first, second = (load_tensors(weights_path(tmp_path / n, "lrf_dyn", 0))[0] for n in ("one", "two"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_ctrl_c_and_again_gives_the_same_weights(tmp_path):
+    command = [sys.executable, "-m", "lrfdyn", "reproduce", "--attentions", "ssa", "--epochs", "6", *SMALL[:-1], "0"]
+    interrupted = tmp_path / "interrupted"
+    process = subprocess.Popen(
+        [*command, "--out", str(interrupted)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    # Interrupt as soon as the first checkpoint is there.
+    deadline = time.monotonic() + 120
+    while not list(interrupted.glob("checkpoints/*.safetensors")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    output = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == 130, output
+    assert "goes on from here" in output
+    assert "Traceback" not in output
+    assert not list(interrupted.glob("**/.*.tmp"))
+    assert not (interrupted / "results.json").exists()
+
+    for folder in (interrupted, tmp_path / "whole"):
+        done = subprocess.run([*command, "--out", str(folder)], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    first, second = (load_tensors(weights_path(f, "ssa", 0))[0] for f in (interrupted, tmp_path / "whole"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_error_in_a_worker_reaches_the_user(tmp_path):
+    out = tmp_path / "out"
+    (out / "weights").mkdir(parents=True)
+    weights_path(out, "ssa", 0).write_bytes(b"damaged")
+    with pytest.raises(LrfdynError, match=r"weights: .*ssa-seed0\.safetensors is damaged"):
+        reproduce(out, TINY)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--attentions", "lrf_dym"], "attention: unknown name 'lrf_dym'; did you mean lrf_dyn"),
+        (["--attentions", ""], "attentions: expected at least one"),
+        (["--seeds", "1,1"], "seeds: expected different ones"),
+        (["--heads", "5"], "heads: expected a divisor of the width 48, got 5"),
+        (["--time-steps", "0"], "time_steps: expected an integer >= 1, got 0"),
+        (["--epochs", "0"], "epochs: expected an integer >= 1, got 0"),
+        (["--workers", "0"], "workers: expected an integer >= 1, got 0"),
+        (["--dim", "12"], "dim: expected a multiple of 8"),
+        (["--seeds", "x"], "argument --seeds"),
+        (["--out", "/dev/null/x"], "out: cannot write in the folder /dev/null/x"),
+        (["--epoch"], "argument"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_arguments_give_one_line_and_exit_code_2(arguments, message, capsys, tmp_path):
+    if "--out" not in arguments:
+        arguments = [*arguments, "--out", str(tmp_path)]
+    try:
+        code = main(["reproduce", *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert message in captured.err
+    assert len(captured.err.strip().splitlines()) == 1
