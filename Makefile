@@ -1,0 +1,40 @@
+# make demo: train and compare, ends in demo/report.html.   make test: the test suite.   Both set up .venv themselves.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test lint format clean
+.DELETE_ON_ERROR:
+
+demo: .venv/demo-installed
+	$(BIN)/lrfdyn reproduce --out demo
+
+test: .venv/dev-installed
+	$(BIN)/python -m pytest -n 2 -q
+
+lint: .venv/dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/dev-installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv demo build *.egg-info
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lrfdyn needs Python 3.11 or newer")'
+	$(PYTHON) -m venv .venv
+
+.venv/demo-installed: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[digits]'
+	touch $@
+
+# SpikingJelly is a peer to compare with; its declared dependencies are not needed for that.
+.venv/dev-installed: .venv/demo-installed
+	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps spikingjelly loguru
+	touch $@

@@ -1,0 +1,59 @@
+"""SDSA against its definition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from lrfdyn.attention import SDSA, create_attention
+from lrfdyn.models.sdt_v1 import ATTENTION_HOST
+from lrfdyn.neurons import LIF
+
+
+def busy(attn: nn.Module) -> nn.Module:
+    """In float64, with batch norms that make about a third of the neurons fire."""
+    for module in attn.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.constant_(module.weight, 4.0)
+    return attn.double()
+
+
+def spikes(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 2, shape).double()
+
+
+@pytest.mark.parametrize("ratio", [1, 4])
+@pytest.mark.parametrize("time_steps", [1, 3])
+def test_one_gate_per_channel(time_steps, ratio):
+    torch.manual_seed(0)
+    host = replace(ATTENTION_HOST, value_ratio=ratio)
+    attn = busy(create_attention("sdsa", 8, 2, (3, 5), host))
+    x = spikes(time_steps, 2, 8, 3, 5)
+    q, k, v = attn.project(x)
+    fired = torch.zeros_like(v)
+    for c in range(8 * ratio):
+        total = sum(k[:, :, c // ratio, i, j] * v[:, :, c, i, j] for i in range(3) for j in range(5))
+        fired[:, :, c] = q[:, :, c // ratio] * LIF(threshold=0.5)(total)[..., None, None]
+    assert 0 < fired.mean() < 0.5
+    assert torch.equal(attn(x), attn.proj(fired))
+
+
+def test_weights_are_those_of_the_gate():
+    torch.manual_seed(0)
+    attn = busy(create_attention("sdsa", 8, 2, (3, 5), ATTENTION_HOST))
+    x = spikes(2, 2, 8, 3, 5)
+    weights = attn.weights(x)
+    assert weights.shape == (4, 15, 15)
+    assert weights.max() > 0
+    assert (weights == weights[:, :1]).all()
+    _, k, v = attn.project(x)
+    torch.testing.assert_close(weights[:, 7].sum(-1), attn.mix(k, v).mean((2, 3, 4)).flatten())
+
+
+def test_state_is_one_number_per_channel_and_the_spikes():
+    attn = SDSA(8, 2, (3, 5), ATTENTION_HOST)
+    assert [(term.elements, term.bits) for term in attn.state_terms()] == [(8, 32), (240, 1), (120, 1)]
+    assert [term.elements for term in attn.state_terms((2, 2))] == [8, 64, 32]
