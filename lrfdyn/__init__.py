@@ -1,8 +1,20 @@
 """Spiking vision transformers with local receptive fields and neural dynamics self-attention."""
 
 from lrfdyn.attention import ATTENTIONS
+from lrfdyn.attention.swap import swap_attention
 from lrfdyn.errors import LrfdynError
+from lrfdyn.hub import from_pretrained
 from lrfdyn.models import create_model, list_models
+from lrfdyn.models.official import load_official
 from lrfdyn.version import __version__
 
-__all__ = ["ATTENTIONS", "LrfdynError", "__version__", "create_model", "list_models"]
+__all__ = [
+    "ATTENTIONS",
+    "LrfdynError",
+    "__version__",
+    "create_model",
+    "from_pretrained",
+    "list_models",
+    "load_official",
+    "swap_attention",
+]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lrfdyn.models.base import SpikingModel
-from lrfdyn.models.official import from_official, our_key, rename_official
+from lrfdyn.models.official import load_official_state, our_key, rename_official
 from lrfdyn.neurons import Neuron
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -52,9 +52,7 @@ def images(fixture: dict[str, Any]) -> Tensor:
 
 
 def filled(model: SpikingModel, fixture: dict[str, Any]) -> SpikingModel:
-    state, _ = from_official(model, official_state(fixture))
-    model = model.double()
-    model.load_state_dict(state, strict=True)
+    load_official_state(model.double(), official_state(fixture))
     return model
 
 

@@ -16,7 +16,7 @@ class AttentionHost:
 
     `project(c_in, c_out)` makes q, k or v: spikes of a normalised 1x1 convolution. `project_out(c_in, c_out)` makes
     the layer behind the attention. `fire()` makes the neuron on an unnormalised attention output, `neuron()` the
-    host's ordinary one.
+    host's ordinary one. All four are importable functions or partials of them, so that models can be pickled.
     """
 
     project: Callable[[int, int], nn.Module]
@@ -50,6 +50,7 @@ class Attention(nn.Module):
         super().__init__()
         require(heads >= 1 and dim % heads == 0, f"heads: expected a divisor of the width {dim}, got {heads}")
         self.dim, self.heads, self.grid = dim, heads, grid
+        self.host = host  # what another kind of attention in the same place is built from
         self.value_dim = dim * host.value_ratio
         self.scale = host.scale
         for name in self.projections:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from lrfdyn.errors import require
+
+USUAL_IMAGE_SIZE = 224  # of hosts that take any size
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,19 @@ class FeatureInfo:
     stride: int
 
 
+def classifier(width: int, num_classes: int) -> nn.Module:
+    """A linear layer, or nothing where there are no classes: the model then gives the features in front of it."""
+    return nn.Linear(width, num_classes) if num_classes else nn.Identity()
+
+
 class SpikingModel(nn.Module):
     """`forward` takes static images `[B, C, H, W]`, shown for `time_steps` steps, or event frames `[T, B, C, H, W]`."""
 
     # Regular expressions from official keys to ours; a replacement of None drops the entry (never used in forward).
     official_keys: ClassVar[tuple[tuple[str, str | None], ...]] = ()
     smallest_image: int = 1
+    name: str | None = None  # in the registry
+    head: nn.Module
     feature_info: list[FeatureInfo]
     grid: tuple[int, int]
 
@@ -36,7 +46,7 @@ class SpikingModel(nn.Module):
         self.time_steps: int = config["time_steps"]
         self.in_channels: int = config["in_channels"]
         require(self.time_steps >= 1, f"time_steps: expected an integer >= 1, got {self.time_steps}")
-        require(config["num_classes"] >= 1, f"num_classes: expected an integer >= 1, got {config['num_classes']}")
+        require(config["num_classes"] >= 0, f"num_classes: expected an integer >= 0, got {config['num_classes']}")
 
     def describe_stages(self, channels: Sequence[int], strides: Sequence[int], image_size: int | None = None) -> None:
         """Sets `feature_info` and `smallest_image`, and `grid`, the last stage's, of an `image_size`."""
@@ -55,9 +65,16 @@ class SpikingModel(nn.Module):
         """The feature maps `[T, B, C, H, W]` of time-major input, one per stage, described by `feature_info`."""
         raise NotImplementedError
 
-    def forward_head(self, x: Tensor) -> Tensor:
-        """Logits `[B, classes]` of the last feature map."""
+    def head_input(self, x: Tensor) -> Tensor:
+        """What the classifier takes of the last feature map: `[T, B, C]`, or `[B, C]` where time is averaged first."""
         raise NotImplementedError
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits `[B, classes]` of the last feature map, or with `pre_logits` the features `[B, C]` in front of the
+        classifier."""
+        features = self.head_input(x)
+        y = features if pre_logits else self.head(features)
+        return y.mean(0) if y.dim() == 3 else y
 
     def forward_features(self, images: Tensor) -> Tensor:
         """The last feature map, `[T, B, C, H, W]`."""
@@ -91,6 +108,63 @@ class SpikingModel(nn.Module):
         if not static:
             return folded.unflatten(0, images.shape[:2])
         return folded.unsqueeze(0).expand(self.time_steps, -1, -1, -1, -1)
+
+    @property
+    def num_classes(self) -> int:
+        return self.config["num_classes"]
+
+    @property
+    def num_features(self) -> int:
+        """Channels of the last feature map, which the classifier takes."""
+        return self.feature_info[-1].channels
+
+    @property
+    def input_size(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images that the model was laid out for."""
+        size = self.config.get("image_size", USUAL_IMAGE_SIZE)
+        return self.in_channels, size, size
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """A fresh classifier for other classes; 0 removes it."""
+        require(num_classes >= 0, f"num_classes: expected an integer >= 0, got {num_classes}")
+        self.head = self.fresh_classifier(num_classes)
+        self.config["num_classes"] = num_classes
+
+    def fresh_classifier(self, num_classes: int) -> nn.Module:
+        layer = classifier(self.num_features, num_classes)
+        if isinstance(layer, nn.Linear):
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+        like = next(self.parameters())
+        return layer.to(like.device, like.dtype)
+
+    # Written on huggingface_hub's functions instead of inherited from its PyTorchModelHubMixin: that is a base class,
+    # so the package could not be imported without huggingface_hub.
+    def save_pretrained(self, folder: str | os.PathLike[str], **card: Any) -> None:
+        """See `lrfdyn.hub.save_pretrained`."""
+        from lrfdyn.hub import save_pretrained
+
+        save_pretrained(self, folder, **card)
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str], **arguments: Any) -> Self:
+        """See `lrfdyn.hub.from_pretrained`; the model must be of this class."""
+        from lrfdyn.hub import from_pretrained
+
+        return from_pretrained(source, host=cls, **arguments)
+
+    def push_to_hub(self, repo_id: str, **arguments: Any) -> str:
+        """See `lrfdyn.hub.push_to_hub`."""
+        from lrfdyn.hub import push_to_hub
+
+        return push_to_hub(self, repo_id, **arguments)
+
+    def official_warning(self) -> str | None:
+        """What to know when official weights are loaded into this model."""
+        return None
 
     @classmethod
     def options(cls) -> dict[str, inspect.Parameter]:

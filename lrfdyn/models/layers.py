@@ -110,14 +110,16 @@ class SpikingConv(ConvBN):
     def _fused(self, x: Tensor, residual: Tensor | None, pool: bool) -> Tensor | None:
         """None where a part is observed by hooks or is of another kind."""
         dynamics = fused_dynamics(self.neuron)
-        norm = None if dynamics is None or type(self.conv) is not nn.Conv2d else fused_norm(self.bn)
-        if dynamics is None or norm is None:
+        conv = self.conv
+        if dynamics is None or type(conv) is not nn.Conv2d or isinstance(conv.padding, str):
+            return None
+        norm = fused_norm(self.bn)
+        if norm is None:
             return None
         repeats = x.shape[0] if is_repeated(x) else 1
         packed = getattr(x, "packed", None)
         dtype = autocast_dtype(x)
         steps = x[:1] if repeats > 1 else x
-        conv = self.conv
         # The norm takes the bias of the convolution, so that no pass over memory is spent on adding it.
         y = spike_conv(
             steps.flatten(0, 1).to(dtype), conv.weight.to(dtype), conv.stride, conv.padding, conv.groups, packed

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost, create_attention
 from lrfdyn.errors import require
-from lrfdyn.models.base import SpikingModel
+from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.layers import (
     ConvBN,
     MembraneBlock,
@@ -108,7 +108,7 @@ class MetaFormer(SpikingModel):
             self.stages.append(Stage(down, blocks))
             before = width
         self.neuron = self.make_head_neuron()
-        self.head = nn.Linear(widths[-1], config["num_classes"])
+        self.head = classifier(widths[-1], config["num_classes"])
         init_weights(self)
 
     def make_neuron(self) -> nn.Module:
@@ -144,9 +144,5 @@ class MetaFormer(SpikingModel):
         *early, _, last = run_stages(self.stages, x)  # the last two stages are on the same grid
         return [*early, last]
 
-    def head_spikes(self, x: Tensor) -> Tensor:
-        """`[T, B, C]`."""
+    def head_input(self, x: Tensor) -> Tensor:
         return self.neuron(x.mean((3, 4)))
-
-    def forward_head(self, x: Tensor) -> Tensor:
-        return self.head(self.head_spikes(x)).mean(0)

@@ -61,8 +61,8 @@ class MSResNet(SpikingResNet):
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         return run_stages(self.stages, self.stem(x))
 
-    def forward_head(self, x: Tensor) -> Tensor:
-        return self.head(self.neuron(x).mean((0, 3, 4)))
+    def head_input(self, x: Tensor) -> Tensor:
+        return self.neuron(x).mean((0, 3, 4))
 
 
 @register_model

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost, create_attention
 from lrfdyn.errors import require, unknown_name
-from lrfdyn.models.base import SpikingModel
+from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.layers import ConvBN, SpikingConv, drop_path_rates, init_weights, max_pool, run_stages
 from lrfdyn.models.registry import register_model
 from lrfdyn.models.spikformer import Block, attention_host
@@ -175,14 +175,22 @@ class QKFormer(SpikingModel):
             )
             for i, (c_in, c_out) in enumerate(pairwise([dim // 8, *widths]))
         )
-        self.head = nn.Linear(dim, num_classes)
+        self.head = classifier(dim, num_classes)
         init_weights(self)
+
+    def official_warning(self) -> str | None:
+        if self.config["legacy_neuron_axis"]:
+            return None
+        return (
+            "official QKFormer weights were trained with a neuron that runs over the batch; this model does not have "
+            "it: build the model with legacy_neuron_axis=True to compute what the official code does"
+        )
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         return run_stages(self.stages, self.stem(x))
 
-    def forward_head(self, x: Tensor) -> Tensor:
-        return self.head(x.mean((0, 3, 4)))
+    def head_input(self, x: Tensor) -> Tensor:
+        return x.mean((0, 3, 4))
 
 
 def _legacy_project_out(c_in: int, c_out: int) -> nn.Module:

@@ -46,4 +46,6 @@ def create_model(name: str, **options: Any) -> SpikingModel:
             raise unknown_name(f"option of {name}", key, [*host_options, *kind_options])
     if own:
         options["attention_options"] = own
-    return _MODELS[name](**options)
+    model = _MODELS[name](**options)
+    model.name = name
+    return model

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from lrfdyn.errors import require
-from lrfdyn.models.base import SpikingModel
+from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.layers import DropPath, drop_path_rates
 
 WIDTHS = (64, 128, 256, 512)
@@ -50,7 +50,7 @@ class SpikingResNet(SpikingModel):
             first = self.make_block(c_in, c_out, 2 if i else self.first_stride, next(rates))
             others = (self.make_block(c_out, c_out, 1, next(rates)) for _ in range(depths[i] - 1))
             self.stages.append(nn.Sequential(first, *others))
-        self.head = nn.Linear(widths[-1], config["num_classes"])
+        self.head = classifier(widths[-1], config["num_classes"])
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

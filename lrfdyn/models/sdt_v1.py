@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost, create_attention
 from lrfdyn.errors import require
-from lrfdyn.models.base import SpikingModel
+from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.layers import (
     ConvBN,
     MembraneBlock,
@@ -23,7 +24,7 @@ from lrfdyn.models.layers import (
     max_pool,
 )
 from lrfdyn.models.registry import register_model
-from lrfdyn.models.spikformer import CIFAR_POOLING, IMAGENET_POOLING, Spikformer, stem_strides, stem_widths
+from lrfdyn.models.spikformer import CIFAR_POOLING, IMAGENET_POOLING, Spikformer, lif_conv, stem_strides, stem_widths
 from lrfdyn.neurons import LIF
 
 
@@ -62,10 +63,10 @@ class MLP(MembraneMLP):
 
 
 ATTENTION_HOST = AttentionHost(
-    project=lambda a, b: SpikingConv(a, b, LIF()),
-    project_out=lambda a, b: ConvBN(a, b, bias=True),
+    project=lif_conv,
+    project_out=partial(ConvBN, bias=True),
     neuron=LIF,
-    fire=lambda: LIF(threshold=0.5),
+    fire=partial(LIF, threshold=0.5),
     scale=0.125,
 )
 
@@ -105,7 +106,7 @@ class SDTV1(SpikingModel):
             for rate in drop_path_rates(drop_path, depth)
         )
         self.neuron = LIF()
-        self.head = nn.Linear(dim, num_classes)
+        self.head = classifier(dim, num_classes)
         init_weights(self)
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
@@ -114,8 +115,8 @@ class SDTV1(SpikingModel):
             x = block(x)
         return [*early, x]
 
-    def forward_head(self, x: Tensor) -> Tensor:
-        return self.head(self.neuron(x.mean((3, 4)))).mean(0)
+    def head_input(self, x: Tensor) -> Tensor:
+        return self.neuron(x.mean((3, 4)))
 
 
 @register_model

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
+from lrfdyn.models.base import classifier
 from lrfdyn.models.layers import ConvBN, MembraneConv, fold_time, init_weights
 from lrfdyn.models.metaformer import DEPTHS, MetaFormer, metaformer_keys
 from lrfdyn.models.registry import register_model
@@ -78,6 +80,10 @@ class SpikingRepConv(RepConvBN):
         return self.neuron(super().forward(x))
 
 
+def lif_rep_conv(c_in: int, c_out: int) -> SpikingRepConv:
+    return SpikingRepConv(c_in, c_out, LIF())
+
+
 class SDTV2(MetaFormer):
     """`distillation` adds a second classifier on the same spikes: training returns the logits of both, evaluation
     their average."""
@@ -117,7 +123,7 @@ class SDTV2(MetaFormer):
         attention_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
-        self.distillation_head = nn.Linear(widths[-1], num_classes) if distillation else None
+        self.distillation_head = classifier(widths[-1], num_classes) if distillation else None
         if self.distillation_head is not None:
             init_weights(self.distillation_head)
 
@@ -129,17 +135,22 @@ class SDTV2(MetaFormer):
 
     def attention_host(self, head_width: int) -> AttentionHost:
         return AttentionHost(
-            project=lambda a, b: SpikingRepConv(a, b, LIF()),
+            project=lif_rep_conv,
             project_out=RepConvBN,
             neuron=LIF,
-            fire=lambda: LIF(threshold=0.5),
+            fire=partial(LIF, threshold=0.5),
             scale=0.125,  # whatever the width of a head, as in the official code
         )
 
-    def forward_head(self, x: Tensor) -> Any:
-        if self.distillation_head is None:
-            return super().forward_head(x)
-        spikes = self.head_spikes(x)
+    def reset_classifier(self, num_classes: int) -> None:
+        super().reset_classifier(num_classes)
+        if self.distillation_head is not None:
+            self.distillation_head = self.fresh_classifier(num_classes)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:
+        if self.distillation_head is None or pre_logits:
+            return super().forward_head(x, pre_logits)
+        spikes = self.head_input(x)
         logits, distilled = self.head(spikes).mean(0), self.distillation_head(spikes).mean(0)
         return (logits, distilled) if self.training else (logits + distilled) / 2
 

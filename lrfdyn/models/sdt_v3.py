@@ -7,6 +7,7 @@ whose logits are averaged.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,6 +31,10 @@ class SeparableConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.contract(self.depthwise(self.expand(x)))
+
+
+def integer_conv(c_in: int, c_out: int, levels: int) -> SpikingConv:
+    return SpikingConv(c_in, c_out, IntegerSpike(levels))
 
 
 class Block(MembraneBlock):
@@ -92,11 +97,12 @@ class SDTV3(MetaFormer):
         return Block(self.make_separable(width, 3), *self.make_branches(width), drop_path)
 
     def attention_host(self, head_width: int) -> AttentionHost:
+        levels = self.config["levels"]
         return AttentionHost(
-            project=lambda a, b: SpikingConv(a, b, self.make_neuron()),
+            project=partial(integer_conv, levels=levels),
             project_out=ConvBN,
-            neuron=self.make_neuron,
-            fire=self.make_neuron,
+            neuron=partial(IntegerSpike, levels),
+            fire=partial(IntegerSpike, levels),
             scale=2 * head_width**-0.5,
             value_ratio=4,
         )

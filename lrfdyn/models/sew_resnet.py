@@ -66,8 +66,8 @@ class SEWResNet(SpikingResNet):
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         return run_stages(self.stages, max_pool(self.neuron(self.stem(x))))
 
-    def forward_head(self, x: Tensor) -> Tensor:
-        return self.head(x.mean((0, 3, 4)))
+    def head_input(self, x: Tensor) -> Tensor:
+        return x.mean((0, 3, 4))
 
 
 @register_model

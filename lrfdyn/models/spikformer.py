@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost, create_attention
 from lrfdyn.errors import require
-from lrfdyn.models.base import SpikingModel
+from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.layers import DropPath, SpikingConv, drop_path_rates, hidden_width, init_weights
 from lrfdyn.models.registry import register_model
 from lrfdyn.neurons import LIF
@@ -76,12 +77,16 @@ class Block(nn.Module):
         return self.mlp(x, residual=x)
 
 
+def lif_conv(c_in: int, c_out: int, bias: bool = False) -> SpikingConv:
+    return SpikingConv(c_in, c_out, LIF(), bias=bias)
+
+
 def attention_host(qkv_bias: bool) -> AttentionHost:
     return AttentionHost(
-        project=lambda a, b: SpikingConv(a, b, LIF(), bias=qkv_bias),
-        project_out=lambda a, b: SpikingConv(a, b, LIF(), bias=True),
+        project=partial(lif_conv, bias=qkv_bias),
+        project_out=partial(lif_conv, bias=True),
         neuron=LIF,
-        fire=lambda: LIF(threshold=0.5),
+        fire=partial(LIF, threshold=0.5),
         scale=0.125,  # whatever the width of a head, as in the official code
     )
 
@@ -126,7 +131,7 @@ class Spikformer(SpikingModel):
             Block(create_attention(attention, dim, heads, self.grid, host, **options), dim, mlp_ratio, rate)
             for rate in drop_path_rates(drop_path, depth)
         )
-        self.head = nn.Linear(dim, num_classes)
+        self.head = classifier(dim, num_classes)
         init_weights(self)
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
@@ -135,8 +140,8 @@ class Spikformer(SpikingModel):
             x = block(x)
         return [*early, x]
 
-    def forward_head(self, x: Tensor) -> Tensor:
-        return self.head(x.mean((0, 3, 4)))
+    def head_input(self, x: Tensor) -> Tensor:
+        return x.mean((0, 3, 4))
 
 
 @register_model

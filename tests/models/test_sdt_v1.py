@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lrfdyn
-from lrfdyn.models.official import from_official
+from lrfdyn.models.official import load_official_state
 from lrfdyn.models.sdt_v1 import MLP, SDTV1
 from lrfdyn.models.spikformer import CIFAR_POOLING
 from tests.golden_rule import check_behaviour, check_layout, load, official_state
@@ -63,8 +63,8 @@ def test_layout_of_the_full_sizes(model):
 
 def test_unused_talking_heads_are_dropped():
     fixture = load("sdt_v1_small")
-    _, dropped = from_official(build(fixture), official_state(fixture))
-    assert dropped == ["block.0.attn.talking_heads.weight", "block.1.attn.talking_heads.weight"]
+    report = load_official_state(build(fixture), official_state(fixture))
+    assert report.dropped == ("block.0.attn.talking_heads.weight", "block.1.attn.talking_heads.weight")
 
 
 def test_inner_shortcut_where_the_mlp_keeps_the_width():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lrfdyn
-from lrfdyn.models.official import from_official
+from lrfdyn.models.official import load_official_state
 from lrfdyn.models.sdt_v2 import SDTV2, RepConv
 from tests.golden_rule import check_behaviour, check_layout, filled, images, load, official_state
 from tests.models.host_checks import (
@@ -130,15 +130,13 @@ def test_distillation_head():
     model, plain = build(fixture, distillation=True), build(fixture)
     state = official_state(fixture)
     second = {"head_kd.weight": torch.randn(10, 96).double(), "head_kd.bias": torch.randn(10).double()}
-    ours, dropped = from_official(model, {**state, **second})
-    assert not dropped
-    model.double().load_state_dict(ours)
+    assert not load_official_state(model.double(), {**state, **second}).dropped
     filled(plain, fixture)
     x = images(fixture)
 
     with torch.no_grad():
         average, logits = model.eval()(x), plain.eval()(x)
-        spikes = plain.head_spikes(plain.forward_features(x))
+        spikes = plain.head_input(plain.forward_features(x))
         distilled = F.linear(spikes, second["head_kd.weight"], second["head_kd.bias"]).mean(0)
         torch.testing.assert_close(average, (logits + distilled) / 2)
     both = model.train()(x)
