@@ -36,5 +36,5 @@ clean:
 # SpikingJelly is a peer to compare with; its declared dependencies are not needed for that.
 .venv/dev-installed: .venv/demo-installed
 	$(PIP) --editable '.[dev]'
-	$(PIP) --no-deps spikingjelly loguru
+	$(PIP) --no-deps spikingjelly loguru h5py
 	touch $@

@@ -24,10 +24,10 @@ from lrfdyn.data.digits import load_digits
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import read_json, writable_folder, write_json
 from lrfdyn.models.spikformer import Spikformer
-from lrfdyn.training.checkpoint import load_tensors, load_weights, save_weights
 from lrfdyn.training.engine import Recipe, fit
 from lrfdyn.training.pool import run_jobs
 from lrfdyn.version import __version__
+from lrfdyn.weights import load_tensors, load_weights, save_weights
 
 NOTES = [
     "Digits are 8x8 images: the table shows that every attention trains and what it costs, not which one wins on "
@@ -47,7 +47,7 @@ class Settings:
 
     attentions: tuple[str, ...] = ("ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")
     seeds: tuple[int, ...] = (0, 1)
-    dim: int = 48
+    dim: int = 40
     depth: int = 2
     heads: int = 4
     mlp_ratio: float = 2

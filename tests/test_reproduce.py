@@ -17,8 +17,8 @@ import lrfdyn
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.reproduce import Settings, reproduce, weights_path
-from lrfdyn.training.checkpoint import load_tensors
 from lrfdyn.training.engine import Recipe
+from lrfdyn.weights import load_tensors
 
 SMALL = ["--dim", "8", "--heads", "1", "--depth", "1", "--time-steps", "1", "--batch-size", "256", "--seeds", "0,1"]
 TINY = Settings(
@@ -119,7 +119,7 @@ def test_error_in_a_worker_reaches_the_user(tmp_path):
         (["--attentions", "lrf_dym"], "attention: unknown name 'lrf_dym'; did you mean lrf_dyn"),
         (["--attentions", ""], "attentions: expected at least one"),
         (["--seeds", "1,1"], "seeds: expected different ones"),
-        (["--heads", "5"], "heads: expected a divisor of the width 48, got 5"),
+        (["--heads", "3"], "heads: expected a divisor of the width 40, got 3"),
         (["--time-steps", "0"], "time_steps: expected an integer >= 1, got 0"),
         (["--epochs", "0"], "epochs: expected an integer >= 1, got 0"),
         (["--workers", "0"], "workers: expected an integer >= 1, got 0"),

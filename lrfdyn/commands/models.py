@@ -1,37 +1,169 @@
-"""List the models."""
+"""List the models, or the layers of one.
+
+With a shell pattern, one line per model; with the name of a model, its layers, totals and configuration. Parameters
+are counted, accuracies are those that the paper reports.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+from dataclasses import asdict
+from typing import Any
 
-import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from lrfdyn.errors import LrfdynError
-from lrfdyn.models import create_model, list_models
+from lrfdyn.attention import ATTENTIONS, LABELS, attention_options
+from lrfdyn.errors import LrfdynError, require, unknown_name
+from lrfdyn.models import SpikingModel, list_models
+from lrfdyn.models.paper import PAPER, paper_accuracy
+from lrfdyn.models.registry import model_class
+from lrfdyn.models.summary import Layer, count_parameters, meta_model, summarize
+
+METHODS = ("base", "lrf_ssa", "lrf_dyn")
+SORTS = ("name", "parameters", "input", "accuracy")
+NONE = "-"
+TABLE: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
+WIDTH = 80  # the tables fit it; a narrower terminal breaks lines itself rather than losing columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pattern", nargs="?", default="*", help="a shell pattern, for instance 'spikformer_8_*'")
+    add = parser.add_argument
+    add("pattern", nargs="?", default="*", help="a name, or a shell pattern, for instance 'spikformer_8_*'")
+    add("--attention", metavar="KIND", help=f"count with this attention: {', '.join(ATTENTIONS)}")
+    add("--sort", choices=SORTS, default="name", help="order of the list; the best accuracy comes first")
+    add("--depth", type=int, default=2, help="how many levels of modules the layers of one model are split into")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if arguments.attention is not None:
+        attention_options(arguments.attention)  # an unknown kind is an error even where no model takes one
+    known = list_models()
+    if arguments.pattern in known:
+        show_model(arguments)
+        return
     names = list_models(arguments.pattern)
+    if not names and any(sign in arguments.pattern for sign in "*?["):
+        raise LrfdynError(f"pattern: no model matches {arguments.pattern!r}; known: {', '.join(known)}")
     if not names:
-        raise LrfdynError(f"pattern: no model matches {arguments.pattern!r}; known: {', '.join(list_models())}")
-    table = Table("model", "parameters", "input", "T", "classes")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name in names:
-        with torch.device("meta"):
-            model = create_model(name)
-        size = model.config.get("image_size", 224)
+        raise unknown_name("model", arguments.pattern, known)
+    rows = sorted((describe(name, arguments.attention) for name in names), key=sort_key(arguments))
+    if arguments.json:
+        print(json.dumps(rows, indent=1))
+        return
+    console = wide_console()
+    console.print(models_table(rows))
+    console.print(
+        "Top-1 accuracy in % on ImageNet-1k as the paper reports it, not measured here. "
+        f"Every model with an attention takes {', '.join(ATTENTIONS)}; listed is "
+        f"{'the default' if arguments.attention is None else 'the one counted'}.",
+        highlight=False,
+    )
+
+
+def wide_console() -> Console:
+    return Console(width=max(WIDTH, Console().width))
+
+
+def build(name: str, attention: str | None) -> SpikingModel:
+    """The model without memory, with `attention` where it takes one."""
+    takes = attention is not None and "attention" in model_class(name).options()
+    return meta_model(name, **({"attention": attention} if takes else {}))
+
+
+def describe(name: str, attention: str | None) -> dict[str, Any]:
+    model = build(name, attention)
+    options = model_class(name).options()
+    return {
+        "name": name,
+        "parameters": count_parameters(model),
+        "input_size": list(model.input_size),
+        "time_steps": model.time_steps,
+        "num_classes": model.num_classes,
+        "attention": model.config.get("attention"),
+        "default_attention": options["attention"].default if "attention" in options else None,
+        "attentions": list(ATTENTIONS) if "attention" in options else [],
+        "paper": {method: asdict(row) for method, row in PAPER.get(name, {}).items()},
+    }
+
+
+def sort_key(arguments: argparse.Namespace) -> Any:
+    method = arguments.attention if arguments.attention in METHODS else "base"
+    keys = {
+        "name": lambda row: row["name"],
+        "parameters": lambda row: (row["parameters"], row["name"]),
+        "input": lambda row: (row["input_size"][-1], row["name"]),
+        "accuracy": lambda row: (-(paper_accuracy(row["name"], method) or 0), row["name"]),
+    }
+    return keys[arguments.sort]
+
+
+def models_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(**TABLE)
+    table.add_column("model", overflow="fold")
+    for header in ("parameters", "input", "T"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("attention", overflow="fold")
+    for header in ("paper:\nbase", "paper:\nLRF-SSA", "paper:\nLRF-Dyn"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in rows:
+        accuracies = (row["paper"].get(method, {}).get("accuracy") for method in METHODS)
         table.add_row(
-            name,
-            f"{sum(p.numel() for p in model.parameters()):,}",
-            f"{size}x{size}",
-            str(model.time_steps),
-            str(model.config["num_classes"]),
+            row["name"],
+            f"{row['parameters']:,}",
+            str(row["input_size"][-1]),
+            str(row["time_steps"]),
+            row["attention"] or NONE,
+            *(NONE if accuracy is None else f"{accuracy:.2f}" for accuracy in accuracies),
         )
-    Console().print(table)
+    return table
+
+
+def show_model(arguments: argparse.Namespace) -> None:
+    name, attention = arguments.pattern, arguments.attention
+    require(arguments.depth >= 1, f"depth: expected an integer >= 1, got {arguments.depth}")
+    takes = "attention" in model_class(name).options()
+    require(attention is None or takes, f"attention: {name} has none, got {attention!r}")
+    model = build(name, attention)
+    row, layers = describe(name, attention), summarize(model, arguments.depth)
+    if arguments.json:
+        print(json.dumps({**row, "config": model.config, "layers": [asdict(layer) for layer in layers]}, indent=1))
+        return
+    console = wide_console()
+    console.print(layers_table(layers, row["parameters"]))
+    for line in facts(model, row):
+        console.print(line, highlight=False)
+
+
+def layers_table(layers: list[Layer], total: int) -> Table:
+    table = Table(**TABLE, show_footer=True)
+    table.add_column("layer", "all", overflow="fold")
+    table.add_column("kind", overflow="fold")
+    table.add_column("output", justify="right", no_wrap=True)
+    table.add_column("parameters", f"{total:,}", justify="right", no_wrap=True)
+    table.add_column("share", "100.0%", justify="right", no_wrap=True)
+    for layer in layers:
+        shape = NONE if layer.output is None else "x".join(map(str, layer.output))
+        table.add_row(layer.path, layer.kind, shape, f"{layer.parameters:,}", f"{layer.parameters / total:.1%}")
+    return table
+
+
+def facts(model: SpikingModel, row: dict[str, Any]) -> list[Text]:
+    lines = [
+        ("input", f"{'x'.join(map(str, model.input_size))} for T = {model.time_steps} time steps"),
+        ("output", "channels x height x width, of one image and time step"),
+        ("weights", f"{4 * row['parameters'] / 1e6:,.1f} MB in float32"),
+    ]
+    if row["attentions"]:
+        kinds = (f"{kind} (default)" if kind == row["default_attention"] else kind for kind in row["attentions"])
+        lines.append(("attention", f"{row['attention']}; takes {', '.join(kinds)}"))
+    for method, entry in row["paper"].items():
+        label = "as published" if method == "base" else f"with {LABELS[method]}"
+        numbers = f"{entry['parameters']:.2f} M parameters, {entry['accuracy']:.2f} % top-1 on ImageNet-1k"
+        lines.append(("paper", f"{label}: {numbers}"))
+    lines.append(("config", ", ".join(f"{key}={value!r}" for key, value in model.config.items())))
+    return [Text(f"{key}: {value}") for key, value in lines]

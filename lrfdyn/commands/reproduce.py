@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -112,16 +113,19 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def results_table(results: dict[str, Any]) -> Table:
-    table = Table("attention", title=f"{results['title']}, {len(results['runs'])} runs")
-    for name in ("accuracy", "parameters", "state", "peak", "firing", "images/s"):
+    table = Table(
+        title=f"{results['title']}, {len(results['runs'])} runs", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0)
+    )
+    table.add_column("attention", no_wrap=True)
+    for name in ("accuracy", "parameters", "state KiB", "peak KiB", "firing", "images/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in results["attentions"].values():
         table.add_row(
             row["label"],
             f"{row['accuracy_mean']:.1%} ± {row['accuracy_spread']:.1%}",
             f"{row['parameters']:,}",
-            kib(row["state_bytes"]),
-            kib(row["peak_inference_bytes"]),
+            f"{row['state_bytes'] / 1024:,.1f}",
+            f"{row['peak_inference_bytes'] / 1024:,.0f}",
             f"{row['firing_rate']:.1%}",
             f"{row['images_per_second']:,.0f}",
         )
@@ -129,14 +133,11 @@ def results_table(results: dict[str, Any]) -> Table:
 
 
 def state_table(results: dict[str, Any]) -> Table:
-    table = Table("attention", "term", "formula", title="state = what one attention layer must hold, derived")
-    table.add_column("bytes", justify="right")
+    title = "state = what one attention layer must hold, derived"
+    table = Table("attention", "term", "formula", title=title, box=box.SIMPLE_HEAD)
+    table.add_column("KiB", justify="right")
     for row in results["attentions"].values():
         for i, term in enumerate(row["state_terms"]):
             label = row["label"] if i == 0 else ""
-            table.add_row(label, term["name"], term["formula"], kib(term["bytes"]))
+            table.add_row(label, term["name"], term["formula"], f"{term['bytes'] / 1024:,.1f}")
     return table
-
-
-def kib(number: int) -> str:
-    return f"{number / 1024:,.1f} KiB"

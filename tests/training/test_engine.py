@@ -8,8 +8,8 @@ import torch
 from lrfdyn.data.digits import Split, load_digits
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.spikformer import Spikformer
-from lrfdyn.training.checkpoint import load_tensors, load_weights, save_tensors, save_weights
 from lrfdyn.training.engine import Recipe, evaluate, fit
+from lrfdyn.weights import load_tensors, load_weights, save_tensors, save_weights
 
 
 def model(attention: str = "lrf_dyn", **options) -> Spikformer:

@@ -1,0 +1,72 @@
+"""The README.md of a saved model: a header that the Hugging Face hub reads, and what a reader wants to know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from lrfdyn.attention import LABELS
+from lrfdyn.errors import LrfdynError, require
+from lrfdyn.models import SpikingModel
+
+# A card without this line belongs to whoever took it out.
+CARD_MARK = "<!-- Made by lrfdyn, and made anew by every save. Remove this line to keep your changes. -->"
+TAGS = ["lrfdyn", "spiking-neural-network", "vision"]
+
+
+def model_card(
+    model: SpikingModel, config: Mapping[str, Any], source: str, description: str, header: Mapping[str, Any]
+) -> str:
+    """`source` is where a reader loads the model from, `header` are further entries of the hub's header."""
+    entries: dict[str, Any] = {"library_name": "lrfdyn", "pipeline_tag": "image-classification", "tags": TAGS} | dict(
+        header
+    )
+    title = model.name or type(model).__name__
+    parts = [
+        f"---\n{front_matter(entries)}---\n{CARD_MARK}\n",
+        f"# {title}\n\n{sentence(model)}\n",
+        description.strip() + "\n" if description.strip() else "",
+        parameter_table(model),
+        "## Use\n\n```python\nfrom lrfdyn import from_pretrained\n\n"
+        f"model = from_pretrained({json.dumps(source)})\n"
+        f"logits = model(images)  # [B, {', '.join(map(str, model.input_size))}]\n```\n",
+        f"## Configuration\n\n```json\n{json.dumps(config, indent=1)}\n```\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def front_matter(entries: Mapping[str, Any]) -> str:
+    """YAML; every value as JSON, which is YAML too and quotes itself."""
+    lines = []
+    for key, value in entries.items():
+        require(
+            bool(key) and all(letter.isalnum() or letter in "_-" for letter in key),
+            f"card: expected names of letters, digits, - and _, got {key!r}",
+        )
+        try:
+            lines.append(f"{key}: {json.dumps(value, ensure_ascii=False)}\n")
+        except TypeError:
+            raise LrfdynError(
+                f"card: {key}: expected text, numbers or lists of them, got {type(value).__name__}"
+            ) from None
+    return "".join(lines)
+
+
+def sentence(model: SpikingModel) -> str:
+    kind = model.config.get("attention")
+    attention = f" with {LABELS.get(kind, kind)} attention" if kind else ""
+    channels, height, width = model.input_size
+    classes = f"{model.num_classes} classes" if model.num_classes else "no classifier"
+    steps = "1 time step" if model.time_steps == 1 else f"{model.time_steps} time steps"
+    return (
+        f"{type(model).__name__}{attention}, a spiking vision network: images of {height}x{width} pixels and "
+        f"{channels} channels, {steps}, {classes}."
+    )
+
+
+def parameter_table(model: SpikingModel) -> str:
+    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    rows = [f"| {name} | {count:,} |" for name, count in counts.items() if count]
+    rows.append(f"| all | {sum(p.numel() for p in model.parameters()):,} |")
+    return "\n".join(["| part | parameters |", "|---|---:|", *rows]) + "\n"
