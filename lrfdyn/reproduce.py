@@ -47,7 +47,7 @@ class Settings:
 
     attentions: tuple[str, ...] = ("ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")
     seeds: tuple[int, ...] = (0, 1)
-    dim: int = 40
+    dim: int = 48
     depth: int = 2
     heads: int = 4
     mlp_ratio: float = 2

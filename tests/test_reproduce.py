@@ -119,7 +119,7 @@ def test_error_in_a_worker_reaches_the_user(tmp_path):
         (["--attentions", "lrf_dym"], "attention: unknown name 'lrf_dym'; did you mean lrf_dyn"),
         (["--attentions", ""], "attentions: expected at least one"),
         (["--seeds", "1,1"], "seeds: expected different ones"),
-        (["--heads", "3"], "heads: expected a divisor of the width 40, got 3"),
+        (["--heads", "5"], "heads: expected a divisor of the width 48, got 5"),
         (["--time-steps", "0"], "time_steps: expected an integer >= 1, got 0"),
         (["--epochs", "0"], "epochs: expected an integer >= 1, got 0"),
         (["--workers", "0"], "workers: expected an integer >= 1, got 0"),
