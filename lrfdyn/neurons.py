@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lrfdyn.ops.bn_lif import Integer, Norm
@@ -83,21 +84,45 @@ def fused_dynamics(neuron: nn.Module) -> Dynamics | Integer | None:
     """What the fused operations need to know of a neuron; None if it has a forward of its own or is observed."""
     if _observed(neuron):
         return None
-    if type(neuron).forward is SpikingNeuron.forward:
-        return neuron.dynamics  # type: ignore[return-value]
+    if isinstance(neuron, SpikingNeuron) and type(neuron).forward is SpikingNeuron.forward:
+        return neuron.dynamics
     if isinstance(neuron, IntegerSpike) and type(neuron).forward is IntegerSpike.forward:
         return Integer(neuron.levels, 1 / neuron.levels if neuron.normalize else 1.0)
     return None
 
 
+class FoldedNorm(nn.Module):
+    """What is left of a batch norm whose scale went into the weights before it: a shift, or nothing."""
+
+    shift: Tensor
+    zero: Tensor
+    one: Tensor
+    variance: Tensor
+
+    def __init__(self, like: nn.BatchNorm2d, shift: Tensor | None = None) -> None:
+        super().__init__()
+        zeros = torch.zeros_like(like.weight, requires_grad=False)
+        self.shifts, self.eps = shift is not None, like.eps
+        self.register_buffer("shift", zeros if shift is None else shift)
+        self.register_buffer("zero", zeros, persistent=False)
+        self.register_buffer("one", torch.ones_like(zeros), persistent=False)
+        self.register_buffer("variance", torch.ones_like(zeros) - like.eps, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift.to(x.dtype).reshape(-1, 1, 1) if self.shifts else x
+
+
 def fused_norm(norm: nn.Module) -> Norm | None:
     """The same of a batch norm; None for other kinds (synchronised across processes, without running statistics)."""
-    if type(norm) is not nn.BatchNorm2d or _observed(norm):
+    if _observed(norm):
         return None
-    given = (norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
-    if any(value is None for value in given):
+    if isinstance(norm, FoldedNorm):
+        return Norm(norm.one, norm.shift, norm.zero, norm.variance, False, eps=norm.eps)
+    if type(norm) is not nn.BatchNorm2d or not norm.affine:
         return None
-    weight, bias, mean, var, count, momentum = given
+    mean, var, count, momentum = norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum
+    if mean is None or var is None or count is None or momentum is None:
+        return None
     if norm.training:
         count.add_(1)
-    return Norm(weight, bias, mean, var, norm.training, momentum, norm.eps)
+    return Norm(norm.weight, norm.bias, mean, var, norm.training, momentum, norm.eps)

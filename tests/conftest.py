@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 settings.register_profile("lrfdyn", derandomize=True, deadline=None, max_examples=25, database=None)
 settings.load_profile("lrfdyn")
 torch.set_num_threads(1)
+# Kernels run in Triton's interpreter where there is no GPU; it must be known before triton is first imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 LAYOUTS = ("contiguous", "permuted", "strided", "channels_last", "offset")
 

@@ -12,7 +12,7 @@ WARM_UP_STEPS = 3
 
 
 class TrainStep:
-    """`step(images, targets)` runs forward, backward and the optimiser, and returns the loss, which stays on the device.
+    """`step(images, targets)` runs forward, backward and the optimiser, and returns the loss, still on the device.
 
     `amp` is autocast's type (None: off). With `graph`, the first call on a GPU runs a few throw-away steps, restores
     what they changed, and captures. Whatever a graph cannot hold runs eagerly: other shapes than the first (a smaller
@@ -43,7 +43,8 @@ class TrainStep:
             if not self.why_not:
                 self._capture(images, targets)
         if self._graph is not None and self._fits(images, targets):
-            assert self._inputs is not None and self._loss is not None
+            assert self._inputs is not None
+            assert self._loss is not None
             self._inputs[0].copy_(images, non_blocking=True)
             self._inputs[1].copy_(targets, non_blocking=True)
             self._graph.replay()
@@ -80,7 +81,8 @@ class TrainStep:
 
     def _capture(self, images: Tensor, targets: Tensor) -> None:
         self._inputs = (images.clone(), targets.clone())
-        before = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        # On the host: a copy on the device would count in the peak of memory.
+        before = {name: value.detach().to("cpu", copy=True) for name, value in self.model.state_dict().items()}
         moments = {p: {k: _copy(v) for k, v in state.items()} for p, state in self.optimizer.state.items()}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -109,7 +111,7 @@ class TrainStep:
 
 
 def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+    return value.to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 
 def capturable_adamw(model: nn.Module, lr: float, weight_decay: float = 0.05) -> torch.optim.AdamW:

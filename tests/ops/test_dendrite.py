@@ -331,8 +331,11 @@ def test_initial_dendrites(channels, dendrites, width):
         assert torch.allclose(ratio, ratio[:1, :1].expand_as(ratio))
     turns = frequency * width / (2 * math.pi)
     assert torch.allclose(turns, turns.round(), atol=1e-6)
-    assert frequency.min() >= 0
-    assert frequency.max() <= math.pi + 1e-6
+    # Every mode starts with every number of turns that a row can show, if there are channels enough.
+    for mode in turns.round().int().T:
+        seen = set(mode.tolist())
+        assert len(seen) == min(channels, width // 2 + 1)
+        assert seen <= set(range(width // 2 + 1))
 
 
 @given(
@@ -357,7 +360,7 @@ def test_stable_wherever_the_optimiser_goes(raw_decay, frequency, n):
     module = Dendrites(channels=3, dendrites=4, width=4)
     with torch.no_grad():
         module.raw_decay.fill_(raw_decay)
-        module.frequency.fill_(frequency)
+        module.turns.fill_(frequency)
     image = random(2, 1, 3, n // 4, 4, dtype=torch.float32).requires_grad_()
     # Every mode is |w| exp(-alpha m) at most, both for its real and its imaginary part.
     bound = 2 * module.weight.abs().sum((1, 2)) * image.detach().abs().sum((3, 4))
@@ -378,8 +381,8 @@ def test_frequencies_follow_the_row():
     module = Dendrites(channels=5, dendrites=8, width=8).double()
     decay, frequency, weight = module.modes(8)
     wide_decay, wide_frequency, wide_weight = module.modes(16)
-    assert torch.equal(frequency, module.frequency)
-    assert torch.equal(wide_frequency, frequency / 2)
+    torch.testing.assert_close(frequency, module.turns * 2 * math.pi / 8)
+    torch.testing.assert_close(wide_frequency, frequency / 2)
     assert torch.equal(wide_decay, decay)
     assert torch.equal(wide_weight, weight)
     with torch.no_grad():

@@ -7,13 +7,16 @@ Tensors are `[T, M, C]`: channels are the fast axis, M = B*H*W neurons per chann
 
 Each statistics or sums kernel leaves one partial result per program, and a small kernel adds them in a fixed order:
 no atomics, the same bits every time. Potentials and spikes are computed again from x in both backward kernels. The
-max pool works on spikes packed to one byte per neuron (a bit per time step) and leaves a four-bit code per output and
-step, the place of the maximum in its window; the backward kernels gather through that code, so neither the unpooled
-spikes nor their gradient ever exist in memory.
+max pool works on spikes packed to one byte per neuron (a bit per time step), so the unpooled spikes never exist in
+memory, and leaves a four-bit code per output and step, the place of the maximum in its window.
+
+Narrow layers are seen as wider ones: F rows of C channels are one row of F*C, in which channel c returns every C
+columns, so that all loads are whole cache lines. C below is that width, CHANNELS the true one.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -27,18 +30,18 @@ from lrfdyn.ops.lif.triton import current_gradients, fires, potentials, rounded
 
 MOST_STEPS = 8
 # Elements of one time step per program: apply kernels, sums, statistics.
-TILE, SUMS_TILE, STATISTICS_TILE = 1024, 1024, 4096
+TILE, SUMS_TILE, STATISTICS_TILE = 1024, 512, 4096
 # Programs per kernel that reduces: a few for each multiprocessor of a large GPU.
 REDUCERS = 1056
 
 
 @triton.jit
-def _statistics(x, partial, rows, C, BR: tl.constexpr, BC: tl.constexpr):
+def _statistics(x, partial, rows, C, CHANNELS, BR: tl.constexpr, BC: tl.constexpr):
     """Sums of x - x[0] and of its square, per channel, over every G-th block of rows."""
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
     # Shifting by one sample keeps the variance of channels whose mean is far larger than their spread.
-    shift = tl.load(x + cols, mask=inside, other=0.0).to(tl.float32)[None, :]
+    shift = tl.load(x + cols % CHANNELS, mask=inside, other=0.0).to(tl.float32)[None, :]
     at = tl.arange(0, BR)
     first = tl.zeros((BR, BC), tl.float32)
     second = tl.zeros((BR, BC), tl.float32)
@@ -115,7 +118,7 @@ def _load_steps(x, local, mask, plane, T: tl.constexpr, REPEATED: tl.constexpr):
 
 @triton.jit
 def _apply(
-    x, stats, shift, residual, out, packed, M, C, D: tl.constexpr, T: tl.constexpr, REPEATED: tl.constexpr,
+    x, stats, shift, residual, out, packed, M, C, CHANNELS, D: tl.constexpr, T: tl.constexpr, REPEATED: tl.constexpr,
     INTEGER: tl.constexpr, RESIDUAL: tl.constexpr, WRITE: tl.constexpr, PACK: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -126,9 +129,10 @@ def _apply(
     mask = (at < M - start)[:, None] & inside[None, :]
     local = at[:, None] * C + cols[None, :]
     plane = M * C
-    mean = tl.load(stats + cols, mask=inside, other=0.0)[None, :]
-    scale = tl.load(stats + 2 * C + cols, mask=inside, other=0.0)[None, :]
-    bias = tl.load(shift + cols, mask=inside, other=0.0).to(tl.float32)[None, :]
+    channel = cols % CHANNELS
+    mean = tl.load(stats + channel, mask=inside, other=0.0)[None, :]
+    scale = tl.load(stats + 2 * CHANNELS + channel, mask=inside, other=0.0)[None, :]
+    bias = tl.load(shift + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
     tiles = _load_steps(x + start * C, local, mask, plane, T, REPEATED)
     added = ()
     if RESIDUAL:
@@ -170,9 +174,7 @@ def _spread(bits, T: tl.constexpr):
 
 
 @triton.jit
-def _pool(
-    packed, out, packed_out, codes, OM, C, H, W, OH, OW, T: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
-):
+def _pool(packed, out, packed_out, codes, OM, C, H, W, OH, OW, T: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
     """3x3 max pool, stride 2, of packed spikes: pooled spikes, and the first maximum of each window."""
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
@@ -198,75 +200,94 @@ def _pool(
     code |= _spread(~taken, T) * corner_code[:, None]
     local = at[:, None] * C + cols[None, :]
     mask = there[:, None] & inside[None, :]
-    tl.store(codes + start * C + local, code, mask=mask)
+    tl.store(codes + start * C + local, code.to(codes.dtype.element_ty), mask=mask)
     tl.store(packed_out + start * C + local, taken.to(tl.uint8), mask=mask)
     out += start * C
     plane = OM * C
     for t in tl.static_range(T):
-        tl.store(out + local, ((taken >> t) & 1).to(out.dtype.element_ty), mask=mask)
+        tl.store(out + local, ((taken >> t) & 1).to(tl.float32).to(out.dtype.element_ty), mask=mask)
         out += plane
 
 
 @triton.jit
-def _pooled_gradients(
-    grad, codes, row, there, cols, inside, OM, C, H, W, OH, OW, T: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
-):
-    """The gradients of the unpooled spikes: a neuron takes those of the windows whose maximum it was."""
-    j = (row % W).to(tl.int32)
-    i = ((row // W) % H).to(tl.int32)
-    corner = (row // (W * H)) * OH * OW
-    sums = ()
-    for _t in tl.static_range(T):
-        sums = sums + (tl.zeros((BM, BC), tl.float32),)
-    for k in tl.static_range(4):
-        # Row i lies in window i // 2, and if it is odd in the next one too, as its first row.
-        lower = k // 2
-        right = k % 2
-        oi = (i + lower) // 2
-        oj = (j + right) // 2
-        valid = there & (oi < OH) & (oj < OW)
-        if lower:
-            valid &= i % 2 == 1
-        if right:
-            valid &= j % 2 == 1
-        place = (i - 2 * oi + 1) * 3 + (j - 2 * oj + 1)
-        mask = valid[:, None] & inside[None, :]
-        offset = (corner + oi * OW + oj)[:, None] * C + cols[None, :]
-        code = tl.load(codes + offset, mask=mask, other=-1)
-        new = ()
-        pointer = grad
-        for t in tl.static_range(T):
-            g = tl.load(pointer + offset, mask=mask, other=0.0).to(tl.float32)
-            mine = ((code >> (4 * t)) & 15) == place[:, None]
-            new = new + (sums[t] + tl.where(mine, g, 0.0),)
-            pointer += OM * C
-        sums = new
-    return sums
+def _window(grad, codes, corner, oi, oj, there, cols, inside, C, OH, OW):
+    """Offsets, validity and codes of the windows (oi, oj)."""
+    mask = (there & (oi < OH) & (oj < OW))[:, None] & inside[None, :]
+    offset = (corner + oi * OW + oj)[:, None] * C + cols[None, :]
+    return offset, mask, tl.load(codes + offset, mask=mask, other=-1).to(tl.int32)
+
+
+@triton.jit
+def _take(grad, window, t: tl.constexpr):
+    offset, mask, code = window
+    return tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32), (code >> (4 * t)) & 15
+
+
+@triton.jit
+def _unpool(
+    grad, codes, out, C, H, W, OH, OW, plane, out_plane, T: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
+    """The gradient of the unpooled spikes: a neuron takes those of the windows whose maximum it was.
+
+    A program takes windows of one image, and writes the two by two neurons that lie in each window and in none before:
+    the centre, right of it (which the next window in the row sees too), below it, and the corner between four windows.
+    """
+    cols = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = cols < C
+    image = tl.program_id(2).to(tl.int64)
+    grad += image * OH * OW * C
+    codes += image * OH * OW * C
+    out += image * H * W * C
+    o = tl.program_id(0) * BM + tl.arange(0, BM)
+    there = o < OH * OW
+    oi = o // OW
+    oj = o % OW
+    here = _window(grad, codes, 0, oi, oj, there, cols, inside, C, OH, OW)
+    right = _window(grad, codes, 0, oi, oj + 1, there, cols, inside, C, OH, OW)
+    below = _window(grad, codes, 0, oi + 1, oj, there, cols, inside, C, OH, OW)
+    corner = _window(grad, codes, 0, oi + 1, oj + 1, there, cols, inside, C, OH, OW)
+    offset = (2 * oi * W + 2 * oj)[:, None] * C + cols[None, :]
+    mask = there[:, None] & inside[None, :]
+    mask_right = mask & (2 * oj + 1 < W)[:, None]
+    mask_below = mask & (2 * oi + 1 < H)[:, None]
+    for t in tl.static_range(T):
+        a, a_code = _take(grad, here, t)
+        b, b_code = _take(grad, right, t)
+        c, c_code = _take(grad, below, t)
+        d, d_code = _take(grad, corner, t)
+        ty = out.dtype.element_ty
+        value = tl.where(a_code == 4, a, 0.0)
+        tl.store(out + offset, value.to(ty), mask=mask)
+        value = tl.where(a_code == 5, a, 0.0) + tl.where(b_code == 3, b, 0.0)
+        tl.store(out + offset + C, value.to(ty), mask=mask_right)
+        value = tl.where(a_code == 7, a, 0.0) + tl.where(c_code == 1, c, 0.0)
+        tl.store(out + offset + W * C, value.to(ty), mask=mask_below)
+        value = tl.where(a_code == 8, a, 0.0) + tl.where(b_code == 6, b, 0.0)
+        value += tl.where(c_code == 2, c, 0.0) + tl.where(d_code == 0, d, 0.0)
+        tl.store(out + offset + (W + 1) * C, value.to(ty), mask=mask_right & mask_below)
+        grad += plane
+        out += out_plane
 
 
 @triton.jit
 def _normalised_gradients(
-    x, stats, shift, grad, codes, start, cols, inside, M, OM, C, H, W, OH, OW, D: tl.constexpr, T: tl.constexpr,
-    REPEATED: tl.constexpr, INTEGER: tl.constexpr, POOL: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    x, stats, shift, grad, start, cols, inside, M, C, CHANNELS, D: tl.constexpr, T: tl.constexpr,
+    REPEATED: tl.constexpr, INTEGER: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """T tiles of x - mean, and T tiles of the gradient at the output of the norm."""
     at = tl.arange(0, BM)
-    there = at < M - start
-    mask = there[:, None] & inside[None, :]
+    mask = (at < M - start)[:, None] & inside[None, :]
     local = at[:, None] * C + cols[None, :]
-    plane = M * C
-    tiles = _load_steps(x + start * C, local, mask, plane, T, REPEATED)
-    if POOL:
-        grads = _pooled_gradients(grad, codes, start + at, there, cols, inside, OM, C, H, W, OH, OW, T, BM, BC)
-    else:
-        grads = _load_steps(grad + start * C, local, mask, plane, T, False)
-    mean = tl.load(stats + cols, mask=inside, other=0.0)[None, :]
-    scale = tl.load(stats + 2 * C + cols, mask=inside, other=0.0)[None, :]
-    bias = tl.load(shift + cols, mask=inside, other=0.0).to(tl.float32)[None, :]
+    tiles = _load_steps(x + start * C, local, mask, M * C, T, REPEATED)
+    grads = _load_steps(grad + start * C, local, mask, M * C, T, False)
+    channel = cols % CHANNELS
+    mean = tl.load(stats + channel, mask=inside, other=0.0)[None, :]
+    scale = tl.load(stats + 2 * CHANNELS + channel, mask=inside, other=0.0)[None, :]
+    bias = tl.load(shift + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
     centred = ()
     currents = ()
     for t in tl.static_range(T):
-        value = tl.where(mask, tiles[t] - mean, 0.0)
+        value = tiles[t] - mean  # beyond the tensor all gradients are zero, whatever stands here
         centred = centred + (value,)
         currents = currents + (value * scale + bias,)
     if INTEGER:
@@ -282,8 +303,8 @@ def _normalised_gradients(
 
 @triton.jit
 def _sums(
-    x, stats, shift, grad, codes, partial, M, OM, C, H, W, OH, OW, D: tl.constexpr, T: tl.constexpr,
-    REPEATED: tl.constexpr, INTEGER: tl.constexpr, POOL: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    x, stats, shift, grad, partial, M, C, CHANNELS, D: tl.constexpr, T: tl.constexpr,
+    REPEATED: tl.constexpr, INTEGER: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient and of the gradient times x - mean, over every G-th block of neurons."""
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -292,8 +313,8 @@ def _sums(
     second = tl.zeros((BM, BC), tl.float32)
     for block in range(tl.program_id(0), tl.cdiv(M, BM), tl.num_programs(0)):
         centred, grads, _mask, _local = _normalised_gradients(
-            x, stats, shift, grad, codes, tl.cast(block, tl.int64) * BM, cols, inside, M, OM, C, H, W, OH, OW,
-            D, T, REPEATED, INTEGER, POOL, BM, BC,
+            x, stats, shift, grad, tl.cast(block, tl.int64) * BM, cols, inside, M, C, CHANNELS,
+            D, T, REPEATED, INTEGER, BM, BC,
         )  # fmt: skip
         for t in tl.static_range(T):
             first += grads[t]
@@ -325,19 +346,19 @@ def _finish_sums(
 
 @triton.jit
 def _apply_backward(
-    x, stats, shift, grad, codes, means, grad_x, M, OM, C, H, W, OH, OW, D: tl.constexpr, T: tl.constexpr,
-    REPEATED: tl.constexpr, INTEGER: tl.constexpr, POOL: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    x, stats, shift, grad, means, grad_x, M, C, CHANNELS, D: tl.constexpr, T: tl.constexpr,
+    REPEATED: tl.constexpr, INTEGER: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
     start = tl.program_id(0).to(tl.int64) * BM
     centred, grads, mask, local = _normalised_gradients(
-        x, stats, shift, grad, codes, start, cols, inside, M, OM, C, H, W, OH, OW,
-        D, T, REPEATED, INTEGER, POOL, BM, BC,
-    )  # fmt: skip
-    scale = tl.load(stats + 2 * C + cols, mask=inside, other=0.0)[None, :]
-    first = tl.load(means + cols, mask=inside, other=0.0)[None, :]
-    second = tl.load(means + C + cols, mask=inside, other=0.0)[None, :]
+        x, stats, shift, grad, start, cols, inside, M, C, CHANNELS, D, T, REPEATED, INTEGER, BM, BC
+    )
+    channel = cols % CHANNELS
+    scale = tl.load(stats + 2 * CHANNELS + channel, mask=inside, other=0.0)[None, :]
+    first = tl.load(means + channel, mask=inside, other=0.0)[None, :]
+    second = tl.load(means + CHANNELS + channel, mask=inside, other=0.0)[None, :]
     grad_x += start * C
     if REPEATED:
         total = tl.zeros((BM, BC), tl.float32)
@@ -357,6 +378,13 @@ def channel_block(channels: int) -> int:
         if channels % block == 0:
             return block
     return min(64, triton.next_power_of_2(channels))
+
+
+def widened(channels: int, neurons: int) -> tuple[int, int]:
+    """Rows of `channels` per row of a kernel, so that it is a multiple of 128 wide, and the columns per program."""
+    factor = 128 // math.gcd(128, channels)
+    factor = factor if neurons % factor == 0 else 1
+    return factor, channel_block(channels * factor)
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -379,28 +407,29 @@ class _BnLif(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         x = channels_last(x)
         steps, batch, channels, height, width = x.shape
-        neurons, rows = batch * height * width, steps * batch * height * width
-        bc = channel_block(channels)
+        neurons = batch * height * width
+        factor, bc = widened(channels, neurons)
+        lines, wide = neurons // factor, channels * factor
         bm, br = TILE // bc, STATISTICS_TILE // bc
-        columns = triton.cdiv(channels, bc)
+        columns = triton.cdiv(wide, bc)
         stats = torch.empty(3, channels, dtype=torch.float32, device=x.device)
-        programs = min(triton.cdiv(rows, br), max(1, REDUCERS // columns))
-        partial = stats.new_empty(2, programs, channels)
+        programs = min(triton.cdiv(steps * lines, br), max(1, REDUCERS // columns))
+        partial = stats.new_empty(2, programs * factor, channels)
         if norm.training:
-            _statistics[(programs, columns)](x, partial, rows, channels, BR=br, BC=bc)
-        count = rows * repeats
-        _finish_statistics[(triton.cdiv(channels, 32),)](
-            x, partial, weight, offset, norm.running_mean, norm.running_var, stats, programs, channels,
-            float(rows), count / max(count - 1, 1), norm.momentum, norm.eps,
-            TRAINING=norm.training, HAS_OFFSET=offset is not None, BG=64, BC=32,
+            _statistics[(programs, columns)](x, partial, steps * lines, wide, channels, BR=br, BC=bc)
+        count = steps * repeats * neurons
+        _finish_statistics[(triton.cdiv(channels, 16),)](
+            x, partial, weight, offset, norm.running_mean, norm.running_var, stats, programs * factor, channels,
+            float(steps * neurons), count / max(count - 1, 1), norm.momentum, norm.eps,
+            TRAINING=norm.training, HAS_OFFSET=offset is not None, BG=128, BC=16,
         )  # fmt: skip
 
         time = steps * repeats
         out = x if pool else new_like(x, time)
         packed = x.new_empty(batch, height, width, channels, dtype=torch.uint8) if pack else None
         residual = None if residual is None else channels_last(residual)
-        _apply[(triton.cdiv(neurons, bm), columns)](
-            x, stats, bias, residual, out, packed, neurons, channels, D=d, T=time, REPEATED=repeats > 1,
+        _apply[(triton.cdiv(lines, bm), columns)](
+            x, stats, bias, residual, out, packed, lines, wide, channels, D=d, T=time, REPEATED=repeats > 1,
             INTEGER=isinstance(d, Integer), RESIDUAL=residual is not None, WRITE=not pool, PACK=packed is not None,
             BM=bm, BC=bc,
         )  # fmt: skip
@@ -409,10 +438,11 @@ class _BnLif(torch.autograd.Function):
             grid = ((height + 1) // 2, (width + 1) // 2)
             out = new_like(x, time, grid)
             pooled = batch * grid[0] * grid[1]
-            codes = x.new_empty(pooled, channels, dtype=torch.int32)
+            codes = x.new_empty(pooled, channels, dtype=torch.int16 if time <= 4 else torch.int32)
             unpooled, packed = packed, x.new_empty(batch, *grid, channels, dtype=torch.uint8)
-            _pool[(triton.cdiv(pooled, bm), columns)](
-                unpooled, out, packed, codes, pooled, channels, height, width, *grid, T=time, BM=bm, BC=bc
+            bc = channel_block(channels)
+            _pool[(triton.cdiv(pooled, TILE // bc), triton.cdiv(channels, bc))](
+                unpooled, out, packed, codes, pooled, channels, height, width, *grid, T=time, BM=TILE // bc, BC=bc
             )
         ctx.save_for_backward(x, stats, weight, bias, codes)
         ctx.given = (d, repeats, norm.training, offset if offset is None else offset.shape, count)
@@ -427,35 +457,43 @@ class _BnLif(torch.autograd.Function):
         d, repeats, training, offset, count = ctx.given
         grad = channels_last(grads[0])
         steps, batch, channels, height, width = x.shape
-        neurons = batch * height * width
-        pool = codes is not None
-        pooled, grid = (codes.shape[0], grad.shape[3:]) if pool else (0, (0, 0))
-        bc = channel_block(channels)
+        time, neurons = steps * repeats, batch * height * width
+        if codes is not None:
+            pooled, grad = grad, new_like(x, time)
+            grid = pooled.shape[3:]
+            bc = channel_block(channels)
+            bm = max(1, min(TILE // bc, triton.next_power_of_2(grid[0] * grid[1])))
+            _unpool[(triton.cdiv(grid[0] * grid[1], bm), triton.cdiv(channels, bc), batch)](
+                pooled, codes, grad, channels, height, width, *grid, codes.numel(), neurons * channels, T=time,
+                BM=bm, BC=bc,
+            )  # fmt: skip
+        factor, bc = widened(channels, neurons)
+        lines, wide = neurons // factor, channels * factor
         bm, bs = TILE // bc, SUMS_TILE // bc
-        columns = triton.cdiv(channels, bc)
-        programs = min(triton.cdiv(neurons, bs), max(1, REDUCERS // columns))
-        partial = stats.new_empty(2, programs, channels)
+        columns = triton.cdiv(wide, bc)
+        programs = min(triton.cdiv(lines, bs), max(1, REDUCERS // columns))
+        partial = stats.new_empty(2, programs * factor, channels)
         options: dict[str, Any] = {
-            "D": d, "T": steps * repeats, "REPEATED": repeats > 1, "INTEGER": isinstance(d, Integer), "POOL": pool,
-            "BC": bc,
+            "D": d, "T": time, "REPEATED": repeats > 1, "INTEGER": isinstance(d, Integer), "BC": bc
         }  # fmt: skip
-        sizes = (neurons, pooled, channels, height, width, *grid)
-        _sums[(programs, columns)](x, stats, bias, grad, codes, partial, *sizes, BM=bs, **options)
+        sizes = (lines, wide, channels)
+        _sums[(programs, columns)](x, stats, bias, grad, partial, *sizes, BM=bs, **options)
         grad_weight, grad_bias, means = torch.empty_like(weight), torch.empty_like(bias), stats.new_empty(2, channels)
-        _finish_sums[(triton.cdiv(channels, 32),)](
-            partial, stats, grad_weight, grad_bias, means, programs, channels, float(count), TRAINING=training,
-            BG=64, BC=32,
+        _finish_sums[(triton.cdiv(channels, 16),)](
+            partial, stats, grad_weight, grad_bias, means, programs * factor, channels, float(count),
+            TRAINING=training, BG=128, BC=16,
         )  # fmt: skip
         grad_x = torch.empty_like(x)
-        _apply_backward[(triton.cdiv(neurons, bm), columns)](
-            x, stats, bias, grad, codes, means, grad_x, *sizes, BM=bm, **options
+        _apply_backward[(triton.cdiv(lines, bm), columns)](
+            x, stats, bias, grad, means, grad_x, *sizes, BM=bm, **options
         )
         grad_offset = None
         if ctx.needs_input_grad[3]:
             # The norm takes the offset away again in training; outside it is a shift like the bias, scaled.
             grad_offset = torch.zeros_like(grad_bias) if training else grad_bias.float() * stats[2]
             grad_offset = grad_offset.reshape(offset)
-        residual = grads[0] if ctx.needs_input_grad[4] else None
+        # Channels-last like everything else, or all sums along the residual stream would mix two layouts.
+        residual = grad if ctx.needs_input_grad[4] else None
         return grad_x, grad_weight, grad_bias, grad_offset, residual, None, None, None, None, None
 
 

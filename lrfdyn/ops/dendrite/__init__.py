@@ -47,11 +47,13 @@ def dendrite(
     form: str = "auto",
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
+    packed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Soma potentials of the tokens `u` `[B, N, C]`: the causal convolution with the kernel of the modes.
 
     `decay` >= 0 and `frequency` are `[C, M]`, `weight` is `[C, M, 2]` (real, imaginary). The state that goes in and
-    comes out is `[B, C, M, 2]`: k = 2M numbers per channel. Computed in float32 at least.
+    comes out is `[B, C, M, 2]`: k = 2M numbers per channel. Computed in float32 at least. `packed` `[B / T, N, C]` may
+    hold the same tokens as bits: on a GPU they are kept for the backward pass instead.
     """
     require(u.dim() == 3 and u.shape[1] >= 1, f"u: expected [B, N, C] with N >= 1, got {list(u.shape)}")
     require(weight.dim() == 3, f"weight: expected [C, M, 2], got {list(weight.shape)}")
@@ -73,7 +75,7 @@ def dendrite(
             autocast = torch.is_autocast_enabled(u.device.type)
             out = u.dtype if autocast else torch.promote_types(u.dtype, weight.dtype)
             if not stateful:
-                return dendrite_triton(u, decay, frequency, weight, out), None
+                return dendrite_triton(u, decay, frequency, weight, out, packed), None
             soma, state = dendrite_triton_stateful(u, decay, frequency, weight, initial_state, out)
             return soma, state if output_final_state else None
     if form == "auto":

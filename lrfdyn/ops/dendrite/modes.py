@@ -57,7 +57,7 @@ def initial_dendrites(channels: int, dendrites: int, width: int) -> tuple[Tensor
     """
     pairs = dendrites // 2
     tau_pair = torch.logspace(0, math.log10(4 * width), pairs, dtype=torch.float64)
-    turns = torch.arange(channels * pairs).reshape(channels, pairs) % (width // 2 + 1)
+    turns = (torch.arange(channels).unsqueeze(1) + torch.arange(pairs)) % (width // 2 + 1)
     coupling = torch.zeros(channels, dendrites - 1, dtype=torch.float64)
     coupling[:, ::2] = 2 * math.pi / width * turns.double()
     gamma = torch.zeros(channels, pairs, 2, dtype=torch.float64)

@@ -20,11 +20,22 @@ import triton.language as tl
 from torch import Tensor
 
 from lrfdyn.ops.dendrite.modes import LARGEST_DECAY
+from lrfdyn.ops.spike_conv.triton import unpack_flat
 
 # Tokens loaded together, so that enough loads are in flight while the recurrence waits for none of them.
 TOKENS = 8
 # Channels per program, one warp each, and programs of the backward kernel.
-FORWARD_CHANNELS, BACKWARD_CHANNELS, BACKWARD_PROGRAMS = 64, 32, 4096
+FORWARD_CHANNELS, BACKWARD_CHANNELS, BACKWARD_PROGRAMS = 64, 32, 3072
+
+
+@triton.jit
+def _inside(cols, C: tl.constexpr, BC: tl.constexpr):
+    """Which columns exist; known to be all if the blocks fit."""
+    if C % BC == 0:
+        mask = tl.full((BC,), True, tl.int1)
+    else:
+        mask = cols < C
+    return mask
 
 
 @triton.jit
@@ -46,7 +57,7 @@ def _modes(decay, frequency, weight, cols, inside, M: tl.constexpr, LARGEST: tl.
 
 
 @triton.jit
-def _load_tokens(x, start, step, N, C, cols, inside, L: tl.constexpr):
+def _load_tokens(x, start, step: tl.constexpr, N, C: tl.constexpr, cols, inside, L: tl.constexpr):
     """L tokens from `start` on in steps of +1 or -1; zeros beyond the sequence."""
     tokens = ()
     for k in tl.static_range(L):
@@ -75,11 +86,11 @@ def _load_state(state, cols, inside, M: tl.constexpr):
 
 @triton.jit
 def _dendrite_forward(
-    u, decay, frequency, weight, state_in, out, state_out, N, C, M: tl.constexpr, L: tl.constexpr,
-    LARGEST: tl.constexpr, HAS_STATE: tl.constexpr, KEEP_STATE: tl.constexpr, BC: tl.constexpr,
+    u, decay, frequency, weight, state_in, out, state_out, N: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+    L: tl.constexpr, LARGEST: tl.constexpr, HAS_STATE: tl.constexpr, KEEP_STATE: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(0) * BC + tl.arange(0, BC)
-    inside = cols < C
+    inside = _inside(cols, C, BC)
     b = tl.program_id(1).to(tl.int64)
     z_re, z_im, w_re, w_im = _modes(decay, frequency, weight, cols, inside, M, LARGEST)
     u += b * N * C
@@ -96,7 +107,7 @@ def _dendrite_forward(
             new_re = ()
             new_im = ()
             for m in tl.static_range(M):
-                r = z_re[m] * re[m] - z_im[m] * im[m] + tokens[k]
+                r = z_re[m] * re[m] + (tokens[k] - z_im[m] * im[m])
                 i = z_re[m] * im[m] + z_im[m] * re[m]
                 soma += w_re[m] * r
                 soma -= w_im[m] * i
@@ -120,11 +131,11 @@ def _dendrite_forward(
 
 @triton.jit
 def _dendrite_backward(
-    u, decay, frequency, weight, grad, grad_u, partial, B, N, C, M: tl.constexpr, L: tl.constexpr,
-    LARGEST: tl.constexpr, BC: tl.constexpr,
+    u, decay, frequency, weight, grad, grad_u, partial, B, N: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+    L: tl.constexpr, LARGEST: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(0) * BC + tl.arange(0, BC)
-    inside = cols < C
+    inside = _inside(cols, C, BC)
     z_re, z_im, w_re, w_im = _modes(decay, frequency, weight, cols, inside, M, LARGEST)
     uq_re = _zeros(M, BC)
     uq_im = _zeros(M, BC)
@@ -148,8 +159,8 @@ def _dendrite_backward(
                 for m in tl.static_range(M):
                     zq_re = z_re[m] * q_re[m] - z_im[m] * q_im[m]
                     qi = z_re[m] * q_im[m] + z_im[m] * q_re[m]
-                    pr = z_re[m] * p_re[m] - z_im[m] * p_im[m] + zq_re
-                    pi = z_re[m] * p_im[m] + z_im[m] * p_re[m] + qi
+                    pr = z_re[m] * p_re[m] + (zq_re - z_im[m] * p_im[m])
+                    pi = z_re[m] * p_im[m] + (qi + z_im[m] * p_re[m])
                     qr = zq_re + grads[k]
                     total += w_re[m] * qr
                     total -= w_im[m] * qi
@@ -201,17 +212,21 @@ def _finish(
 class _Dendrite(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, dtype: torch.dtype
+        ctx: Any, u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, dtype: torch.dtype,
+        packed: Tensor | None,
     ) -> Tensor:  # fmt: skip
         u = u.contiguous()
         decay, frequency, weight = (t.float().contiguous() for t in (decay, frequency, weight))
         out, _ = _forward(u, decay, frequency, weight, None, False, dtype)
-        ctx.save_for_backward(u, decay, frequency, weight)
+        ctx.save_for_backward(u if packed is None else packed, decay, frequency, weight)
+        ctx.spikes = None if packed is None else (u.shape[0] // packed.shape[0], u.dtype)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         u, decay, frequency, weight = ctx.saved_tensors
+        if ctx.spikes is not None:
+            u = unpack_flat(u, *ctx.spikes)
         grad = grads[0].contiguous()
         batch, tokens, channels = u.shape
         modes = weight.shape[1]
@@ -221,12 +236,12 @@ class _Dendrite(torch.autograd.Function):
         partial = weight.new_empty(programs, 4 * modes, channels)
         grad_u = torch.empty_like(u)
         _dendrite_backward[(triton.cdiv(channels, bc), programs)](
-            u, decay, frequency, weight, grad, grad_u, partial, batch, tokens, channels, M=modes, L=TOKENS,
+            u, decay, frequency, weight, grad, grad_u, partial, batch, N=tokens, C=channels, M=modes, L=TOKENS,
             LARGEST=LARGEST_DECAY, BC=bc, num_warps=1,
         )  # fmt: skip
         out = tuple(torch.empty_like(t) for t in (decay, frequency, weight))
         _finish[(triton.cdiv(channels, 32), modes)](partial, weight, *out, programs, channels, M=modes, BG=32, BC=32)
-        return grad_u, *out, None
+        return grad_u, *out, None, None
 
 
 def _forward(
@@ -238,17 +253,23 @@ def _forward(
     state_out = weight.new_empty(batch, channels, modes, 2) if keep else None
     bc = FORWARD_CHANNELS
     _dendrite_forward[(triton.cdiv(channels, bc), batch)](
-        u, decay, frequency, weight, state, out, state_out, tokens, channels, M=modes, L=TOKENS,
+        u, decay, frequency, weight, state, out, state_out, N=tokens, C=channels, M=modes, L=TOKENS,
         LARGEST=LARGEST_DECAY, HAS_STATE=state is not None, KEEP_STATE=keep, BC=bc, num_warps=1,
     )  # fmt: skip
     return out, state_out
 
 
 def dendrite_triton(
-    u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32
+    u: Tensor,
+    decay: Tensor,
+    frequency: Tensor,
+    weight: Tensor,
+    dtype: torch.dtype = torch.float32,
+    packed: Tensor | None = None,
 ) -> Tensor:
-    """Soma potentials in `dtype` of tokens `u` `[B, N, C]`; float32 inside."""
-    return _Dendrite.apply(u, decay, frequency, weight, dtype)
+    """Soma potentials in `dtype` of tokens `u` `[B, N, C]`; float32 inside. `packed` `[B / T, N, C]` holds the same
+    tokens as bits, a byte for all T time steps, and is then what is kept for the backward pass."""
+    return _Dendrite.apply(u, decay, frequency, weight, dtype, packed)
 
 
 def dendrite_triton_stateful(

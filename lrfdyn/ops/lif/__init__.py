@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from lrfdyn.errors import require
@@ -34,5 +35,7 @@ def lif(
         from lrfdyn.ops.lif.triton import lif_triton
 
         return lif_triton(x, dynamics, initial_state, output_final_state)
-    spikes, state = lif_fused(x, dynamics, initial_state)
+    # The definition can be traced; the fused form writes into its own outputs.
+    form = lif_reference if torch.compiler.is_compiling() else lif_fused
+    spikes, state = form(x, dynamics, initial_state)
     return spikes, state if output_final_state else None

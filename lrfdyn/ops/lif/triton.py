@@ -39,8 +39,10 @@ def slope(u, D: tl.constexpr):
     """The surrogate derivative at the potential u."""
     x = u - D.threshold
     if D.surrogate == "sigmoid":
-        p = 1 / (1 + tl.exp(-D.alpha * x))
-        out = D.alpha * p * (1 - p)
+        # p (1 - p) = e / (1 + e)^2 for e = exp(-alpha |x|), with a reciprocal root instead of a division.
+        e = tl.exp(-D.alpha * tl.abs(x))
+        r = tl.rsqrt(1 + e)
+        out = (D.alpha * e) * (r * r) * (r * r)
     elif D.surrogate == "atan":
         y = (3.141592653589793 / 2 * D.alpha) * x
         out = (D.alpha / 2) / (1 + y * y)
@@ -97,7 +99,7 @@ def _lif_forward(
     pointer = spikes + start
     for t in tl.static_range(T):
         over = fires(us[t], D)
-        tl.store(pointer + at, over.to(spikes.dtype.element_ty), mask=mask)
+        tl.store(pointer + at, over.to(tl.float32).to(spikes.dtype.element_ty), mask=mask)
         pointer += n
         bits |= over.to(tl.int32) << t
     if PACK:

@@ -14,6 +14,9 @@ from lrfdyn.ops.lrf.reference import lrf_reference
 
 __all__ = ["lrf", "lrf_reference"]
 
+# The kernel unrolls a row, each token with its sum in registers.
+WIDEST = 32
+
 
 def lrf(x: Tensor, weight: Tensor, dilations: Sequence[int], residual: Tensor | None = None) -> Tensor:
     """`residual` + sum over dilations of the depth-wise 3x3 convolution of `x` `[B, C, H, W]`.
@@ -25,7 +28,7 @@ def lrf(x: Tensor, weight: Tensor, dilations: Sequence[int], residual: Tensor | 
     require(all(d >= 1 for d in dilations), f"dilations: expected integers >= 1, got {tuple(dilations)}")
     expected = (len(dilations), x.shape[1], 3, 3)
     require(weight.shape == expected, f"weight: expected {list(expected)}, got {list(weight.shape)}")
-    if dilations and use_triton(x, weight, residual):
+    if dilations and x.shape[3] <= WIDEST and use_triton(x, weight, residual):
         from lrfdyn.ops.lrf.triton import lrf_triton
 
         identity = residual is x

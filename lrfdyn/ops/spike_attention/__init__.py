@@ -12,13 +12,20 @@ from lrfdyn.ops.spike_attention.reference import spike_attention_reference
 __all__ = ["causal_spike_attention", "spike_attention", "spike_attention_reference"]
 
 
-def spike_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """`scale` q k^T v for `q`, `k` `[..., N, d]` and `v` `[..., N, e]`, in the cheaper order."""
+Packed = tuple[Tensor, Tensor, Tensor]
+
+
+def spike_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, packed: Packed | None = None) -> Tensor:
+    """`scale` q k^T v for `q`, `k` `[..., N, d]` and `v` `[..., N, e]`, in the cheaper order.
+
+    `packed` may hold the same spikes as bits, `[B, heads, N, d]` for `q` `[T * B, heads, N, d]`: on a GPU they are
+    kept for the backward pass instead.
+    """
     _check(q, k, v)
     if _has_kernel(q, k, v, causal=False):
         from lrfdyn.ops.spike_attention.triton import spike_attention_triton
 
-        return spike_attention_triton(q, k, v, scale)
+        return spike_attention_triton(q, k, v, scale, packed=packed)
     n, d, e = q.shape[-2], q.shape[-1], v.shape[-1]
     # q (k^T v) takes 2 N d e products and keeps a d x e matrix; (q k^T) v takes N^2 (d + e) and keeps N x N.
     if 2 * n * d * e <= n * n * (d + e):

@@ -2,7 +2,8 @@
 
 The d x e matrix k^T v stays in registers, q, k and v are read where the projections wrote them, and the output is
 written where the next layer reads it, so nothing is transposed in memory. The causal form walks chunks of tokens:
-masked scores inside a chunk, the matrix of the chunks before it for the rest.
+masked scores inside a chunk, the matrix of the chunks before it for the rest. Where the spikes also exist as bits (one
+byte per neuron, a bit per time step), those are what is kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-WIDEST = 256
 
 
 @triton.jit
@@ -29,6 +28,28 @@ def _tile(base, start, N, stride, width: tl.constexpr, BN: tl.constexpr, BW: tl.
 def _head(x, batch_stride, head_stride, HEADS: tl.constexpr):
     pid = tl.program_id(0)
     return x + (pid // HEADS).to(tl.int64) * batch_stride + (pid % HEADS) * head_stride
+
+
+@triton.jit
+def _spike_head(x, batch_stride, head_stride, HEADS: tl.constexpr, IMAGES, PACKED: tl.constexpr):
+    """A head of spikes, and the time step whose bit to take: packed, all steps of an image share their bytes."""
+    image = tl.program_id(0) // HEADS
+    step = image // IMAGES
+    if PACKED:
+        image = image % IMAGES
+    return x + image.to(tl.int64) * batch_stride + (tl.program_id(0) % HEADS) * head_stride, step
+
+
+@triton.jit
+def _load_spikes(
+    x, start, N, stride, width: tl.constexpr, step, BN: tl.constexpr, BW: tl.constexpr, dtype: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    at, mask = _tile(x, start, N, stride, width, BN, BW)
+    value = tl.load(at, mask=mask, other=0)
+    if PACKED:
+        value = ((value.to(tl.int32) >> step) & 1).to(tl.float32).to(dtype)
+    return value
 
 
 @triton.jit
@@ -73,14 +94,15 @@ def _attention_forward(
 
 @triton.jit
 def _attention_backward(
-    q, k, v, grad, gq, gk, gv, scale, N, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, HEADS: tl.constexpr,
+    q, k, v, grad, gq, gk, gv, scale, N, IMAGES, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, HEADS: tl.constexpr,
     CAUSAL: tl.constexpr, DW: tl.constexpr, EW: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of q, k (laid out `[batch, N, heads, d]`) and v (`[batch, N, heads, e]`)."""
-    q = _head(q, qb, qh, HEADS)
-    k = _head(k, kb, kh, HEADS)
-    v = _head(v, vb, vh, HEADS)
+    dtype = grad.dtype.element_ty
+    q, step = _spike_head(q, qb, qh, HEADS, IMAGES, PACKED)
+    k, step = _spike_head(k, kb, kh, HEADS, IMAGES, PACKED)
+    v, step = _spike_head(v, vb, vh, HEADS, IMAGES, PACKED)
     grad = _head(grad, ob, oh, HEADS)
     gq = _head(gq, N * HEADS * DW, DW, HEADS)
     gk = _head(gk, N * HEADS * DW, DW, HEADS)
@@ -89,36 +111,31 @@ def _attention_backward(
     other = tl.zeros((BD, BE), tl.float32)  # q^T grad
     if not CAUSAL:
         for start in range(0, N, BN):
-            at, mask = _tile(k, start, N, kn, DW, BN, BD)
-            kt = tl.load(at, mask=mask, other=0.0)
-            at, mask = _tile(v, start, N, vn, EW, BN, BE)
-            vt = tl.load(at, mask=mask, other=0.0)
-            at, mask = _tile(q, start, N, qn, DW, BN, BD)
-            qt = tl.load(at, mask=mask, other=0.0)
+            kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
+            vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
+            qt = _load_spikes(q, start, N, qn, DW, step, BN, BD, dtype, PACKED)
             at, mask = _tile(grad, start, N, on, EW, BN, BE)
             gt = (tl.load(at, mask=mask, other=0.0) * scale).to(qt.dtype)
             state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
             other = tl.dot(tl.trans(qt), gt, other, input_precision=PRECISION)
         for start in range(0, N, BN):
             at, mask = _tile(grad, start, N, on, EW, BN, BE)
-            gt = (tl.load(at, mask=mask, other=0.0) * scale).to(q.dtype.element_ty)
+            gt = (tl.load(at, mask=mask, other=0.0) * scale).to(dtype)
             y = tl.dot(gt, tl.trans(state.to(gt.dtype)), input_precision=PRECISION)
             at, mask = _tile(gq, start, N, HEADS * DW, DW, BN, BD)
             tl.store(at, y.to(gq.dtype.element_ty), mask=mask)
-            at, mask = _tile(v, start, N, vn, EW, BN, BE)
-            y = tl.dot(tl.load(at, mask=mask, other=0.0), tl.trans(other.to(gt.dtype)), input_precision=PRECISION)
+            vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
+            y = tl.dot(vt, tl.trans(other.to(gt.dtype)), input_precision=PRECISION)
             at, mask = _tile(gk, start, N, HEADS * DW, DW, BN, BD)
             tl.store(at, y.to(gk.dtype.element_ty), mask=mask)
-            at, mask = _tile(k, start, N, kn, DW, BN, BD)
-            y = tl.dot(tl.load(at, mask=mask, other=0.0), other.to(gt.dtype), input_precision=PRECISION)
+            kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
+            y = tl.dot(kt, other.to(gt.dtype), input_precision=PRECISION)
             at, mask = _tile(gv, start, N, HEADS * EW, EW, BN, BE)
             tl.store(at, y.to(gv.dtype.element_ty), mask=mask)
     else:
         for start in range(0, N, BN):
-            at, mask = _tile(k, start, N, kn, DW, BN, BD)
-            kt = tl.load(at, mask=mask, other=0.0)
-            at, mask = _tile(v, start, N, vn, EW, BN, BE)
-            vt = tl.load(at, mask=mask, other=0.0)
+            kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
+            vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
             at, mask = _tile(grad, start, N, on, EW, BN, BE)
             gt = (tl.load(at, mask=mask, other=0.0) * scale).to(kt.dtype)
             score = tl.where(_below(BN), tl.dot(gt, tl.trans(vt), input_precision=PRECISION), 0.0)
@@ -129,12 +146,9 @@ def _attention_backward(
             state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
         for back in range(0, N, BN):
             start = (tl.cdiv(N, BN) - 1) * BN - back
-            at, mask = _tile(q, start, N, qn, DW, BN, BD)
-            qt = tl.load(at, mask=mask, other=0.0)
-            at, mask = _tile(k, start, N, kn, DW, BN, BD)
-            kt = tl.load(at, mask=mask, other=0.0)
-            at, mask = _tile(v, start, N, vn, EW, BN, BE)
-            vt = tl.load(at, mask=mask, other=0.0)
+            qt = _load_spikes(q, start, N, qn, DW, step, BN, BD, dtype, PACKED)
+            kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
+            vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
             at, mask = _tile(grad, start, N, on, EW, BN, BE)
             gt = (tl.load(at, mask=mask, other=0.0) * scale).to(kt.dtype)
             score = tl.where(_below(BN), tl.dot(gt, tl.trans(vt), input_precision=PRECISION), 0.0)
@@ -176,30 +190,41 @@ def _empty_heads(like: Tensor) -> Tensor:
     return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
 
+Packed = tuple[Tensor, Tensor, Tensor]
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, packed: Packed | None
+    ) -> Tensor:  # fmt: skip
         q, k, v = _dense_rows(q), _dense_rows(k), _dense_rows(v)
         out = _empty_heads(v)
         _attention_forward[(q.shape[0] * q.shape[1],)](
             q, k, v, out, scale, q.shape[2], *_strides(q, k, v, out), **_options(q, v, causal)
         )
-        ctx.save_for_backward(q, k, v)
-        ctx.given = (scale, causal)
+        ctx.save_for_backward(*((q, k, v) if packed is None else (_dense_rows(x) for x in packed)))
+        ctx.given = (scale, causal, packed is not None)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         q, k, v = ctx.saved_tensors
-        scale, causal = ctx.given
+        scale, causal, packed = ctx.given
         grad = _dense_rows(grads[0])
-        gq, gk, gv = _empty_heads(q), _empty_heads(k), _empty_heads(v)
-        _attention_backward[(q.shape[0] * q.shape[1],)](
-            q, k, v, grad, gq, gk, gv, scale, q.shape[2], *_strides(q, k, v, grad), **_options(q, v, causal)
-        )
-        return gq, gk, gv, None, None
+        batch, heads, tokens, d = (grad.shape[0], *q.shape[1:])
+        gq, gk = (grad.new_empty(batch, tokens, heads, d).transpose(1, 2) for _ in range(2))
+        gv = _empty_heads(grad)
+        _attention_backward[(batch * heads,)](
+            q, k, v, grad, gq, gk, gv, scale, tokens, q.shape[0], *_strides(q, k, v, grad), PACKED=packed,
+            **_options(gq, gv, causal),
+        )  # fmt: skip
+        return gq, gk, gv, None, None, None
 
 
-def spike_attention_triton(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) -> Tensor:
-    """`scale` q (k^T v) for `[batch, heads, N, d]`, `d` and `e` up to `WIDEST`."""
-    return _Attention.apply(q, k, v, scale, causal)
+def spike_attention_triton(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False, packed: Packed | None = None
+) -> Tensor:
+    """`scale` q (k^T v) for `[batch, heads, N, d]`, batch = T * B, `d` and `e` up to 256. `packed` holds the same
+    spikes as one byte per neuron, `[B, heads, N, d]`."""
+    return _Attention.apply(q, k, v, scale, causal, packed)

@@ -43,8 +43,9 @@ class _SpikeConv(torch.autograd.Function):
             saved = unpack(saved, images // saved.shape[0], dtype)
         if pointwise:
             rows = _rows(grad)
-            grad_x = (rows @ weight.flatten(1)).view(images, *grad.shape[2:], -1).permute(0, 3, 1, 2) if for_x else None
             grad_weight = (rows.T @ _rows(saved)).view_as(weight) if for_weight else None
+            del saved  # unpacked spikes and the gradient of x together are the peak of memory in a step
+            grad_x = (rows @ weight.flatten(1)).view(images, *grad.shape[2:], -1).permute(0, 3, 1, 2) if for_x else None
         else:
             grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
                 grad, saved, weight, None, stride, padding, (1, 1), False, (0, 0), groups, (for_x, for_weight, False)

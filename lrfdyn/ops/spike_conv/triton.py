@@ -18,15 +18,19 @@ def _unpack(packed, out, n, T: tl.constexpr, BLOCK: tl.constexpr):
     bits = tl.load(packed + start + at, mask=mask, other=0).to(tl.int32)
     out += start
     for t in tl.static_range(T):
-        tl.store(out + at, ((bits >> t) & 1).to(out.dtype.element_ty), mask=mask)
+        tl.store(out + at, ((bits >> t) & 1).to(tl.float32).to(out.dtype.element_ty), mask=mask)
         out += n
 
 
-def unpack(packed: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """Spikes `[T * B, C, H, W]` in channels-last memory of one byte per neuron, `[B, C, H, W]`."""
-    batch, channels, height, width = packed.shape
-    packed = packed.contiguous(memory_format=torch.channels_last)
-    out = torch.empty(steps * batch, height, width, channels, dtype=dtype, device=packed.device)
+def unpack_flat(packed: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """Spikes `[T * B, ...]` of one byte per neuron, `[B, ...]`."""
+    packed = packed.contiguous()
+    out = torch.empty(steps * packed.shape[0], *packed.shape[1:], dtype=dtype, device=packed.device)
     n = packed.numel()
     _unpack[(triton.cdiv(n, BLOCK),)](packed, out, n, T=steps, BLOCK=BLOCK)
-    return out.permute(0, 3, 1, 2)
+    return out
+
+
+def unpack(packed: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """The same of `[B, C, H, W]` in channels-last memory."""
+    return unpack_flat(packed.permute(0, 2, 3, 1), steps, dtype).permute(0, 3, 1, 2)

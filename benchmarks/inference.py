@@ -1,0 +1,90 @@
+"""Images per second of inference: ours (norms folded, fused kernels, captured) against the plain definitions, eager
+and compiled, and against SpikingJelly where it is installed, in one run.
+
+    python benchmarks/inference.py --models spikformer_4_384 --json out.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import common
+from benchmarks.train_step import IMPLEMENTATIONS, build
+from lrfdyn.models.fold import fold_batch_norm
+from lrfdyn.ops.dispatch import plain_operations
+
+
+def measure(name: str, attention: str, implementation: str, batch: int | None, repeats: int) -> dict[str, Any] | None:
+    size, classes, _, default_batch = common.MODELS[name]
+    batch = batch or default_batch
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    common.free_memory()
+    model = build(name, attention, implementation, classes)
+    if model is None:
+        return None
+    model = model.to(device).eval()
+    ours = implementation == "lrfdyn"
+    if ours:
+        model = fold_batch_norm(model)  # type: ignore[arg-type]
+    images = torch.randn(batch, 3, size, size, device=device)
+    call: Any = torch.compile(model) if implementation == "reference-compiled" else model
+    context = nullcontext() if ours else plain_operations()
+    with torch.inference_mode(), torch.autocast(device, torch.bfloat16, cache_enabled=False), context:
+        step = lambda: call(images)  # noqa: E731
+        if ours and device == "cuda":
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    step()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            step = graph.replay
+        ms = common.elapsed(step, repeats)
+    return {
+        "benchmark": "inference", "model": name, "attention": attention, "implementation": implementation,
+        "batch": batch, "dtype": "bfloat16", "images_per_s": batch / ms * 1e3, "peak_mib": common.peak_mib(), "ms": ms,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(common.MODELS), choices=list(common.MODELS))
+    parser.add_argument("--attentions", nargs="+", default=list(common.ATTENTIONS))
+    parser.add_argument("--implementations", nargs="+", default=list(IMPLEMENTATIONS), choices=IMPLEMENTATIONS)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    records: list[dict[str, Any]] = []
+    for name in options.models:
+        for attention in options.attentions:
+            for implementation in options.implementations:
+                torch.compiler.reset()
+                try:
+                    record = measure(name, attention, implementation, options.batch, options.repeats)
+                except Exception as error:  # one that fails must not take the others with it
+                    traceback.print_exc(limit=3)
+                    print(f"{name} {attention} {implementation}: {type(error).__name__}", flush=True)
+                    continue
+                if record is not None:
+                    records.append(record)
+                    print(name, attention, implementation, f"{record['images_per_s']:.0f} images/s", flush=True)
+                    common.write(records, options.json)
+    print(common.table(records, ("model", "attention", "implementation", "batch", "images_per_s", "peak_mib", "ms")))
+
+
+if __name__ == "__main__":
+    main()

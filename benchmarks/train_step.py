@@ -1,0 +1,108 @@
+"""Images per second and peak memory of one training step (forward, backward, AdamW): ours against the plain
+definitions, eager and compiled, and against SpikingJelly where it is installed, in one run.
+
+    python benchmarks/train_step.py --models spikformer_4_384 --json out.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import common
+from lrfdyn import create_model
+from lrfdyn.ops.dispatch import plain_operations
+from lrfdyn.training.step import TrainStep, capturable_adamw
+
+IMPLEMENTATIONS = ("lrfdyn", "reference", "reference-compiled", "spikingjelly", "spikingjelly-compiled")
+
+
+class Peer(torch.nn.Module):
+    """SpikingJelly's network with its state reset before every call and logits averaged over time."""
+
+    def __init__(self, network: torch.nn.Module, compiled: bool) -> None:
+        super().__init__()
+        self.network = network
+        self.call = torch.compile(network) if compiled else network
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from spikingjelly.activation_based import functional
+
+        functional.reset_net(self.network)
+        return self.call(x).mean(0)
+
+
+def build(name: str, attention: str, implementation: str, classes: int) -> torch.nn.Module | None:
+    torch.manual_seed(0)
+    if implementation.startswith("spikingjelly"):
+        network = common.peer(name, classes) if attention == "ssa" else None
+        return None if network is None else Peer(network, implementation.endswith("compiled"))
+    model = create_model(name, attention=attention, num_classes=classes)
+    return model.to(memory_format=torch.channels_last)
+
+
+def measure(name: str, attention: str, implementation: str, batch: int | None, repeats: int) -> dict[str, Any] | None:
+    size, classes, default_batch, _ = common.MODELS[name]
+    batch = batch or default_batch
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    common.free_memory()
+    model = build(name, attention, implementation, classes)
+    if model is None:
+        return None
+    model = model.to(device).train()
+    images = torch.randn(batch, 3, size, size, device=device)
+    labels = torch.randint(classes, (batch,), device=device)
+    ours = implementation == "lrfdyn"
+    call = torch.compile(model) if implementation == "reference-compiled" else model
+    step = TrainStep(call, capturable_adamw(model, 1e-3), F.cross_entropy, amp=torch.bfloat16, graph=ours)
+    if ours:
+        ms = common.elapsed(lambda: step(images, labels), repeats)
+    else:
+        with plain_operations():
+            ms = common.elapsed(lambda: step(images, labels), repeats)
+    return {
+        "benchmark": "train_step", "model": name, "attention": attention, "implementation": implementation,
+        "batch": batch, "dtype": "bfloat16", "images_per_s": batch / ms * 1e3, "peak_mib": common.peak_mib(),
+        "ms": ms, "cuda_graph": step.captured,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(common.MODELS), choices=list(common.MODELS))
+    parser.add_argument("--attentions", nargs="+", default=list(common.ATTENTIONS))
+    parser.add_argument("--implementations", nargs="+", default=list(IMPLEMENTATIONS), choices=IMPLEMENTATIONS)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    records: list[dict[str, Any]] = []
+    for name in options.models:
+        for attention in options.attentions:
+            for implementation in options.implementations:
+                torch.compiler.reset()
+                try:
+                    record = measure(name, attention, implementation, options.batch, options.repeats)
+                except Exception as error:  # one that fails must not take the others with it
+                    traceback.print_exc(limit=3)
+                    print(f"{name} {attention} {implementation}: {type(error).__name__}", flush=True)
+                    continue
+                if record is not None:
+                    records.append(record)
+                    print(name, attention, implementation, f"{record['images_per_s']:.0f} images/s", flush=True)
+                    common.write(records, options.json)
+    columns = ("model", "attention", "implementation", "batch", "images_per_s", "peak_mib", "ms")
+    print(common.table(records, columns))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What the tests of kernels share: the device they run on, and comparisons by relative norm.
+
+Without a GPU they run in Triton's interpreter on small shapes; with one, on real shapes and in all types too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the kernels need triton")
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("the kernels need a GPU or Triton's interpreter", allow_module_level=True)
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16] if GPU else [torch.float32, torch.bfloat16]
+# Rounding of the stored result, and of sums in float32.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 6e-3, torch.float16: 1e-3}
+# A spike may differ only where the potential is within rounding of the threshold: at most this share of all spikes.
+FLIPPED = 1e-4
+
+
+def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def spikes(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32, rate: float = 0.3) -> Tensor:
+    return (torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < rate).to(DEVICE, dtype)
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
+    assert actual.shape == expected.shape, what
+    assert torch.isfinite(actual).all(), what
+    error = (actual.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-6)
+    assert error <= tolerance, f"{what}: relative error {error:.3g}"
+
+
+def compare(
+    kernel: Callable[..., Tensor],
+    definition: Callable[..., Tensor],
+    inputs: Sequence[Tensor | None],
+    tolerance: float,
+    binary: bool = False,
+) -> Tensor:
+    """Value and every gradient of `kernel` against `definition` in double precision. Spikes (`binary`) are compared
+    by the share that differs. Returns the kernel's output."""
+    ours = [None if x is None else x.detach().requires_grad_() for x in inputs]
+    theirs = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
+    out, expected = kernel(*ours), definition(*theirs)
+    if binary:
+        assert out.shape == expected.shape
+        assert ((out.double() - expected).abs() > 1e-3).double().mean() <= FLIPPED
+    else:
+        close(out, expected, tolerance, "output")
+    grad = rand(*out.shape, seed=99, dtype=out.dtype)
+    got = torch.autograd.grad(out, [x for x in ours if x is not None], grad)
+    want = torch.autograd.grad(expected, [x for x in theirs if x is not None], grad.double())
+    for i, pair in enumerate(zip(got, want, strict=True)):
+        close(*pair, tolerance, f"gradient of input {i}")
+    return out.detach()
+
+
+def same_bits_twice(run: Callable[[], Sequence[Tensor]]) -> None:
+    for first, second in zip(run(), run(), strict=True):
+        assert torch.equal(first, second)

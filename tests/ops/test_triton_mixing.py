@@ -1,0 +1,151 @@
+"""The kernels that mix tokens (stencils, dendrites, attention) against their definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lrfdyn.ops.dendrite import dendrite
+from lrfdyn.ops.dendrite.triton import dendrite_triton, dendrite_triton_stateful
+from lrfdyn.ops.lrf.reference import lrf_reference
+from lrfdyn.ops.lrf.triton import lrf_triton
+from lrfdyn.ops.spike_attention import spike_attention_reference
+from lrfdyn.ops.spike_attention.triton import spike_attention_triton
+from tests.ops.kernels import DEVICE, DTYPES, GPU, TOLERANCE, close, compare, rand, same_bits_twice, spikes
+
+# batch, channels, height, width, dilations, what is added
+STENCILS = {
+    "B2-C40-5x7-d3,5-identity": (2, 40, 5, 7, (3, 5), "identity"),
+    "B3-C8-8x8-d1-residual": (3, 8, 8, 8, (1,), "residual"),
+    "B1-C16-9x4-d1,3,5": (1, 16, 9, 4, (1, 3, 5), None),
+    "B2-C70-3x3-d5-residual": (2, 70, 3, 3, (5,), "residual"),
+    "B1-C4-1x1-d3": (1, 4, 1, 1, (3,), None),
+}
+if GPU:
+    STENCILS |= {
+        "B64-C384-8x8-d3,5-identity": (64, 384, 8, 8, (3, 5), "identity"),
+        "B33-C512-14x14-d3,5-residual": (33, 512, 14, 14, (3, 5), "residual"),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", STENCILS)
+def test_lrf(case, dtype):
+    batch, channels, height, width, dilations, added = STENCILS[case]
+    x = rand(batch, height, width, channels, dtype=dtype).permute(0, 3, 1, 2)
+    weight = rand(len(dilations), channels, 3, 3, seed=1)
+    residual = rand(batch, channels, height, width, seed=2, dtype=dtype) if added == "residual" else None
+
+    def definition(x, weight, residual):
+        y = lrf_reference(x, weight, dilations)
+        return y + x if added == "identity" else y if residual is None else y + residual
+
+    compare(
+        lambda x, w, r: lrf_triton(x, w, dilations, r, added == "identity"),
+        definition,
+        [x, weight, residual],
+        TOLERANCE[dtype],
+    )
+
+
+def test_lrf_gives_the_same_bits_twice():
+    x, w = rand(5, 16, 4, 4).requires_grad_(), rand(2, 16, 3, 3, seed=1).requires_grad_()
+
+    def run():
+        y = lrf_triton(x, w, (1, 3))
+        return y, *torch.autograd.grad(y, (x, w), torch.ones_like(y))
+
+    same_bits_twice(run)
+
+
+def modes(channels, count):
+    decay = 0.02 + rand(channels, count, seed=5).abs()
+    return decay, rand(channels, count, seed=6), rand(channels, count, 2, seed=7)
+
+
+SEQUENCES = [(3, 19, 40, 4), (2, 1, 32, 2), (5, 24, 16, 1), (1, 9, 3, 4)]
+if GPU:
+    SEQUENCES += [(64, 64, 384, 4), (17, 196, 512, 4)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SEQUENCES, ids=str)
+def test_dendrite(shape, dtype):
+    batch, tokens, channels, count = shape
+    u = spikes(batch, tokens, channels, dtype=dtype)
+    compare(
+        lambda u, *m: dendrite_triton(u, *m, dtype=dtype),
+        lambda u, *m: dendrite(u, *m, form="scan")[0],
+        [u, *modes(channels, count)],
+        TOLERANCE[dtype],
+    )
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_dendrite_carries_its_state(given):
+    u, m = rand(2, 11, 20), modes(20, 3)
+    state = rand(2, 20, 3, 2, seed=8) if given else None
+    soma, last = dendrite_triton_stateful(u, *m, state)
+    given_state = None if state is None else state.double()
+    double = (u.double(), *(t.double() for t in m))
+    want, want_last = dendrite(*double, form="step", initial_state=given_state, output_final_state=True)
+    close(soma, want, 1e-5, "soma")
+    close(last, want_last, 1e-5, "state")
+
+
+def test_dendrite_gives_the_same_bits_twice():
+    u, m = rand(6, 10, 8).requires_grad_(), [t.requires_grad_() for t in modes(8, 2)]
+
+    def run():
+        y = dendrite_triton(u, *m)
+        return y, *torch.autograd.grad(y, (u, *m), torch.ones_like(y))
+
+    same_bits_twice(run)
+
+
+# batch, heads, tokens, d, e
+HEADS = [(2, 3, 20, 32, 32), (1, 2, 1, 24, 40), (2, 2, 70, 16, 8), (1, 1, 130, 16, 16)]
+if GPU:
+    HEADS += [(64, 12, 64, 32, 32), (16, 8, 196, 64, 64)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("shape", HEADS, ids=str)
+def test_spike_attention(shape, causal, dtype):
+    batch, heads, tokens, d, e = shape
+    if dtype == torch.bfloat16 and not GPU:
+        pytest.skip("Triton's interpreter has no matrix product of bfloat16")
+    if dtype == torch.float32 and d * e > 1600:
+        pytest.skip("wide heads in float32 take the plain operation")
+    q, k = (spikes(batch, tokens, heads, d, seed=i, dtype=dtype).transpose(1, 2) for i in (0, 1))
+    v = spikes(batch, tokens, heads, e, seed=2, dtype=dtype).transpose(1, 2)
+    out = compare(
+        lambda q, k, v: spike_attention_triton(q, k, v, 0.125, causal),
+        lambda q, k, v: spike_attention_reference(q, k, v, 0.125, causal),
+        [q, k, v],
+        TOLERANCE[dtype],
+    )
+    # The next layer reads heads side by side.
+    assert out.transpose(1, 2).is_contiguous()
+
+
+def test_packed_spikes_give_the_same_gradients():
+    steps, images, heads, tokens, d = 3, 2, 2, 10, 16
+    bits = [torch.randint(2**steps, (images, tokens, heads, d), dtype=torch.uint8) for _ in range(3)]
+    full = [torch.cat([(b >> t) & 1 for t in range(steps)]).to(DEVICE, torch.float32).transpose(1, 2) for b in bits]
+    bits = [b.to(DEVICE).transpose(1, 2) for b in bits]
+    for causal in (False, True):
+        grads = []
+        for packed in (None, bits):
+            leaves = [x.detach().requires_grad_() for x in full]
+            out = spike_attention_triton(*leaves, 0.5, causal, packed)
+            grads.append(torch.autograd.grad(out, leaves, rand(*out.shape, seed=9)))
+        same_bits_twice(iter(grads).__next__)
+    tokens_full = full[0].transpose(1, 2).flatten(2)
+    grads = []
+    for packed in (None, bits[0].transpose(1, 2).flatten(2)):
+        leaves = [x.detach().requires_grad_() for x in (tokens_full, *modes(heads * d, 2))]
+        out = dendrite_triton(*leaves, packed=packed)
+        grads.append(torch.autograd.grad(out, leaves, rand(*out.shape, seed=9)))
+    same_bits_twice(iter(grads).__next__)

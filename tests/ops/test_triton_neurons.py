@@ -1,0 +1,177 @@
+"""The neuron kernels, alone and behind batch norm, against their definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lrfdyn.ops.bn_lif import Integer, Norm, bn_lif_reference
+from lrfdyn.ops.bn_lif.triton import bn_lif_triton
+from lrfdyn.ops.lif import Dynamics, integer_spike, lif_reference
+from lrfdyn.ops.lif.triton import integer_spike_triton, lif_triton
+from lrfdyn.ops.spike_conv import spike_conv
+from lrfdyn.ops.spike_conv.triton import unpack
+from tests.ops.kernels import DTYPES, GPU, TOLERANCE, close, compare, rand, same_bits_twice
+
+DYNAMICS = {
+    "lif": Dynamics.lif(),
+    "lif-0.5": Dynamics.lif(threshold=0.5),
+    "if": Dynamics.integrate_and_fire(),
+    "if-attached": Dynamics.integrate_and_fire(detach_reset=False),
+    "ms": Dynamics.ms_lif(),
+    "paper": Dynamics.paper_lif(v_reset=0.25),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", DYNAMICS)
+def test_lif(name, dtype):
+    d = DYNAMICS[name]
+    x = 2 * rand(4, 3, 5, 7, dtype=dtype)
+    compare(lambda x: lif_triton(x, d)[0], lambda x: lif_reference(x, d)[0], [x], TOLERANCE[dtype], binary=True)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["spikes", "state"])
+@pytest.mark.parametrize("shape", [(1, 3), (1, 1), (8, 1025), (3, 2, 33)], ids=str)
+def test_lif_with_states(shape, which):
+    d = Dynamics.lif()
+    inputs = [2 * rand(*shape), rand(*shape[1:], seed=1)]
+    compare(
+        lambda x, h: lif_triton(x, d, h, True)[which],
+        lambda x, h: lif_reference(x, d, h)[which],
+        inputs,
+        1e-5,
+        binary=which == 0,
+    )
+
+
+def test_lif_reads_any_layout_and_packs_the_spikes():
+    x = 2 * rand(4, 2, 6, 3, 5).permute(0, 1, 4, 2, 3)
+    spikes, _ = lif_triton(x, Dynamics.lif())
+    assert torch.equal(spikes, lif_reference(x, Dynamics.lif())[0])
+    assert torch.equal(unpack(spikes.packed, 4, torch.float32).unflatten(0, (4, 2)), spikes)
+    strided = torch.cat((x, x), -1)[..., ::2]
+    assert torch.equal(lif_triton(strided, Dynamics.lif())[0], lif_reference(strided, Dynamics.lif())[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [0.25, 1.0])
+def test_integer_spike(scale, dtype):
+    x = 4 * rand(3, 5, 77, dtype=dtype)
+    compare(
+        lambda x: integer_spike_triton(x, 4, scale), lambda x: integer_spike(x, 4, scale != 1), [x], TOLERANCE[dtype]
+    )
+    halves = torch.tensor([0.5, 1.5, 2.5, 3.5, -1.0, 9.0], device=x.device)
+    assert torch.equal(integer_spike_triton(halves, 4, scale), integer_spike(halves, 4, scale != 1))
+
+
+def norm_of(channels, dtype, training):
+    """A norm whose buffers are fresh, for the parameters that the comparison differentiates."""
+
+    def make(weight, bias):
+        mean = torch.linspace(-1, 1, channels, dtype=dtype).to(weight.device)
+        var = torch.linspace(0.5, 2, channels, dtype=dtype).to(weight.device)
+        return Norm(weight, bias, mean, var, training)
+
+    return make
+
+
+# time, batch, channels, height, width, repeats, pool, residual, training
+CASES = {
+    "T4-B2-C48-5x8": (4, 2, 48, 5, 8, 1, False, False, True),
+    "T4-B1-C40-3x7-residual": (4, 1, 40, 3, 7, 1, False, True, True),
+    "T1-B3-C16-5x5": (1, 3, 16, 5, 5, 1, False, False, True),
+    "repeated-C20-5x7": (1, 1, 20, 5, 7, 4, False, False, True),
+    "pool-C32-6x7": (4, 2, 32, 6, 7, 1, True, False, True),
+    "pool-repeated-C32-5x5": (1, 2, 32, 5, 5, 4, True, False, True),
+    "eval-C16-5x7": (3, 2, 16, 5, 7, 1, False, False, False),
+}
+if GPU:
+    CASES |= {
+        "T4-B16-C384-8x8": (4, 16, 384, 8, 8, 1, False, True, True),
+        "pool-B8-C192-32x32": (4, 8, 192, 32, 32, 1, True, False, True),
+        "repeated-B8-C48-32x32": (1, 8, 48, 32, 32, 4, False, False, True),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("neuron", [Dynamics.lif(), Integer()], ids=["lif", "integer"])
+@pytest.mark.parametrize("case", CASES)
+def test_bn_lif(case, neuron, dtype):
+    time, batch, channels, height, width, repeats, pool, residual, training = CASES[case]
+    if pool and isinstance(neuron, Integer):
+        pytest.skip("integer spikes are pooled by the plain operation")
+    x = (3 * rand(time, batch, height, width, channels) + 5).to(dtype).permute(0, 1, 4, 2, 3)
+    inputs = [
+        x,
+        1 + rand(channels, seed=1).abs(),
+        rand(channels, seed=2).abs(),
+        2 * rand(time * repeats, batch, channels, height, width, seed=3, dtype=dtype) if residual else None,
+    ]
+    offset = rand(channels, seed=4)
+    kept = {}
+
+    def run(function, name, dtype):
+        make = norm_of(channels, dtype, training)
+
+        def call(x, weight, bias, residual):
+            norm = kept[name] = make(weight, bias)
+            options = {"offset": offset.to(dtype), "repeats": repeats, "residual": residual, "pool": pool}
+            return function(x, norm, neuron, **options)
+
+        return call
+
+    compare(
+        run(bn_lif_triton, "ours", torch.float32),
+        run(bn_lif_reference, "theirs", torch.float64),
+        inputs,
+        TOLERANCE[dtype],
+        binary=not residual,
+    )
+    close(kept["ours"].running_mean, kept["theirs"].running_mean, 1e-5, "running mean")
+    close(kept["ours"].running_var, kept["theirs"].running_var, 1e-5, "running variance")
+
+
+def test_bn_lif_offset_has_no_gradient_in_training():
+    x = rand(2, 2, 8, 4, 4)
+    offset = torch.zeros(8, device=x.device, requires_grad=True)
+    one = torch.ones(8, device=x.device)
+    bn_lif_triton(x, Norm(one, one, one.clone(), one.clone(), True), Dynamics.lif(), offset).sum().backward()
+    assert torch.equal(offset.grad, torch.zeros_like(offset))
+
+
+def test_bn_lif_keeps_the_variance_of_channels_far_from_zero():
+    x = (1000 + rand(4, 2, 4, 4, 16)).permute(0, 1, 4, 2, 3)
+    one = torch.ones(16, device=x.device)
+    norm = Norm(one, one, torch.zeros_like(one), torch.zeros_like(one), True, momentum=1.0)
+    bn_lif_triton(x, norm, Dynamics.lif())
+    close(norm.running_var, x.double().var((0, 1, 3, 4)), 1e-4, "variance")
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_bn_lif_gives_the_same_bits_twice(pool):
+    x = rand(4, 2, 6, 6, 24).permute(0, 1, 4, 2, 3).requires_grad_()
+    weight = torch.ones(24, device=x.device, requires_grad=True)
+    zero = torch.zeros(24, device=x.device)
+
+    def run():
+        norm = Norm(weight, zero.clone().requires_grad_(), zero.clone(), zero + 1, True)
+        out = bn_lif_triton(x, norm, Dynamics.lif(), pool=pool)
+        return out, *torch.autograd.grad(out, (x, weight), torch.ones_like(out)), norm.running_var
+
+    same_bits_twice(run)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_convolution_of_packed_spikes(kernel, stride, packed):
+    x, _ = lif_triton(3 * rand(4, 2, 5, 5, 8).permute(0, 1, 4, 2, 3), Dynamics.lif())
+    bits = x.packed if packed else None
+    weight = rand(6, 8, kernel, kernel, seed=1)
+    padding = (kernel // 2,) * 2
+    compare(
+        lambda x, w: spike_conv(x, w, (stride,) * 2, padding, packed=bits),
+        lambda x, w: torch.conv2d(x, w, None, stride, padding),
+        [x.flatten(0, 1), weight],
+        1e-5,
+    )
