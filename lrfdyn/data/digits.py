@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lrfdyn.data.augment import Augmentation
+from lrfdyn.data.resident import ResidentData
 from lrfdyn.errors import LrfdynError
 
 TEST_IMAGES = 360
@@ -23,8 +25,8 @@ class Split:
     test_labels: Tensor
 
 
-def load_digits() -> Split:
-    """The fixed split: 360 held-out images, drawn once with a fixed seed, class shares as they come."""
+def _raw() -> Split:
+    """The fixed split with its grey values 0..16."""
     try:
         from sklearn.datasets import load_digits as load
     except ImportError:
@@ -34,6 +36,22 @@ def load_digits() -> Split:
     labels = torch.tensor(raw.target, dtype=torch.int64)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
-    mean, deviation = images[train].mean(), images[train].std()
-    images = (images - mean) / deviation
     return Split(images[train], labels[train], images[test], labels[test])
+
+
+def load_digits() -> Split:
+    """The fixed split: 360 held-out images, drawn once with a fixed seed, class shares as they come."""
+    raw = _raw()
+    mean, deviation = raw.train_images.mean(), raw.train_images.std()
+    train, test = ((images - mean) / deviation for images in (raw.train_images, raw.test_images))
+    return Split(train, raw.train_labels, test, raw.test_labels)
+
+
+class Digits(ResidentData):
+    """The same split as a data source: whole levels 0..255, so that it can be augmented like any other."""
+
+    def __init__(self, augment: Augmentation) -> None:
+        raw = _raw()
+        train, test = ((images * (255 / 16)).round() for images in (raw.train_images, raw.test_images))
+        mean, deviation = float(train.mean()) / 255, float(train.std()) / 255
+        super().__init__((train, raw.train_labels), (test, raw.test_labels), 10, (mean,), (deviation,), augment)

@@ -1,0 +1,200 @@
+"""Batched augmentation. Random numbers are drawn on the host, a few per image, and are arguments here; pixels are
+touched on the device only, and the host never waits for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lrfdyn.data import draws
+from lrfdyn.data.device import to_device
+from lrfdyn.data.randaugment import rand_augment
+from lrfdyn.errors import require
+
+ATTEMPTS = 10  # at a rectangle that fits, before the image is left alone
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What happens to training images; everything is off by default. The values in brackets are the usual ones."""
+
+    # "pad": zeros around the image, then a random window; "resized": a random part, scaled (decoded images only);
+    # "none": the centre, as in evaluation.
+    crop: Literal["none", "pad", "resized"] = "none"
+    crop_padding: int = 4
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.0  # probability [0.5]
+    rand_augment_layers: int = 0  # [1 or 2]
+    rand_augment_magnitude: float = 9.0  # 0..10
+    rand_augment_deviation: float = 0.5  # of the magnitude, per image and layer
+    rand_augment_probability: float = 0.5  # that a layer touches an image (1 in the paper, 0.5 in timm)
+    erase: float = 0.0  # probability [0.25]
+    erase_area: tuple[float, float] = (0.02, 1 / 3)
+    mixup: float = 0.0  # alpha of the Beta distribution [0.8], 0: off
+    cutmix: float = 0.0  # alpha [1.0], 0: off
+    mix_probability: float = 1.0  # that a step is mixed at all
+    cutmix_share: float = 0.5  # of the mixed steps, where both are on
+    label_smoothing: float = 0.0  # [0.1]
+    repeats: int = 1  # augmentations of every image in a global batch [3]; fewer distinct images per epoch
+
+    def __post_init__(self) -> None:
+        for name in ("crop_scale", "crop_ratio", "erase_area"):  # lists, as configuration files have them
+            low_high = tuple(getattr(self, name))
+            require(
+                len(low_high) == 2 and 0 < low_high[0] <= low_high[1],
+                f"{name}: expected two positive numbers, the smaller first, got {getattr(self, name)}",
+            )
+            object.__setattr__(self, name, low_high)
+        for name in ("crop_scale", "erase_area"):
+            require(getattr(self, name)[1] <= 1, f"{name}: expected shares up to 1, got {getattr(self, name)}")
+        for name in ("flip", "erase", "mix_probability", "cutmix_share", "rand_augment_probability"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"{name}: expected a probability, got {value}")
+        for name in ("crop_padding", "rand_augment_layers", "rand_augment_deviation", "mixup", "cutmix"):
+            require(getattr(self, name) >= 0, f"{name}: expected a number >= 0, got {getattr(self, name)}")
+        require(
+            self.crop in ("none", "pad", "resized"), f"crop: expected none, pad or resized, got {self.crop!r}"
+        )  # fmt: skip
+        require(
+            0 <= self.rand_augment_magnitude <= 10,
+            f"rand_augment_magnitude: expected 0..10, got {self.rand_augment_magnitude}",
+        )
+        require(0 <= self.label_smoothing < 1, f"label_smoothing: expected 0 <= x < 1, got {self.label_smoothing}")
+        require(self.repeats >= 1, f"repeats: expected an integer >= 1, got {self.repeats}")
+
+    @property
+    def mixes(self) -> bool:
+        return (self.mixup > 0 or self.cutmix > 0) and self.mix_probability > 0
+
+
+def augment_images(
+    levels: Tensor, settings: Augmentation, keys: draws.Keys, mean: tuple[float, ...], deviation: tuple[float, ...]
+) -> Tensor:
+    """Normalised channels-last images of images with levels 0..255: all that happens to an image by itself."""
+    height, width = levels.shape[-2:]
+    if settings.crop == "pad" or settings.flip:
+        padding = settings.crop_padding if settings.crop == "pad" else 0
+        offsets = np.floor(keys.uniform(draws.CROP, 2) * (2 * padding + 1)).astype(np.int64)
+        flipped = keys.uniform(draws.FLIP, 1)[:, 0] < settings.flip
+        levels = crop_flip(levels, offsets, flipped, padding)
+    if settings.rand_augment_layers:
+        fill = [round(255 * m) for m in mean]
+        levels = rand_augment(levels.float(), keys, settings, fill)
+    images = normalise(levels, mean, deviation)
+    if settings.erase:
+        boxes = erase_boxes(keys, settings.erase, settings.erase_area, height, width)
+        images = erase(images, boxes, keys.bits(draws.ERASE_NOISE).view(np.int64))
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+@lru_cache
+def _constants(mean: tuple[float, ...], deviation: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kept on the device: a copy in every step would be one more thing to launch."""
+    shift, scale = torch.tensor(mean) * 255, 1 / (torch.tensor(deviation) * 255)
+    return shift.view(-1, 1, 1).to(device), scale.view(-1, 1, 1).to(device)
+
+
+def normalise(levels: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:
+    shift, scale = _constants(mean, deviation, levels.device)
+    return (levels - shift) * scale
+
+
+def crop_flip(images: Tensor, offsets: np.ndarray, flipped: np.ndarray, padding: int) -> Tensor:
+    """The window at `offsets` `[B, 2]` (row, column) of the image with `padding` zeros around it, then mirrored."""
+    height, width = images.shape[-2:]
+    rows = offsets[:, :1] + np.arange(height)
+    columns = np.where(flipped[:, None], np.arange(width)[::-1], np.arange(width)) + offsets[:, 1:]
+    r, c = to_device(rows, images.device), to_device(columns, images.device)
+    sample = torch.arange(len(images), device=images.device)[:, None, None]
+    padded = F.pad(images, (padding,) * 4).permute(0, 2, 3, 1)
+    return padded[sample, r[:, :, None], c[:, None, :]].permute(0, 3, 1, 2)
+
+
+def erase_boxes(keys: draws.Keys, probability: float, area: tuple[float, float], height: int, width: int) -> np.ndarray:
+    """`[B, 4]` top, bottom, left, right; empty where nothing is erased (Zhong et al., 2020)."""
+    u = keys.uniform(draws.ERASE, 1 + 4 * ATTEMPTS)
+    chosen, u = u[:, 0] < probability, u[:, 1:].reshape(len(u), ATTEMPTS, 4)
+    target = (area[0] + (area[1] - area[0]) * u[..., 0]) * height * width
+    ratio = np.exp(math.log(0.3) + (math.log(1 / 0.3) - math.log(0.3)) * u[..., 1])
+    h, w = np.rint(np.sqrt(target * ratio)).astype(int), np.rint(np.sqrt(target / ratio)).astype(int)
+    fits = (h < height) & (w < width)
+    first = fits.argmax(1)
+    pick = np.arange(len(u)), first
+    chosen &= fits[pick]
+    h, w = h[pick] * chosen, w[pick] * chosen
+    top = np.floor(u[..., 2][pick] * (height - h + 1)).astype(int)
+    left = np.floor(u[..., 3][pick] * (width - w + 1)).astype(int)
+    return np.stack((top, top + h, left, left + w), 1)
+
+
+def erase(images: Tensor, boxes: np.ndarray, noise_keys: np.ndarray) -> Tensor:
+    """Normal noise in the boxes."""
+    (hit,) = np.nonzero((boxes[:, 1] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 2]))
+    if not len(hit):
+        return images
+    index, box = to_device(hit, images.device), to_device(boxes[hit], images.device)
+    part = images.index_select(0, index)
+    noise = draws.device_normal(to_device(noise_keys[hit], images.device), part[0].numel()).view(part.shape)
+    rows = torch.arange(images.shape[2], device=images.device)
+    columns = torch.arange(images.shape[3], device=images.device)
+    inside_rows = (rows >= box[:, 0:1]) & (rows < box[:, 1:2])
+    inside_columns = (columns >= box[:, 2:3]) & (columns < box[:, 3:4])
+    inside = (inside_rows[:, :, None] & inside_columns[:, None, :])[:, None]
+    return images.index_copy(0, index, torch.where(inside, noise.to(images.dtype), part))
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How a step is mixed: `weight` of the image itself; with a box (top, bottom, left, right), its inside comes from
+    the partner and the weight is the share of the area outside."""
+
+    weight: float
+    box: tuple[int, int, int, int] | None = None
+
+
+def draw_mix(settings: Augmentation, seed: int, epoch: int, step: int, height: int, width: int) -> Mix:
+    generator = np.random.Generator(np.random.Philox(key=int(draws.hashed(seed, epoch, draws.MIX, step)[0])))
+    mixed, cut, row, column = generator.random(4)
+    if mixed >= settings.mix_probability:
+        return Mix(1.0)
+    cut_share = settings.cutmix_share if settings.mixup and settings.cutmix else float(settings.cutmix > 0)
+    if cut >= cut_share:
+        return Mix(generator.beta(settings.mixup, settings.mixup))
+    # Yun et al. (2019): a box of the image's shape around a uniform centre, cut off at the borders.
+    side = math.sqrt(1 - generator.beta(settings.cutmix, settings.cutmix))
+    half_height, half_width = int(height * side) // 2, int(width * side) // 2
+    centre_row, centre_column = int(row * height), int(column * width)
+    top, bottom = max(0, centre_row - half_height), min(height, centre_row + half_height)
+    left, right = max(0, centre_column - half_width), min(width, centre_column + half_width)
+    return Mix(1 - (bottom - top) * (right - left) / (height * width), (top, bottom, left, right))
+
+
+def mix(images: Tensor, targets: Tensor, how: Mix) -> tuple[Tensor, Tensor]:
+    """Images 2i and 2i+1 are each other's partners (the batch is even)."""
+    if how.weight == 1:
+        return images, targets
+    partner = images.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+    if how.box is None:
+        images = how.weight * images + (1 - how.weight) * partner
+    else:
+        top, bottom, left, right = how.box
+        images = images.clone()
+        images[:, :, top:bottom, left:right] = partner[:, :, top:bottom, left:right]
+    other = targets.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+    images = images.contiguous(memory_format=torch.channels_last)
+    return images, how.weight * targets + (1 - how.weight) * other
+
+
+def smooth_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
+    """`smoothing` of the weight spread evenly over all classes."""
+    # Not torch's one_hot: it may look at the labels on the host first.
+    hit = labels[:, None] == torch.arange(classes, device=labels.device)
+    return hit.float() * (1 - smoothing) + smoothing / classes

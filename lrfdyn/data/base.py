@@ -1,0 +1,234 @@
+"""What training needs of a data set: batches that depend on seed, epoch and step, and on nothing else.
+
+Step `s` of an epoch is one global batch: the same images with the same augmentation in the same order, however it is
+split. Process `rank` of `world_size` takes its contiguous slice, so two processes with half the batch see what one
+process with the whole batch sees. What is random about an image is a function of (seed, epoch, sample, repeat); mixing
+draws one strength and box per step and always pairs the neighbours (2i, 2i+1) of the global batch, which every even
+slice keeps together. No state is carried along, so an epoch can start at any step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lrfdyn.data import draws
+from lrfdyn.data.augment import Augmentation, augment_images, draw_mix, mix, normalise, smooth_targets
+from lrfdyn.errors import require, unknown_name
+
+
+@dataclass(frozen=True)
+class Batch:
+    images: Tensor  # [B, C, H, W] float, normalised, on the device, channels-last
+    labels: Tensor  # [B] class indices
+    targets: Tensor  # [B, classes] smoothed and mixed for training, one-hot for evaluation
+    count: int  # images that are real: an evaluation batch is filled up to its size behind them
+
+
+@dataclass(frozen=True)
+class Step:
+    """One process's slice of a training step, or of a few in a row: which samples, and which of a sample's repeats."""
+
+    seed: int
+    epoch: int
+    numbers: range  # of the steps
+    samples: np.ndarray
+    repeats: np.ndarray
+
+
+@dataclass(frozen=True)
+class Steps(Sequence[Step]):
+    """The slices of `rank` from `start` to the end of an epoch, `at_once` steps together, made when asked for."""
+
+    order: np.ndarray
+    seed: int
+    epoch: int
+    start: int
+    stop: int
+    batch_size: int
+    rank: int
+    world_size: int
+    repeats: int
+    at_once: int
+
+    def __len__(self) -> int:
+        return -(-(self.stop - self.start) // self.at_once)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        first = self.start + index * self.at_once
+        numbers = range(first, min(self.stop, first + self.at_once))
+        # Repeats of an image lie far apart in the global batch: a mixing pair should not hold the same image twice.
+        distinct = -(-self.batch_size * self.world_size // self.repeats)
+        position = np.arange(self.batch_size) + self.rank * self.batch_size
+        samples = self.order[np.array(numbers)[:, None] * distinct + position % distinct].ravel()
+        return Step(self.seed, self.epoch, numbers, samples, np.tile(position // distinct, len(numbers)))
+
+
+class DataSource(ABC):
+    """A data set. Subclasses load images; order, slicing and augmentation are the same for all."""
+
+    num_classes: int
+    image_size: int
+    in_channels: int
+    train_images: int
+    test_images: int
+    augment: Augmentation
+    mean: tuple[float, ...]  # of the levels 0..1
+    deviation: tuple[float, ...]
+    images_at_once = 0  # small batches are augmented together up to this size: launching costs the same for all
+
+    @abstractmethod
+    def _load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images as levels 0..255 `[B, C, H, W]` (any dtype) and labels of every step, on the device."""
+
+    @abstractmethod
+    def _load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same for test indices; fewer images than indices where some cannot be read."""
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """The samples of an epoch in the order in which they are used."""
+        return draws.permutation(self.train_images, seed, epoch)
+
+    def steps_per_epoch(self, batch_size: int, world_size: int = 1) -> int:
+        """Whole global batches; the rest of the images sit an epoch out, others in every epoch."""
+        require(batch_size >= 1, f"batch_size: expected an integer >= 1, got {batch_size}")
+        require(world_size >= 1, f"world_size: expected an integer >= 1, got {world_size}")
+        require(
+            batch_size * world_size <= self.train_images,
+            f"batch_size: {batch_size} images x {world_size} processes are more than the "
+            f"{self.train_images} training images",
+        )
+        return self.train_images // (batch_size * world_size)
+
+    def train_batches(
+        self,
+        *,
+        epoch: int,
+        seed: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        device: torch.device | str = "cpu",
+        start_step: int = 0,
+    ) -> Iterator[Batch]:
+        """The batches of one process (`batch_size` images each) in one epoch, from `start_step` on."""
+        stop = self.steps_per_epoch(batch_size, world_size)
+        _check_rank(rank, world_size)
+        require(0 <= start_step <= stop, f"start_step: expected 0..{stop}, got {start_step}")
+        require(
+            not self.augment.mixes or batch_size % 2 == 0,
+            f"batch_size: mixup and cutmix pair neighbours; expected an even number, got {batch_size}",
+        )
+        steps = Steps(
+            self.order(seed, epoch), seed, epoch, start_step, stop, batch_size, rank, world_size,
+            self.augment.repeats, max(1, self.images_at_once // batch_size),
+        )  # fmt: skip
+        return self._train(steps, torch.device(device))
+
+    def _train(self, steps: Steps, device: torch.device) -> Iterator[Batch]:
+        for step, (levels, labels) in zip(steps, self._load_train(steps, device), strict=True):
+            keys = draws.Keys(step.seed, step.epoch, step.samples, step.repeats)
+            images = augment_images(levels, self.augment, keys, self.mean, self.deviation)
+            targets = smooth_targets(labels, self.num_classes, self.augment.label_smoothing)
+            size = steps.batch_size
+            for number, x, y, t in zip(
+                step.numbers, images.split(size), labels.split(size), targets.split(size), strict=True
+            ):
+                if self.augment.mixes:
+                    x, t = mix(x, t, draw_mix(self.augment, step.seed, step.epoch, number, *x.shape[-2:]))
+                yield Batch(x, y, t, size)
+
+    def test_batches(
+        self, *, batch_size: int, rank: int = 0, world_size: int = 1, device: torch.device | str = "cpu"
+    ) -> Iterator[Batch]:
+        """Every test image once over all ranks. All ranks get the same number of batches, all of the same shape; only
+        the first `count` images of a batch are real, and `count` may be 0."""
+        require(batch_size >= 1, f"batch_size: expected an integer >= 1, got {batch_size}")
+        _check_rank(rank, world_size)
+        indices = np.arange(self.test_images)
+        starts = range(rank * batch_size, self.test_images + rank * batch_size, batch_size * world_size)
+        return self._test([indices[i : i + batch_size] for i in starts], batch_size, torch.device(device))
+
+    def _test(self, slices: Sequence[np.ndarray], batch_size: int, device: torch.device) -> Iterator[Batch]:
+        for levels, labels in self._load_test(slices, device):
+            count = len(labels)
+            missing = batch_size - count
+            images = F.pad(normalise(levels, self.mean, self.deviation), (0, 0) * 3 + (0, missing))
+            labels = F.pad(labels, (0, missing))
+            targets = smooth_targets(labels, self.num_classes, 0.0)
+            yield Batch(images.contiguous(memory_format=torch.channels_last), labels, targets, count)
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    require(0 <= rank < world_size, f"rank: expected 0..{world_size - 1} (world_size {world_size}), got {rank}")
+
+
+def _digits(root: Path | None, augment: Augmentation, **options: Any) -> DataSource:
+    from lrfdyn.data.digits import Digits
+
+    return Digits(augment, **options)
+
+
+def _cifar(name: str) -> Callable[..., DataSource]:
+    def create(root: Path | None, augment: Augmentation, **options: Any) -> DataSource:
+        from lrfdyn.data.cifar import Cifar
+
+        return Cifar(name, _given(root, name), augment, **options)
+
+    return create
+
+
+def _folder(name: str, image_size: int) -> Callable[..., DataSource]:
+    def create(root: Path | None, augment: Augmentation, **options: Any) -> DataSource:
+        from lrfdyn.data.folder import ImageFolder
+
+        return ImageFolder(_given(root, name), augment, **{"image_size": image_size, **options})
+
+    return create
+
+
+def _shards(root: Path | None, augment: Augmentation, **options: Any) -> DataSource:
+    from lrfdyn.data.shards import Shards
+
+    return Shards(_given(root, "webdataset"), augment, **options)
+
+
+DATA: dict[str, Callable[..., DataSource]] = {
+    "digits": _digits,
+    "cifar10": _cifar("cifar10"),
+    "cifar100": _cifar("cifar100"),
+    "imagenet": _folder("imagenet", 224),
+    "imagenette": _folder("imagenette", 128),
+    "webdataset": _shards,
+}
+
+
+def create_data(name: str, root: Path | str | None, augment: Augmentation, **options: Any) -> DataSource:
+    """The data set `name` from the folder `root`. `options` are the constructor's: `image_size`, `workers`,
+    `on_corrupt`, `crop_share` for folders and shards; also `train`, `test`, `num_classes`, `shuffle_shards` for
+    shards."""
+    if name not in DATA:
+        raise unknown_name("data", name, DATA)
+    try:
+        return DATA[name](None if root is None else Path(root), augment, **options)
+    except TypeError as error:
+        unknown = str(error).partition("unexpected keyword argument ")[2]
+        require(not unknown, f"data: {name} has no option {unknown}")
+        raise
+
+
+def _given(root: Path | None, name: str) -> Path:
+    require(root is not None, f"root: {name} needs the folder of its files")
+    assert root is not None
+    require(root.is_dir(), f"root: no such folder {root}")
+    return root

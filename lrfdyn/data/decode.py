@@ -1,0 +1,200 @@
+"""Images that are decoded while training runs, by as many processes as wanted. A process makes a whole batch from
+its list of samples, and what is random about a sample is a hash of it: their number changes nothing but the speed."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from lrfdyn.data import draws
+from lrfdyn.data.augment import ATTEMPTS, Augmentation
+from lrfdyn.data.base import DataSource, Step
+from lrfdyn.data.device import to_device
+from lrfdyn.errors import LrfdynError, require
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
+MOST_REPLACEMENTS = 100  # bad images in a row, before this is no longer a matter of single files
+
+logger = logging.getLogger(__name__)
+
+
+class Images:
+    """The encoded images of one split and their labels."""
+
+    labels: np.ndarray
+
+    @abstractmethod
+    def read(self, index: int) -> bytes: ...
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """For messages: the file, and the place in it."""
+
+
+class Decoded(NamedTuple):  # a tuple, because the DataLoader pins the memory of tuples
+    levels: Tensor  # [B, 3, size, size] uint8
+    labels: Tensor
+    failures: dict[str, str]  # name of an image that could not be read: why
+
+
+@dataclass(frozen=True)
+class Loader(Dataset):
+    """From a step or a list of test indices to a batch. Runs in the worker processes."""
+
+    images: Images
+    augment: Augmentation
+    image_size: int
+    crop_share: float
+    skip: bool
+
+    def __getitem__(self, wanted: Step | np.ndarray) -> Decoded:
+        failures: dict[str, str] = {}
+        step = wanted if isinstance(wanted, Step) else None
+        samples = wanted.samples if isinstance(wanted, Step) else wanted
+        numbers = None
+        if step is not None and self.augment.crop == "resized":
+            keys = draws.Keys(step.seed, step.epoch, step.samples, step.repeats)
+            numbers = keys.uniform(draws.CROP, 4 * ATTEMPTS)
+        levels, labels = [], []
+        for i, sample in enumerate(samples):
+            # A training batch keeps its size: the next image that can be read stands in for one that cannot. A test
+            # image has no substitute.
+            tries = MOST_REPLACEMENTS if step is not None and self.skip else 1
+            for index in (np.arange(sample, sample + tries) % len(self.images.labels)).tolist():
+                try:
+                    levels.append(self._decode(index, None if numbers is None else numbers[i]))
+                except Exception as error:  # damaged files make decoders fail in any way
+                    failures[self.images.name(index)] = f"{type(error).__name__}: {error}"
+                    if not self.skip:
+                        return self._pack([], [], failures)
+                    continue
+                labels.append(self.images.labels[index])
+                break
+        return self._pack(levels, labels, failures)
+
+    def _pack(self, levels: list[np.ndarray], labels: list[int], failures: dict[str, str]) -> Decoded:
+        size = self.image_size
+        stacked = np.stack(levels) if levels else np.zeros((0, size, size, 3), np.uint8)
+        return Decoded(
+            torch.from_numpy(stacked).permute(0, 3, 1, 2), torch.from_numpy(np.array(labels, np.int64)), failures
+        )
+
+    def _decode(self, index: int, numbers: np.ndarray | None) -> np.ndarray:
+        from PIL import Image
+
+        with Image.open(io.BytesIO(self.images.read(index))) as file:
+            image = file.convert("RGB")
+        size = self.image_size
+        if numbers is not None:
+            box = resized_crop_box(*image.size, numbers, self.augment.crop_scale, self.augment.crop_ratio)
+            return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box=box))
+        width, height = image.size
+        scale = round(size / self.crop_share) / min(width, height)
+        width, height = max(size, round(width * scale)), max(size, round(height * scale))
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+        left, top = (width - size) // 2, (height - size) // 2
+        return np.asarray(image.crop((left, top, left + size, top + size)))
+
+
+def resized_crop_box(
+    width: int, height: int, numbers: np.ndarray, scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[int, int, int, int]:
+    """A random part of the image, left, top, right, bottom: its share of the area is uniform, the logarithm of its
+    ratio too (Szegedy et al., 2015). `numbers`: four uniform ones per attempt."""
+    for share, shape, x, y in numbers.reshape(-1, 4):
+        area = width * height * (scale[0] + (scale[1] - scale[0]) * share)
+        aspect = math.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * shape)
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(x * (width - w + 1)), int(y * (height - h + 1))
+            return left, top, left + w, top + h
+    # The centre, in the ratio that comes nearest.
+    w = min(width, round(height * ratio[1]))
+    h = min(height, round(width / ratio[0]))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+class DecodedData(DataSource):
+    """`workers` processes decode (0: this one). An image that cannot be read is an error, or with
+    `on_corrupt="skip"` is reported by name once, replaced in training and left out in tests; `corrupt` lists them.
+    `crop_share` is the side of the evaluated centre in the scaled image."""
+
+    in_channels = 3
+    mean, deviation = IMAGENET_MEAN, IMAGENET_DEVIATION
+
+    def __init__(
+        self,
+        train: Images,
+        test: Images,
+        num_classes: int,
+        augment: Augmentation,
+        *,
+        image_size: int = 224,
+        workers: int = 0,
+        on_corrupt: Literal["error", "skip"] = "error",
+        crop_share: float = 0.875,
+    ) -> None:
+        try:
+            import PIL  # noqa: F401
+        except ImportError:
+            raise LrfdynError("data: decoding images needs Pillow; pip install 'lrfdyn[data]'") from None
+        require(image_size >= 1, f"image_size: expected an integer >= 1, got {image_size}")
+        require(workers >= 0, f"workers: expected an integer >= 0, got {workers}")
+        require(on_corrupt in ("error", "skip"), f"on_corrupt: expected error or skip, got {on_corrupt!r}")
+        require(0 < crop_share <= 1, f"crop_share: expected 0 < x <= 1, got {crop_share}")
+        self._loaders = [
+            Loader(images, augment, image_size, crop_share, on_corrupt == "skip") for images in (train, test)
+        ]
+        self._skip, self._workers = on_corrupt == "skip", workers
+        self.train_images, self.test_images = len(train.labels), len(test.labels)
+        self.num_classes, self.image_size, self.augment = num_classes, image_size, augment
+        self.corrupt: dict[str, str] = {}
+
+    def _load(self, loader: Loader, wanted: Sequence[Any], device: torch.device) -> Iterator[Decoded]:
+        batches = DataLoader(
+            loader,
+            batch_size=None,  # an element is a batch already
+            sampler=wanted,  # type: ignore[arg-type]
+            num_workers=min(self._workers, len(wanted)),
+            pin_memory=device.type == "cuda",
+            collate_fn=_as_it_is,
+            generator=torch.Generator(),  # it would draw from the global one, which belongs to the model
+        )
+        for batch in batches:
+            for name, reason in batch.failures.items():
+                require(
+                    self._skip, f"data: cannot read the image {name} ({reason}); on_corrupt=skip goes on without it"
+                )
+                if name not in self.corrupt:
+                    self.corrupt[name] = reason
+                    logger.warning("data: skipped the image %s (%s)", name, reason)
+            yield batch
+
+    def _load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        for step, batch in zip(steps, self._load(self._loaders[0], steps, device), strict=True):
+            last = next(reversed(self.corrupt), "")
+            require(
+                len(batch.labels) == len(step.samples),
+                f"data: {MOST_REPLACEMENTS} images in a row cannot be read, the last is {last}",
+            )
+            yield to_device(batch.levels, device), to_device(batch.labels, device)
+
+    def _load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in self._load(self._loaders[1], slices, device):
+            yield to_device(batch.levels, device), to_device(batch.labels, device)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,146 @@
+"""WebDataset shards: tar files that hold `<key>.jpg` (or .jpeg, .png, .webp) and `<key>.cls` (the class index as text)
+for every sample.
+
+The headers are read once (`.<shard>.index.npy` keeps what they say), then every image is a place in a file. So the
+order of an epoch is known before it starts, and any step can be the first, which a stream with a shuffle buffer cannot
+give. To read nearly in sequence all the same, the shards are shuffled, and samples only among `shuffle_shards` shards
+at a time. All processes read all shards: they lie on disks that every process can reach.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import os
+import tarfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lrfdyn.data import draws
+from lrfdyn.data.augment import Augmentation
+from lrfdyn.data.decode import DecodedData, Images
+from lrfdyn.errors import LrfdynError, require
+from lrfdyn.files import write_atomic
+
+ENDINGS = ("jpg", "jpeg", "png", "webp")
+FORMAT = 1  # of the kept index
+
+
+class ShardImages(Images):
+    """All samples of `shards`, shard by shard in the order of the tar files."""
+
+    def __init__(self, shards: Sequence[Path]) -> None:
+        self.shards = list(shards)
+        tables = [_index(path) for path in self.shards]
+        self.starts = np.cumsum([0, *map(len, tables)])
+        self.shard = np.repeat(np.arange(len(tables)), np.diff(self.starts))
+        self.offset, self.size, self.labels = np.concatenate(tables).T.copy()
+
+    def name(self, index: int) -> str:
+        return f"{self.shards[self.shard[index]]} (at byte {self.offset[index]})"
+
+    def read(self, index: int) -> bytes:
+        with open(self.shards[self.shard[index]], "rb", buffering=0) as file:
+            return os.pread(file.fileno(), int(self.size[index]), int(self.offset[index]))
+
+
+def _index(path: Path) -> np.ndarray:
+    """`[n, 3]`: offset, size and label of every image of a shard. Kept beside the shard where that is possible, because
+    reading a million headers takes a minute in every process."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise LrfdynError(f"root: cannot read the shard {path} ({error.strerror})") from None
+    made_from = [FORMAT, found.st_size, found.st_mtime_ns]
+    kept = path.with_name(f".{path.name}.index.npy")
+    try:
+        table = np.load(kept, allow_pickle=False)
+        if table.ndim == 2 and table.dtype == np.int64 and table[0].tolist() == made_from:
+            return table[1:]
+    except (OSError, ValueError, EOFError, IndexError):
+        pass  # none, or a damaged one
+    table = np.array([made_from, *_scan(path)], np.int64)
+    with suppress(OSError):  # a folder that is only read from
+        buffer = io.BytesIO()
+        np.save(buffer, table)
+        write_atomic(kept, lambda file: file.write_bytes(buffer.getvalue()))
+    return table[1:]
+
+
+def _scan(path: Path) -> list[tuple[int, int, int]]:
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                folder, _, base = member.name.rpartition("/")
+                stem, _, ending = base.partition(".")  # a key ends at the first dot
+                key = f"{folder}/{stem}"
+                if not member.isfile():
+                    continue
+                if ending.lower() in ENDINGS:
+                    require(key not in images, f"root: {path} has two images for the key {key.lstrip('/')}")
+                    images[key] = (member.offset_data, member.size)
+                elif ending == "cls":
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    text = file.read()
+                    require(
+                        text.strip().isdigit(), f"root: {member.name} in {path} is not a class index: {text[:20]!r}"
+                    )
+                    labels[key] = int(text)
+    except (OSError, tarfile.TarError) as error:
+        raise LrfdynError(f"root: cannot read the shard {path} ({error})") from None
+    for key in images:
+        require(key in labels, f"root: {path} has no {key.lstrip('/')}.cls")
+    require(bool(images), f"root: the shard {path} has no images")
+    return [(*place, labels[key]) for key, place in images.items()]
+
+
+def _find(root: Path, patterns: str | Sequence[str], argument: str) -> list[Path]:
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    found = {Path(path) for pattern in patterns for path in glob.glob(str(root / pattern))}
+    require(bool(found), f"{argument}: no shards match {', '.join(patterns)} in {root}")
+    return sorted(found)
+
+
+class Shards(DecodedData):
+    """`train` and `test` are file patterns or lists of them, relative to `root` or absolute: shards may lie on several
+    disks. Further `options` are those of `DecodedData`."""
+
+    def __init__(
+        self,
+        root: Path,
+        augment: Augmentation,
+        *,
+        train: str | Sequence[str] = "train*.tar",
+        test: str | Sequence[str] = "val*.tar",
+        num_classes: int | None = None,
+        shuffle_shards: int = 16,
+        **options: Any,
+    ) -> None:
+        require(shuffle_shards >= 1, f"shuffle_shards: expected an integer >= 1, got {shuffle_shards}")
+        self._images = ShardImages(_find(root, train, "train"))
+        test_images = ShardImages(_find(root, test, "test"))
+        classes = 1 + int(max(self._images.labels.max(), test_images.labels.max()))
+        require(
+            num_classes is None or num_classes >= classes,
+            f"num_classes: the shards in {root} have class indices up to {classes - 1}, got {num_classes}",
+        )
+        self._window = shuffle_shards
+        super().__init__(self._images, test_images, num_classes or classes, augment, **options)
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        starts = self._images.starts
+        rank = draws.permutation(len(self._images.shards), seed, epoch, draws.SHARD_ORDER)
+        scattered = draws.hashed(seed, epoch, draws.ORDER, np.arange(self.train_images))
+        parts = []
+        for first in range(0, len(rank), self._window):
+            window = np.concatenate([np.arange(starts[s], starts[s + 1]) for s in rank[first : first + self._window]])
+            window.sort()
+            parts.append(window[np.argsort(scattered[window], kind="stable")])
+        return np.concatenate(parts)

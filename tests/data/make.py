@@ -1,0 +1,120 @@
+"""Small data sets in the official forms, made of random pixels."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lrfdyn.data import Augmentation, Batch, cifar
+
+EVERYTHING = Augmentation(
+    crop="pad", flip=0.5, rand_augment_layers=2, erase=0.5, mixup=0.8, cutmix=1.0, label_smoothing=0.1
+)  # fmt: skip
+
+
+def keys(count: int, seed: int = 0, epoch: int = 0):
+    from lrfdyn.data.draws import Keys
+
+    return Keys(seed, epoch, np.arange(count), np.zeros(count, np.int64))
+
+
+def levels(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Blobs rather than noise, so that neighbouring pixels are alike."""
+    generator = torch.Generator().manual_seed(seed)
+    small = torch.rand(shape[0], shape[1], shape[2] // 4, shape[3] // 4, generator=generator)
+    return (torch.nn.functional.interpolate(small, size=shape[2:], mode="bicubic") * 255).clamp(0, 255).byte()
+
+
+def write_cifar(root: Path, name: str, monkeypatch: pytest.MonkeyPatch, train: int = 40, test: int = 13) -> Path:
+    """The official files with other images; the checksums are replaced by theirs."""
+    variant = cifar.VARIANTS[name]
+    folder = root / variant.folder
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+
+    def write(files: dict[str, str], count: int) -> dict[str, str]:
+        sums = {}
+        for file in files:
+            part = count // len(files)
+            labels = generator.integers(0, variant.classes, part).tolist()
+            images = generator.integers(0, 256, (part, 3072), dtype=np.uint8)
+            sums[file] = dump(folder / file, {b"data": images, variant.label_key: labels})
+        return sums
+
+    names = [f"class {i}".encode() for i in range(variant.classes)]
+    meta = {file: dump(folder / file, {variant.names_key: names}) for file in variant.meta}
+    changed = replace(variant, train=write(variant.train, train), test=write(variant.test, test), meta=meta)
+    monkeypatch.setitem(cifar.VARIANTS, name, changed)
+    return folder
+
+
+def dump(path: Path, content: object) -> str:
+    data = pickle.dumps(content, protocol=2)
+    path.write_bytes(data)
+    return hashlib.md5(data).hexdigest()
+
+
+def jpeg(seed: int, size: tuple[int, int] = (40, 32)) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    pixels = levels(1, 3, size[1], size[0], seed=seed)[0].permute(1, 2, 0).numpy()
+    Image.fromarray(pixels).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def write_folder(root: Path, classes: int = 3, train: int = 8, val: int = 3) -> Path:
+    for split, count, first in (("train", train, 0), ("val", val, 1000)):
+        for c in range(classes):
+            folder = root / split / f"n{c:08d}"
+            folder.mkdir(parents=True)
+            for i in range(count):
+                seed = first + c * count + i
+                (folder / f"{folder.name}_{i}.JPEG").write_bytes(jpeg(seed, (30 + seed % 5, 28 + seed % 7)))
+    return root
+
+
+def write_shards(root: Path, shards: int = 3, train: int = 8, val: int = 5) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    for i in range(shards):
+        write_tar(root / f"train-{i}.tar", [(f"{i}_{j}", jpeg(i * train + j), (i + j) % 4) for j in range(train)])
+    write_tar(root / "val-0.tar", [(f"v{j}", jpeg(500 + j), j % 4) for j in range(val)])
+    return root
+
+
+def write_tar(path: Path, samples: list[tuple[str, bytes, int]]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for key, image, label in samples:
+            for ending, data in (("jpg", image), ("cls", str(label).encode())):
+                entry = tarfile.TarInfo(f"{key}.{ending}")
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+
+
+def assert_equal(first: list[Batch], second: list[Batch]) -> None:
+    assert len(first) == len(second)
+    for a, b in zip(first, second, strict=True):
+        assert a.count == b.count
+        for x, y in ((a.images, b.images), (a.labels, b.labels), (a.targets, b.targets)):
+            assert torch.equal(x, y)
+
+
+def joined(parts: list[list[Batch]]) -> list[Batch]:
+    """The batches of several ranks put together, step by step."""
+    return [
+        Batch(
+            torch.cat([b.images for b in step]),
+            torch.cat([b.labels for b in step]),
+            torch.cat([b.targets for b in step]),
+            sum(b.count for b in step),
+        )
+        for step in zip(*parts, strict=True)
+    ]

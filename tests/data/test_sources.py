@@ -1,0 +1,203 @@
+"""What every data source promises, for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lrfdyn import LrfdynError
+from lrfdyn.data import Augmentation, DataSource, create_data
+from lrfdyn.data.digits import load_digits
+from tests.data.make import EVERYTHING, assert_equal, joined, write_cifar, write_folder, write_shards
+
+Create = Callable[..., DataSource]
+RESIZED = replace(EVERYTHING, crop="resized")
+
+
+@pytest.fixture(params=["digits", "cifar10", "cifar100", "imagenette", "webdataset"])
+def create(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Create:
+    name = request.param
+    if name.startswith("cifar"):
+        write_cifar(tmp_path, name, monkeypatch)
+        return lambda augment=EVERYTHING: create_data(name, tmp_path, augment)
+    if name == "digits":
+        pytest.importorskip("sklearn")
+        return lambda augment=EVERYTHING: create_data(name, None, augment)
+    pytest.importorskip("PIL")
+    (write_folder if name == "imagenette" else write_shards)(tmp_path)
+
+    def decoded(augment: Augmentation = RESIZED, **options) -> DataSource:
+        return create_data(name, tmp_path, augment, image_size=24, **options)
+
+    return decoded
+
+
+def test_batches(create: Create) -> None:
+    data = create()
+    batches = list(data.train_batches(epoch=0, seed=0, batch_size=8))[:5]
+    for batch in batches:
+        assert batch.images.shape == (8, data.in_channels, data.image_size, data.image_size)
+        assert batch.images.is_contiguous(memory_format=torch.channels_last)
+        assert batch.images.dtype == torch.float32
+        assert batch.labels.dtype == torch.int64
+        assert batch.targets.shape == (8, data.num_classes)
+        assert torch.allclose(batch.targets.sum(1), torch.ones(8))
+        assert batch.count == 8
+
+
+def test_same_seed_and_epoch_same_batches(create: Create) -> None:
+    first = list(create().train_batches(epoch=1, seed=3, batch_size=8))
+    assert_equal(first, list(create().train_batches(epoch=1, seed=3, batch_size=8)))
+    for other in ({"epoch": 2, "seed": 3}, {"epoch": 1, "seed": 4}):
+        assert not torch.equal(first[0].images, next(create().train_batches(batch_size=8, **other)).images)
+
+
+def test_global_random_numbers_are_left_alone(create: Create) -> None:
+    torch.manual_seed(0)
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1]
+    data = create()
+    list(data.train_batches(epoch=0, seed=0, batch_size=8))
+    list(data.test_batches(batch_size=8))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (np.random.get_state()[1] == numpy_before).all()
+
+
+def test_starts_at_any_step(create: Create) -> None:
+    data = create()
+    steps = min(5, data.steps_per_epoch(8))
+    whole = list(data.train_batches(epoch=0, seed=0, batch_size=8))
+    assert len(whole) == data.steps_per_epoch(8)
+    for start in (*range(1, steps), len(whole)):
+        rest = data.train_batches(epoch=0, seed=0, batch_size=8, start_step=start)
+        assert_equal(list(rest), whole[start:])
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_ranks_share_the_batch(create: Create, repeats: int) -> None:
+    base = create()
+    data = create(replace(base.augment, repeats=repeats))
+    whole = list(data.train_batches(epoch=0, seed=0, batch_size=12))
+    for ranks in (2, 3):
+        parts = [
+            list(data.train_batches(epoch=0, seed=0, batch_size=12 // ranks, rank=r, world_size=ranks))
+            for r in range(ranks)
+        ]
+        assert_equal(joined(parts), whole)
+
+
+def test_an_epoch_uses_every_image_at_most_once(create: Create) -> None:
+    data = create()
+    order = data.order(0, 0)
+    assert sorted(order.tolist()) == list(range(data.train_images))
+    assert (order != data.order(0, 1)).any()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_test_image_once(create: Create, ranks: int) -> None:
+    data = create()
+    reference = list(data.test_batches(batch_size=data.test_images))
+    assert [b.count for b in reference] == [data.test_images]
+    parts = [list(data.test_batches(batch_size=4, rank=r, world_size=ranks)) for r in range(ranks)]
+    assert len({len(part) for part in parts}) == 1
+    batches = [b for step in zip(*parts, strict=True) for b in step]
+    assert all(b.images.shape[0] == 4 for b in batches)
+    assert torch.equal(torch.cat([b.images[: b.count] for b in batches]), reference[0].images)
+    assert torch.equal(torch.cat([b.labels[: b.count] for b in batches]), reference[0].labels)
+    assert torch.equal(reference[0].targets.argmax(1), reference[0].labels)
+    assert (reference[0].targets.sum(1) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 7}, "batch_size: mixup and cutmix pair"),
+        ({"batch_size": 0}, "batch_size: expected an integer >= 1"),
+        ({"batch_size": 10_000}, "batch_size: 10000 images x 1 processes are more than"),
+        ({"batch_size": 4, "rank": 2, "world_size": 2}, "rank: expected 0..1"),
+        ({"batch_size": 4, "start_step": 10_000}, "start_step: "),
+        ({"batch_size": 4, "start_step": -1}, "start_step: "),
+    ],
+)
+def test_bad_arguments_fail_at_once(create: Create, arguments: dict, message: str) -> None:
+    with pytest.raises(LrfdynError, match=message):
+        create().train_batches(**{"epoch": 0, "seed": 0, **arguments})
+
+
+def test_odd_batches_without_mixing(create: Create) -> None:
+    assert next(create(Augmentation()).train_batches(epoch=0, seed=0, batch_size=7)).count == 7
+
+
+def test_unaugmented_training_images_are_normalised_like_test_images(tmp_path: Path, monkeypatch) -> None:
+    folder = write_cifar(tmp_path, "cifar10", monkeypatch)
+    data = create_data("cifar10", folder, Augmentation())
+    batch = next(data.train_batches(epoch=0, seed=0, batch_size=4))
+    samples = data.order(0, 0)[:4]
+    raw = data._splits["train"][0][samples].float() / 255
+    mean, deviation = torch.tensor(data.mean), torch.tensor(data.deviation)
+    expected = (raw - mean.view(3, 1, 1)) / deviation.view(3, 1, 1)
+    assert torch.allclose(batch.images, expected, atol=1e-5)
+    assert torch.equal(batch.labels, data._splits["train"][1][samples])
+
+
+def test_training_after_a_test_in_inference_mode() -> None:
+    """What is kept on the device must not carry the mode in which it was first asked for into training."""
+    pytest.importorskip("sklearn")
+    data = create_data("digits", None, Augmentation(flip=0.5, mixup=0.8))
+    with torch.inference_mode():
+        assert len(list(data.test_batches(batch_size=360))) == 1
+        next(data.train_batches(epoch=0, seed=0, batch_size=8))
+    batch = next(data.train_batches(epoch=0, seed=0, batch_size=8))
+    model = torch.nn.Conv2d(1, 10, 8)
+    torch.nn.functional.cross_entropy(model(batch.images).flatten(1), batch.targets).backward()
+    assert model.weight.grad is not None
+
+
+def test_steps_together_or_alone(tmp_path: Path, monkeypatch) -> None:
+    write_cifar(tmp_path, "cifar10", monkeypatch)
+    data = create_data("cifar10", tmp_path, replace(EVERYTHING, repeats=2))
+    together = list(data.train_batches(epoch=0, seed=0, batch_size=4))
+    for at_once in (1, 8, 12):
+        data.images_at_once = at_once
+        assert_equal(list(data.train_batches(epoch=0, seed=0, batch_size=4)), together)
+
+
+def test_repeated_augmentation(tmp_path: Path, monkeypatch) -> None:
+    write_cifar(tmp_path, "cifar10", monkeypatch)
+    data = create_data("cifar10", tmp_path, Augmentation(crop="pad", flip=0.5, repeats=3))
+    for batch in data.train_batches(epoch=0, seed=0, batch_size=12):
+        labels = batch.labels.view(3, 4)
+        assert (labels == labels[0]).all()
+        a, b, c = batch.images.reshape(3, 4, -1)
+        assert not torch.equal(a, b)
+        assert not torch.equal(b, c)
+
+
+def test_digits_are_the_fixed_split() -> None:
+    pytest.importorskip("sklearn")
+    data, split = create_data("digits", None, Augmentation()), load_digits()
+    assert (data.num_classes, data.in_channels, data.image_size) == (10, 1, 8)
+    (batch,) = data.test_batches(batch_size=360)
+    assert torch.equal(batch.labels, split.test_labels)
+    assert torch.allclose(batch.images, split.test_images, atol=0.01)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(LrfdynError, match="did you mean cifar10"):
+        create_data("cifar-10", None, Augmentation())
+    with pytest.raises(LrfdynError, match="data: digits has no option 'workers'"):
+        create_data("digits", None, Augmentation(), workers=2)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet", "imagenette", "webdataset"])
+def test_no_folder(name: str, tmp_path: Path) -> None:
+    with pytest.raises(LrfdynError, match="root: "):
+        create_data(name, None, Augmentation())
+    with pytest.raises(LrfdynError, match=r"root: no such folder .*absent"):
+        create_data(name, tmp_path / "absent", Augmentation())
+    with pytest.raises(LrfdynError, match=str(tmp_path)):
+        create_data(name, tmp_path, Augmentation())
