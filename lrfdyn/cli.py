@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from lrfdyn.commands import models, reproduce
-from lrfdyn.errors import LrfdynError
+from lrfdyn.commands import evaluate, models, reproduce, train
+from lrfdyn.errors import LrfdynError, unknown_name
 from lrfdyn.version import __version__
 
-COMMANDS = {"reproduce": reproduce, "models": models}
+COMMANDS = {"reproduce": reproduce, "models": models, "train": train, "evaluate": evaluate}
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,13 +32,15 @@ def build_parser() -> Parser:
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
         module.add_arguments(sub)
-        sub.set_defaults(run=module.run)
+        sub.set_defaults(run=module.run, options=list(sub._option_string_actions))
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = build_parser().parse_args(argv)
+    arguments, unknown = build_parser().parse_known_args(argv)
     try:
+        if unknown:
+            raise unknown_name("option", unknown[0].partition("=")[0], arguments.options)
         arguments.run(arguments)
     except LrfdynError as error:
         print(f"lrfdyn {arguments.command}: error: {error}", file=sys.stderr)

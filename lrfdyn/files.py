@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,13 +21,39 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
+def _flush_folder(path: Path) -> None:
+    """The new name survives the machine too; some file systems cannot do this and need not."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
 def write_json(path: Path, value: Any) -> None:
-    text = json.dumps(value, indent=1) + "\n"
+    text = json.dumps(finite(value), indent=1, allow_nan=False) + "\n"
     write_atomic(path, lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def finite(value: Any) -> Any:
+    """`value` with null for the numbers that JSON does not have (nan, inf)."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
 
 
 def read_json(path: Path, argument: str) -> Any:

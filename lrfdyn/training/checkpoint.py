@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lrfdyn.weights import load_tensors, save_tensors
+from lrfdyn.errors import LrfdynError
+from lrfdyn.weights import check_fit, load_tensors, save_tensors
 
 
 def save_training(path: Path, model: nn.Module, optimizer: Optimizer, meta: Mapping[str, Any]) -> None:
@@ -22,13 +23,20 @@ def save_training(path: Path, model: nn.Module, optimizer: Optimizer, meta: Mapp
 
 
 def load_training(path: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """The inverse of `save_training`."""
+    """The inverse of `save_training`; a checkpoint of another training is an error."""
     tensors, meta = load_tensors(path)
-    model.load_state_dict({n.removeprefix("model."): v for n, v in tensors.items() if n.startswith("model.")})
+    weights: dict[str, Tensor] = {}
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
-        if name.startswith("optimizer."):
-            _, index, key = name.split(".", 2)
+        part, _, rest = name.partition(".")
+        index, _, key = rest.partition(".")
+        if part == "model":
+            weights[rest] = value
+        elif part == "optimizer" and index.isdecimal():
             state.setdefault(int(index), {})[key] = value
+        else:
+            raise LrfdynError(f"checkpoint: {path} is not of a training: unknown entry {name}")
+    check_fit(path, model, weights)
+    model.load_state_dict(weights)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     return meta

@@ -23,11 +23,20 @@ def _worker(function: Job, jobs: Any, events: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that open files are cleaned up
     torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
     for index, arguments in iter(jobs.get, None):
+
+        def news(item: Any, index: int = index) -> None:
+            if parent is not None and not parent.is_alive():
+                sys.exit(1)  # nobody waits for the result any more
+            events.put((index, "news", item))
+
         try:
-            events.put((index, "done", function(*arguments, news=lambda item, i=index: events.put((i, "news", item)))))
+            events.put((index, "done", function(*arguments, news=news)))
         except LrfdynError as error:
             events.put((index, "error", str(error)))
+        except Exception as error:
+            events.put((index, "error", f"worker: {type(error).__name__}: {error}"))
 
 
 def run_jobs(function: Job, arguments: Sequence[tuple[Any, ...]], workers: int) -> Iterator[Event]:

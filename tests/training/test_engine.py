@@ -8,6 +8,7 @@ import torch
 from lrfdyn.data.digits import Split, load_digits
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.spikformer import Spikformer
+from lrfdyn.training.checkpoint import load_training, save_training
 from lrfdyn.training.engine import Recipe, evaluate, fit
 from lrfdyn.weights import load_tensors, load_weights, save_tensors, save_weights
 
@@ -146,3 +147,19 @@ def test_damaged_and_foreign_weights_are_refused_untouched(tmp_path):
     with pytest.raises(LrfdynError, match=r"head\.weight expected \[10, 16\], got \[2, 2\]"):
         load_weights(path, target)
     assert all(torch.equal(value, kept[name]) for name, value in target.state_dict().items())
+
+
+@pytest.mark.parametrize("entry", ["model.stem.extra", "optimizer.first.step", "teacher.weight"])
+def test_foreign_checkpoints_are_refused(entry, tmp_path):
+    network = model()
+    optimizer = torch.optim.AdamW(network.parameters())
+    path = tmp_path / "run.safetensors"
+    save_training(path, network, optimizer, {})
+    assert load_training(path, network, optimizer) == {}
+    tensors, _ = load_tensors(path)
+    save_tensors(path, {**tensors, entry: torch.zeros(1)})
+    with pytest.raises(LrfdynError, match=rf"run\.safetensors .*{entry.removeprefix('model.')}"):
+        load_training(path, network, optimizer)
+    save_tensors(path, {"weight": torch.zeros(1)})
+    with pytest.raises(LrfdynError, match=r"run\.safetensors .*weight"):
+        load_training(path, network, optimizer)

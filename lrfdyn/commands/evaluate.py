@@ -1,0 +1,65 @@
+"""Measure the accuracy of a trained model on its test images.
+
+SOURCE is the folder of a run (its newest checkpoint is taken), a checkpoint, or a recipe together with --weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from lrfdyn.commands.train import add_keys, overrides
+from lrfdyn.errors import LrfdynError, require
+from lrfdyn.training.config import TrainConfig, parse_config
+from lrfdyn.training.recipes import apply_override, find_recipe, load_recipe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.allow_abbrev = False
+    add = parser.add_argument
+    add("source", help="the folder of a run, a checkpoint, or the name or path of a recipe")
+    add("--weights", type=Path, help="with a recipe: a .safetensors file or a folder of save_pretrained")
+    add("--raw", action="store_true", help="the weights themselves and not their moving average")
+    add("--json", action="store_true", help="print JSON")
+    add_keys(parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from lrfdyn.training.evaluation import evaluate_weights
+
+    config, weights, source = load(arguments)
+    result: dict[str, Any] = {"source": source, **evaluate_weights(config, weights, Path(source))}
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+        return
+    print(f"{source}: top-1 {result['top1']:.2f} %, top-5 {result['top5']:.2f} %, loss {result['test_loss']:.4f}")
+
+
+def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:
+    """Configuration, tensors by name, and where they are from."""
+    from lrfdyn.training import state
+
+    source = Path(arguments.source)
+    if source.is_dir() or source.suffix == ".safetensors":
+        require(
+            arguments.weights is None, "weights: a run and a checkpoint hold their own; --weights goes with a recipe"
+        )
+        if source.is_dir():
+            found = state.newest_checkpoint(source / "checkpoints", print)
+            if found is None:
+                raise LrfdynError(f"source: {source} holds no checkpoint")
+            path, tensors, meta = found
+        else:
+            path, (tensors, meta) = source, state.read_checkpoint(source)
+        values = meta["config"]
+        for key, text in overrides(arguments).items():
+            apply_override(values, key, text)
+        return parse_config(values, str(path)), state.model_weights(tensors, raw=arguments.raw), str(path)
+    config = load_recipe(find_recipe(arguments.source), overrides(arguments))
+    require(arguments.weights is not None, "weights: a recipe needs --weights, a file or folder")
+    from lrfdyn.weights import load_tensors
+
+    path = arguments.weights / "model.safetensors" if arguments.weights.is_dir() else arguments.weights
+    return config, load_tensors(path)[0], str(path)

@@ -1,0 +1,173 @@
+"""Train a model from a recipe.
+
+Every key of the recipe is an option (--schedule.epochs 10). A run that was interrupted goes on with --resume auto.
+Under torchrun or accelerate launch the same command uses all processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from lrfdyn.errors import LrfdynError
+from lrfdyn.training.config import TrainConfig, key_types, type_name
+from lrfdyn.training.recipes import dump_yaml, find_recipe, list_recipes, load_recipe
+from lrfdyn.training.reporter import Reporter
+
+if TYPE_CHECKING:
+    from lrfdyn.training.trainer import Trainer
+
+MEGA = 2**20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.allow_abbrev = False  # a shortened key would silently be another one tomorrow
+    add = parser.add_argument
+    add("recipe", nargs="?", help="the name of a recipe, or the path of a .yaml file; none lists the recipes")
+    add("--out", type=Path, help="folder of the run; default results/training/RECIPE/seedN")
+    add("--resume", default="no", metavar="auto|no|FILE", help="go on from the newest checkpoint, or from this one")
+    add("--restart", action="store_true", help="discard what the folder holds of an earlier run")
+    add("--dry-run", action="store_true", help="print the resolved recipe and what it takes, and stop")
+    add("--processes", type=int, default=1, help="of the dry run")
+    add("--json", action="store_true", help="print the dry run or the summary as JSON")
+    add_keys(parser)
+
+
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("keys of the recipe")
+    for key, kind in key_types().items():
+        group.add_argument(f"--{key}", dest=key, default=None, metavar=type_name(kind))
+
+
+def overrides(arguments: argparse.Namespace) -> dict[str, str]:
+    return {key: value for key, value in vars(arguments).items() if "." in key and value is not None}
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.recipe is None:
+        print("\n".join(list_recipes()))
+        return
+    path = find_recipe(arguments.recipe)
+    config = load_recipe(path, overrides(arguments))
+    if arguments.dry_run:
+        dry_run(config, arguments)
+        return
+    from lrfdyn.training.run import run_training
+
+    out = arguments.out or Path("results") / "training" / path.stem / f"seed{config.run.seed}"
+    command = " ".join(["lrfdyn", *sys.argv[1:]])
+    with Bar(Console(stderr=arguments.json)) as bar:
+        try:
+            summary = run_training(
+                config,
+                out,
+                recipe=path.stem,
+                command=command,
+                resume=arguments.resume,
+                restart=arguments.restart,
+                reporter=bar,
+            )
+        except OSError as error:
+            raise LrfdynError(f"out: cannot write in {out} ({error.strerror or error})") from None
+    if not summary:
+        return  # not the first process
+    if arguments.json:
+        print(json.dumps(summary, indent=1))
+    else:
+        Console().print(summary_table(summary, out))
+
+
+def dry_run(config: TrainConfig, arguments: argparse.Namespace) -> None:
+    from lrfdyn.training.describe import describe
+
+    facts = describe(config, arguments.processes)
+    if arguments.json:
+        print(json.dumps({"recipe": config.as_dict(), **facts}, indent=1))
+        return
+    print(dump_yaml(config.as_dict()))
+    memory = facts.pop("memory")
+    for key, value in facts.items():
+        print(f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
+    parts = ", ".join(f"{name} {size / MEGA:,.0f}" for name, size in memory.items())
+    print(f"memory per process, estimated: {sum(memory.values()) / MEGA:,.0f} MiB ({parts})")
+    print("(activations: what the plain operations keep; fused kernels on a GPU keep less)")
+
+
+class Bar(Reporter):
+    """Progress on the terminal, of the first process only."""
+
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[news]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.active = False
+        self.news = ""
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.active:
+            self.progress.stop()
+
+    def start(self, trainer: Trainer) -> None:
+        if not trainer.is_main:
+            return
+        self.active = True
+        self.progress.start()
+        self.task = self.progress.add_task(
+            "epoch 1", total=trainer.total_steps, completed=trainer.done, news=""
+        )  # fmt: skip
+        how = trainer.graph_obstacle
+        step = "captured as a CUDA graph" if not how else f"step by step ({how})"
+        self.say(
+            f"{trainer.parameters:,} parameters, {trainer.processes} x {trainer.device.type}, "
+            f"{trainer.total_steps:,} steps of {trainer.config.run.batch_size} images, {step}"
+        )
+
+    def step(self, trainer: Trainer) -> None:
+        if not self.active:
+            return
+        epoch = (trainer.done - 1) // trainer.steps + 1
+        self.progress.update(
+            self.task,
+            completed=trainer.done,
+            description=f"epoch {epoch}",
+            news=f"{trainer.speed:,.0f} images/s{self.news}",
+        )
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        if not self.active:
+            return
+        tested = f", top-1 {record['top1']:.2f} %" if "top1" in record else ""
+        self.news = f", loss {record['train_loss']:.3f}{tested}"
+        self.say(f"epoch {record['epoch']}: loss {record['train_loss']:.4f}{tested}")
+
+    def say(self, message: str) -> None:
+        self.progress.console.print(message, highlight=False, soft_wrap=True, markup=False)
+
+
+def summary_table(summary: dict[str, Any], out: Path) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for key in ("recipe", "model", "attention", "token", "dilations", "epochs", "seed"):
+        if summary[key] is not None:
+            table.add_row(key, str(summary[key]))
+    table.add_row("top-1", f"{summary['top1']:.2f} %")
+    table.add_row("parameters", f"{summary['parameters']:,}")
+    table.add_row("images/s", f"{summary['images_per_s']:,.0f}")
+    table.add_row("wall time", f"{summary['wall_s']:,.0f} s")
+    table.add_row("run", str(out))
+    return table

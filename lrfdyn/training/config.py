@@ -1,0 +1,308 @@
+"""What decides a training: typed, checked, and printed with the near match where a name is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from lrfdyn.data import Augmentation
+from lrfdyn.errors import LrfdynError, require, unknown_name
+
+Section = TypeVar("Section")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """None leaves a choice to the model. Classes, channels and image size are the data's."""
+
+    name: str
+    attention: str | None = None
+    dilations: tuple[int, ...] | None = None
+    dendrites: int | None = None
+    token: Literal["value", "qkv"] | None = None
+    time_steps: int | None = None
+    drop_path: float | None = None
+    weights: str | None = None  # a .safetensors file to start from
+    options: dict[str, Any] = field(default_factory=dict)  # further arguments of the host
+
+    def arguments(self) -> dict[str, Any]:
+        """What `create_model` is called with, besides the data's facts."""
+        named = {
+            key: getattr(self, key)
+            for key in ("attention", "dilations", "dendrites", "token", "time_steps", "drop_path")
+            if getattr(self, key) is not None
+        }
+        return {**{key: _tuples(value) for key, value in self.options.items()}, **named}
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    name: str
+    root: str | None = None
+    image_size: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # further arguments of `create_data`
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    name: Literal["adamw", "lamb", "sgd"] = "adamw"
+    learning_rate: float = 5e-4
+    per_images: int | None = None  # the rate is meant for this batch size and grows linearly with the real one
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    momentum: float = 0.9  # of SGD
+    trust_clip: bool = False  # of LAMB: its scale is at most 1
+    clip_norm: float | None = None
+    ema_decay: float | None = None  # None: no moving average of the weights
+
+    def __post_init__(self) -> None:
+        _positive("optimizer", self, "learning_rate", "eps", "clip_norm", "per_images")
+        _share("optimizer", self, "momentum", "ema_decay")
+        require(self.weight_decay >= 0, f"optimizer.weight_decay: expected a number >= 0, got {self.weight_decay}")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Linear warm-up, half a cosine, and a cool-down at the lowest rate; `epochs` counts the first two."""
+
+    epochs: int = 300
+    warmup_epochs: float = 20
+    warmup_rate: float = 1e-5  # where the warm-up starts
+    minimum_rate: float = 1e-5
+    cooldown_epochs: int = 0
+    cosine: Literal["whole", "after_warmup"] = "whole"  # what the cosine spans
+    mix_epochs: int | None = None  # mixup and cutmix end after so many epochs
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 1, f"schedule.epochs: expected an integer >= 1, got {self.epochs}")
+        require(
+            0 <= self.warmup_epochs <= self.epochs,
+            f"schedule.warmup_epochs: expected 0 to the {self.epochs} epochs, got {self.warmup_epochs:g}",
+        )
+        for key in ("warmup_rate", "minimum_rate", "cooldown_epochs"):
+            require(getattr(self, key) >= 0, f"schedule.{key}: expected a number >= 0, got {getattr(self, key)}")
+
+    @property
+    def total_epochs(self) -> int:
+        return self.epochs + self.cooldown_epochs
+
+
+@dataclass(frozen=True)
+class DistillConfig:
+    """A timm model whose answers are mixed into the targets."""
+
+    teacher: str | None = None
+    weight: float = 0.5
+    kind: Literal["hard", "soft"] = "hard"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.weight <= 1, f"distill.weight: expected a number in [0, 1], got {self.weight}")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    batch_size: int = 128  # images per step of the optimiser, over all processes
+    accumulate: int = 1  # parts that a process computes its share in
+    test_batch_size: int = 256  # of each process
+    seed: int = 0
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    sync_batchnorm: bool = True
+    cuda_graph: Literal["auto", "off"] = "auto"
+    test_epochs: int = 1  # test after every so many epochs, and after the last
+    log_steps: int = 50
+    checkpoint_steps: int = 1000  # besides the end of every epoch
+
+    def __post_init__(self) -> None:
+        for key in ("batch_size", "accumulate", "test_batch_size", "test_epochs", "log_steps", "checkpoint_steps"):
+            require(getattr(self, key) >= 1, f"run.{key}: expected an integer >= 1, got {getattr(self, key)}")
+        require(self.seed >= 0, f"run.seed: expected an integer >= 0, got {self.seed}")
+
+    def micro_batch(self, processes: int) -> int:
+        """Images that one process takes through the model at once."""
+        parts = processes * self.accumulate
+        require(
+            self.batch_size % parts == 0,
+            f"run.batch_size: expected a multiple of {parts} ({processes} processes x run.accumulate "
+            f"{self.accumulate}), got {self.batch_size}",
+        )
+        return self.batch_size // parts
+
+
+# Where and how a run computes; they may change between an interruption and its resumption.
+FREE_KEYS = (
+    "data.root",
+    "run.device",
+    "run.cuda_graph",
+    "run.log_steps",
+    "run.checkpoint_steps",
+    "run.test_batch_size",
+    "run.accumulate",
+)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    model: ModelConfig
+    data: DataConfig
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def fingerprint(self) -> str:
+        """Equal for two configurations that train the same."""
+        decisive = {key: value for key, value in flatten(self.as_dict()).items() if key not in FREE_KEYS}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON and YAML can hold it."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @property
+    def base_rate(self) -> float:
+        """The highest learning rate, scaled to the batch where the recipe says so."""
+        scale = self.run.batch_size / self.optimizer.per_images if self.optimizer.per_images else 1.0
+        return self.optimizer.learning_rate * scale
+
+
+def parse_config(values: Mapping[str, Any], source: str = "recipe") -> TrainConfig:
+    """The configuration of nested `values`; an error names the source and the key."""
+    return _parse_section(TrainConfig, values, source, "")
+
+
+def key_types() -> dict[str, Any]:
+    """All keys `section.name` with their types."""
+    sections = typing.get_type_hints(TrainConfig)
+    return {
+        f"{section}.{name}": kind
+        for section, cls in sections.items()
+        for name, kind in typing.get_type_hints(cls).items()
+        if name in {f.name for f in dataclasses.fields(cls)}
+    }
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested sections as `section.name`."""
+    return {f"{section}.{name}": value for section, entries in values.items() for name, value in entries.items()}
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+    """The decisive keys in which two configurations differ, each with both values."""
+    a, b = flatten(ours), flatten(theirs)
+    for key in sorted({*a, *b} - {*FREE_KEYS}):
+        if a.get(key) != b.get(key):
+            yield f"{key}: {b.get(key)} there, {a.get(key)} here"
+
+
+def _parse_section(cls: type[Section], values: Any, source: str, prefix: str) -> Section:
+    require(
+        isinstance(values, Mapping),
+        f"{source}: {prefix or 'the top level'}: expected keys with values, got {values!r}",
+    )
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    where = f"{source}: key in {prefix}" if prefix else f"{source}: section"
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in fields:
+            raise unknown_name(where, key, fields)
+        name = f"{prefix}.{key}" if prefix else key
+        if dataclasses.is_dataclass(hints[key]):
+            section: type[Any] = hints[key]
+            arguments[key] = _parse_section(section, {} if value is None else value, source, name)
+        else:
+            arguments[key] = convert(value, hints[key], f"{source}: {name}")
+    for name, item in fields.items():
+        needed = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        require(
+            not needed or name in arguments,
+            f"{source}: {prefix + '.' if prefix else ''}{name}: missing, and there is no default",
+        )
+    try:
+        return cls(**arguments)
+    except LrfdynError as error:
+        raise LrfdynError(f"{source}: {error}") from None
+
+
+def convert(value: Any, kind: Any, key: str) -> Any:
+    """`value` as `kind`, or an error; only numbers change their type (1 for 1.0, and YAML's text '5e-4')."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        options = [a for a in arguments if a is not type(None)]
+        if value is None and len(options) < len(arguments):
+            return None
+        return convert(value, options[0], key)
+    if origin is Literal:
+        if value is False and "off" in arguments:
+            value = "off"  # YAML reads off as false
+        if value not in arguments:
+            raise unknown_name(key, value, [str(a) for a in arguments])
+        return value
+    if origin is tuple:
+        return _tuple(value, arguments, key)
+    if origin is dict or kind is dict:
+        require(isinstance(value, Mapping), f"{key}: expected keys with values, got {value!r}")
+        return dict(value)
+    if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    elif kind in (int, str, bool) and type(value) is kind:
+        return value
+    raise LrfdynError(f"{key}: expected {_describe(kind)}, got {value!r}")
+
+
+def _tuple(value: Any, arguments: tuple[Any, ...], key: str) -> tuple[Any, ...]:
+    if isinstance(value, str):  # from the command line: 1,3,5 or (1, 3, 5)
+        parts = [part.strip() for part in value.strip("()[] ").split(",") if part.strip()]
+        value = [int(p) if p.lstrip("-").isdigit() else p for p in parts]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = [value]  # (1,) on the command line is 1
+    require(isinstance(value, (list, tuple)), f"{key}: expected a list, got {value!r}")
+    if arguments[1:] != (...,):
+        require(len(value) == len(arguments), f"{key}: expected {len(arguments)} numbers, got {value!r}")
+        return tuple(convert(v, kind, key) for v, kind in zip(value, arguments, strict=True))
+    return tuple(convert(v, arguments[0], key) for v in value)
+
+
+def _describe(kind: Any) -> str:
+    names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+    return names.get(kind, str(kind))
+
+
+def type_name(kind: Any) -> str:
+    """For the help of a command line."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return "|".join("null" if a is type(None) else type_name(a) for a in arguments)
+    if origin is Literal:
+        return "|".join(map(str, arguments))
+    if origin is tuple:
+        return "N,N"
+    return {int: "N", float: "X", str: "TEXT", bool: "true|false"}.get(kind, "{KEY: VALUE}")
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def _positive(section: str, config: Any, *keys: str) -> None:
+    for key in keys:
+        value = getattr(config, key)
+        require(value is None or value > 0, f"{section}.{key}: expected a positive number, got {value}")
+
+
+def _share(section: str, config: Any, *keys: str) -> None:
+    for key in keys:
+        value = getattr(config, key)
+        require(value is None or 0 <= value < 1, f"{section}.{key}: expected a number in [0, 1), got {value}")

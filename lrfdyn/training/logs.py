@@ -1,0 +1,86 @@
+"""What a run says of itself: log.jsonl (everything), log.csv (one row per epoch), TensorBoard where it is installed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lrfdyn.files import write_atomic
+
+
+class RunLog:
+    """Records go to the file at once. What an interrupted run logged behind its checkpoint is dropped, because the
+    resumed run says it again."""
+
+    def __init__(self, folder: Path, step: int, tensorboard: bool = True) -> None:
+        self.path, self.table = folder / "log.jsonl", folder / "log.csv"
+        records = [record for record in read_log(self.path) if record["step"] <= step]
+        self.epochs = [record for record in records if record["kind"] == "epoch"]
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.path, lambda file: file.write_text("".join(map(_line, records)), encoding="utf-8"))
+        self._file = self.path.open("a", encoding="utf-8")
+        self._board = _tensorboard(folder / "tensorboard", step) if tensorboard else None
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        record = {"kind": kind, "step": step, **values}
+        self._file.write(_line(record))
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
+        if kind == "epoch":
+            self.epochs.append(record)
+            self._write_table()
+
+    def _write_table(self) -> None:
+        columns = list(dict.fromkeys(key for record in self.epochs for key in record if key != "kind"))
+
+        def write(path: Path) -> None:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                table = csv.DictWriter(file, columns, extrasaction="ignore")
+                table.writeheader()
+                table.writerows(self.epochs)
+
+        write_atomic(self.table, write)
+
+    def sync(self) -> None:
+        """What was written survives the machine."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The whole records of a log; a last line that was cut short is left out."""
+    if not path.exists():
+        return []
+    return list(_records(path.read_text(encoding="utf-8", errors="replace").splitlines()))
+
+
+def _records(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
+    for line in lines:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record) + "\n"
+
+
+def _tensorboard(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=step + 1)

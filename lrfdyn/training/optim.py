@@ -1,0 +1,157 @@
+"""Optimisers, the learning rate's course, and the moving average of the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from lrfdyn.attention.lrf_dyn import Dendrites
+from lrfdyn.training.config import OptimizerConfig, ScheduleConfig
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB (You et al., 2020): Adam's direction, scaled per tensor to the norm of the weights. `trust_clip`: the scale
+    is at most 1, as in LAMBC."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float, trust_clip: bool) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "trust_clip": trust_clip})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            states = [self.state[p] for p in parameters]
+            for state, parameter in zip(states, parameters, strict=True):
+                if not state:
+                    state["step"] = torch.tensor(0.0)
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state["step"] += 1
+            self._update(group, parameters, [p.grad for p in parameters], states)
+
+    def _update(self, group: dict[str, Any], parameters: list[Tensor], grads: list[Any], states: list[Any]) -> None:
+        (beta1, beta2), count = group["betas"], states[0]["step"].item()
+        means, squares = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
+        torch._foreach_lerp_(means, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        scale = torch._foreach_sqrt(squares)
+        torch._foreach_div_(scale, math.sqrt(1 - beta2**count))
+        torch._foreach_add_(scale, group["eps"])
+        steps = torch._foreach_div(means, scale)
+        torch._foreach_div_(steps, 1 - beta1**count)
+        if group["weight_decay"]:
+            torch._foreach_add_(steps, parameters, alpha=group["weight_decay"])
+            # Tensors without decay (norms, biases) take Adam's step as it is, as in the usual implementations.
+            for parameter, step in zip(parameters, steps, strict=True):
+                weights, length = parameter.norm(), step.norm()
+                trust = torch.where((weights > 0) & (length > 0), weights / length, 1.0)
+                step.mul_(trust.clamp(max=1.0) if group["trust_clip"] else trust)
+        torch._foreach_add_(parameters, steps, alpha=-float(group["lr"]))
+
+
+def keeps_size(name: str, parameter: Tensor, dynamics: set[str]) -> bool:
+    """Whether weight decay leaves a parameter alone: norms and biases, and the dendrites' time constants and
+    frequencies, for which zero is no neutral value."""
+    return parameter.dim() <= 1 or name in dynamics
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Two groups: with weight decay and without."""
+    dynamics = {
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if isinstance(module, Dendrites)
+        for name in ("raw_decay", "turns")
+    }
+    groups: dict[bool, list[Tensor]] = {False: [], True: []}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups[keeps_size(name, parameter, dynamics)].append(parameter)
+    decays = {False: config.weight_decay, True: 0.0}
+    return [{"params": params, "weight_decay": decays[kept]} for kept, params in groups.items() if params]
+
+
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, rate: float, capturable: bool = False
+) -> torch.optim.Optimizer:
+    """`capturable`: the steps can be part of a CUDA graph, with learning rates that are tensors on the device."""
+    groups = parameter_groups(model, config)
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, lr=rate, momentum=config.momentum)
+    if config.name == "lamb":
+        return Lamb(groups, rate, config.betas, config.eps, config.trust_clip)
+    if capturable:
+        device = next(model.parameters()).device
+        for group in groups:
+            group["lr"] = torch.tensor(rate, device=device)
+        return torch.optim.AdamW(groups, lr=rate, betas=config.betas, eps=config.eps, fused=True, capturable=True)
+    return torch.optim.AdamW(groups, lr=rate, betas=config.betas, eps=config.eps)
+
+
+def rate_at(schedule: ScheduleConfig, base_rate: float, epoch: float) -> float:
+    """The learning rate after `epoch` epochs, a fraction within one."""
+    if epoch < schedule.warmup_epochs:
+        return schedule.warmup_rate + (base_rate - schedule.warmup_rate) * epoch / schedule.warmup_epochs
+    if epoch >= schedule.epochs:
+        return schedule.minimum_rate
+    # timm's cosine runs from the first epoch and is entered where the warm-up ends; MAE's begins there.
+    start = schedule.warmup_epochs if schedule.cosine == "after_warmup" else 0
+    wave = (1 + math.cos(math.pi * (epoch - start) / (schedule.epochs - start))) / 2
+    return schedule.minimum_rate + (base_rate - schedule.minimum_rate) * wave
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+class MovingAverage:
+    """An exponential moving average of parameters and statistics. It lives beside the model, shard by shard where the
+    parameters are sharded, and takes the model's place inside `swapped()`."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay, self.model = decay, model
+        self.values = [tensor.detach().clone() for tensor in self.live()]
+
+    @torch.no_grad()
+    def live(self) -> list[Tensor]:
+        """The model's own tensors; of those that are sharded, this process's part."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        pairs = list(zip(self.values, self.live(), strict=True))
+        floating = [(a, b) for a, b in pairs if a.is_floating_point()]
+        torch._foreach_lerp_([a for a, _ in floating], [b for _, b in floating], 1 - self.decay)
+        for average, value in pairs:
+            if not average.is_floating_point():
+                average.copy_(value)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for average, value in zip(self.values, self.live(), strict=True):
+            kept = value.detach().clone()
+            value.copy_(average)
+            average.copy_(kept)

@@ -1,0 +1,66 @@
+"""Processes and devices: Accelerate finds out from the environment how many there are and how they talk."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from lrfdyn.errors import LrfdynError, require
+from lrfdyn.training.config import RunConfig
+
+PRECISIONS = {"fp32": "no", "fp64": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+def build_accelerator(run: RunConfig) -> Any:
+    try:
+        from accelerate import Accelerator, DistributedDataParallelKwargs
+        from accelerate.state import AcceleratorState, PartialState
+    except ImportError:
+        raise LrfdynError("train: training needs Accelerate; pip install 'lrfdyn[train]'") from None
+    on_gpu = torch.cuda.is_available() and run.device != "cpu"
+    require(run.device != "cuda" or on_gpu, "run.device: expected a GPU for cuda, and there is none")
+    require(run.precision != "fp16" or on_gpu, "run.precision: fp16 needs a GPU; take bf16 or fp32")
+    # Accelerate keeps its settings for the life of the interpreter; a second run in it may want others.
+    AcceleratorState._reset_state(PartialState().num_processes == 1 if PartialState._shared_state else False)
+    # Synchronised norms have the same statistics everywhere, so that there is nothing to send before a step.
+    distributed = DistributedDataParallelKwargs(
+        broadcast_buffers=not run.sync_batchnorm, gradient_as_bucket_view=True
+    )  # fmt: skip
+    join_after_restart("nccl" if on_gpu else "gloo")
+    return Accelerator(mixed_precision=PRECISIONS[run.precision], cpu=not on_gpu, kwargs_handlers=[distributed])
+
+
+def restarts() -> int:
+    """How often torchrun has begun again because a process died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def join_after_restart(backend: str) -> None:
+    """torchrun's store outlives a restart and still holds the addresses of the dead processes, so the new ones meet
+    under a name of their own."""
+    if restarts() == 0 or dist.is_initialized():
+        return
+    store, rank, processes = next(iter(dist.rendezvous("env://")))
+    fresh = dist.PrefixStore(f"restart-{restarts()}", store)
+    dist.init_process_group(backend, store=fresh, rank=rank, world_size=processes)
+
+
+def seed_generators(seed: int, rank: int) -> None:
+    mixed = seed * 1_000_003 + rank
+    torch.manual_seed(mixed)
+    random.seed(mixed)
+    np.random.seed(mixed % 2**32)
+
+
+def gather(value: Any, processes: int) -> list[Any]:
+    """`value` of every process, in order."""
+    if processes == 1:
+        return [value]
+    values: list[Any] = [None] * processes
+    dist.all_gather_object(values, value)
+    return values

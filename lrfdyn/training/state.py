@@ -1,0 +1,172 @@
+"""The whole state of a training in one file: what is in it is enough to go on as if nothing had happened.
+
+Tensors (weights, optimiser, moving average, random generators) and JSON (position, scaler, log) are one safetensors
+file with a checksum over both. A file is put in place in one step, the last two are kept, and one that is damaged is
+passed over for the older one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from lrfdyn.errors import LrfdynError
+from lrfdyn.training.optim import MovingAverage
+from lrfdyn.weights import load_tensors, save_tensors
+
+KEPT = 2
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:09d}.safetensors"
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The newest first."""
+    return sorted(folder.glob("step-*.safetensors"), reverse=True)
+
+
+def checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def write_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
+    """Puts the file in place and removes those before the last two; a full disk is an OSError and changes nothing."""
+    meta = json.loads(json.dumps(meta))
+    path = checkpoint_path(folder, step)
+    try:
+        save_tensors(path, tensors, {**meta, "checksum": checksum(tensors, meta)})
+    except SafetensorError as error:  # its way to say that the system refused to write
+        raise OSError(str(error)) from None
+    for old in list_checkpoints(folder)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and JSON, verified."""
+    tensors, meta = load_tensors(path)
+    expected = meta.pop("checksum", None)
+    if expected is None or checksum(tensors, meta) != expected:
+        raise LrfdynError(f"checkpoint: {path} is damaged (its checksum does not fit)")
+    return tensors, meta
+
+
+def newest_checkpoint(
+    folder: Path, say: Callable[[str], None]
+) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
+    """The newest checkpoint that is whole; `say` hears of those that are not."""
+    paths = list_checkpoints(folder)
+    for path in paths:
+        try:
+            return path, *read_checkpoint(path)
+        except LrfdynError as error:
+            say(f"{error}; falling back to the one before")
+    if paths:
+        raise LrfdynError(f"resume: every checkpoint in {folder} is damaged; begin anew with --restart")
+    return None
+
+
+def training_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: MovingAverage | None
+) -> dict[str, Tensor]:
+    """Weights, optimiser state and moving average in full, by the names of the plain model, whatever wraps or shards
+    it. Every process must call this; the first one gets the tensors."""
+    tensors = {f"model.{name}": value for name, value in _weights(model).items()}
+    moments: Any = get_optimizer_state_dict(model, optimizer, options=WHOLE).get("state", {})
+    for name, entries in moments.items():
+        tensors |= {f"optimizer.{name}.{key}": torch.as_tensor(value) for key, value in entries.items()}
+    if average is not None:
+        with average.swapped():
+            # Copied, because they share memory with the model, which comes back into it.
+            tensors |= {f"ema.{name}": value.clone() for name, value in _weights(model).items()}
+    return {name: value.detach().cpu() for name, value in tensors.items()}
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return cast(dict[str, Tensor], get_model_state_dict(model, options=WHOLE))
+
+
+def restore_training(
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, average: MovingAverage | None
+) -> None:
+    """The inverse. Every process reads the file, so nothing has to be sent."""
+    options = StateDictOptions(full_state_dict=True)
+    if average is not None:
+        set_model_state_dict(model, _part(tensors, "ema."), options=options)
+        with torch.no_grad():
+            for value, live in zip(average.values, average.live(), strict=True):
+                value.copy_(live)
+    set_model_state_dict(model, _part(tensors, "model."), options=options)
+    moments: dict[str, dict[str, Tensor]] = {}
+    for name, value in _part(tensors, "optimizer.").items():
+        parameter, _, key = name.rpartition(".")
+        moments.setdefault(parameter, {})[key] = value.clone()
+    groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
+    set_optimizer_state_dict(model, optimizer, {"state": moments, "param_groups": groups}, options=options)  # type: ignore[dict-item]
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def model_weights(tensors: Mapping[str, Tensor], raw: bool = False) -> dict[str, Tensor]:
+    """What is evaluated: the moving average where there is one, or with `raw` the weights themselves."""
+    return (not raw and _part(tensors, "ema.")) or _part(tensors, "model.")
+
+
+def random_state() -> dict[str, Any]:
+    """The generators of this process, as JSON can hold them."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, internal, following = random.getstate()
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "python": [version, list(internal), following],
+        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, gauss],
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state().numpy().tobytes().hex()
+    return state
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(_bytes(state["torch"]))
+    version, internal, following = state["python"]
+    random.setstate((version, tuple(internal), following))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_bytes(state["cuda"]))
+
+
+def _bytes(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """The names of weights that are not all numbers."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            yield name

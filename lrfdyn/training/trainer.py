@@ -1,0 +1,303 @@
+"""The training engine: one loop for one process or many, from any step of any epoch.
+
+Whatever a step depends on is a function of the configuration and the step (data order, augmentation, learning rate) or
+is in the checkpoint (weights, optimiser, moving average, scaler, random generators). So a run that was killed and
+resumed computes what it would have computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lrfdyn.data import Batch
+from lrfdyn.errors import LrfdynError, require
+from lrfdyn.models import SpikingModel
+from lrfdyn.training import state
+from lrfdyn.training.build import build_data, data_model
+from lrfdyn.training.config import TrainConfig, differences
+from lrfdyn.training.distill import build_distill
+from lrfdyn.training.evaluation import test
+from lrfdyn.training.logs import RunLog
+from lrfdyn.training.optim import MovingAverage, build_optimizer, rate_at, set_rate
+from lrfdyn.training.processes import build_accelerator, gather, seed_generators
+from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.step import TrainStep
+from lrfdyn.training.sync_norm import synchronize_norms
+from lrfdyn.weights import load_weights
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Trainer:
+    def __init__(self, config: TrainConfig, out: Path, reporter: Reporter | None = None) -> None:
+        run = config.run
+        self.config, self.out, self.reporter = config, out, reporter or Reporter()
+        self.accelerator = build_accelerator(run)
+        self.device, self.rank = self.accelerator.device, self.accelerator.process_index
+        self.processes: int = self.accelerator.num_processes
+        self.source = build_data(config)
+        self.micro_batch = run.micro_batch(self.processes)
+        self.steps = self.source.steps_per_epoch(self.micro_batch, self.processes) // run.accumulate
+        self.total_steps = self.steps * config.schedule.total_epochs
+        require(
+            self.steps >= 1,
+            f"run.batch_size: expected at most the {self.source.train_images} training images, got {run.batch_size}",
+        )
+        # The same weights in every process; behind them every process draws its own numbers.
+        torch.manual_seed(run.seed)
+        model = data_model(config, self.source)
+        if config.model.weights is not None:
+            load_weights(Path(config.model.weights), model)
+        model.to(self.device)
+        self.dtype = torch.float64 if run.precision == "fp64" else torch.float32
+        model.to(self.dtype)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        if run.sync_batchnorm and self.processes > 1:
+            synchronize_norms(model, self.device)
+        self.graph_obstacle = self._graph_obstacle()
+        self._prepare(model, capture=not self.graph_obstacle)
+        decay = config.optimizer.ema_decay
+        self.average = None if decay is None else MovingAverage(self.model, decay)
+        self.distill = build_distill(config.distill, self.source.num_classes, self.device)
+        seed_generators(run.seed, self.rank)
+        # Where the run is: `done` steps in all, and of this epoch the sum of the losses.
+        self.done = 0
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.train_seconds = self.wall_seconds = 0.0
+        self.last_checkpoint: Path | None = None
+        self.log: RunLog | None = None
+
+    def _graph_obstacle(self) -> str:
+        """Why the step is not captured as a CUDA graph; empty where it is."""
+        run, optimizer = self.config.run, self.config.optimizer
+        obstacles = {
+            "run.cuda_graph is off": run.cuda_graph == "off",
+            "not on a GPU": self.device.type != "cuda",
+            "several processes": self.processes > 1,
+            "gradients are accumulated": run.accumulate > 1,
+            "gradients are clipped": optimizer.clip_norm is not None,
+            f"{optimizer.name} decides on the host": optimizer.name != "adamw",
+            "float16 needs a gradient scaler": run.precision == "fp16",
+        }
+        return next((reason for reason, found in obstacles.items() if found), "")
+
+    def _prepare(self, model: SpikingModel, capture: bool) -> None:
+        optimizer = build_optimizer(model, self.config.optimizer, self.config.base_rate, capturable=capture)
+        self.captured_step: TrainStep | None = None
+        if capture:
+            amp = DTYPES.get(self.config.run.precision)
+            self.model: nn.Module = model
+            self.optimizer: Any = optimizer
+            self.captured_step = TrainStep(model, optimizer, F.cross_entropy, amp=amp)
+        else:
+            with warnings.catch_warnings():
+                warnings.filterwarnings(
+                    "ignore", message=".*broadcast_buffers.*"
+                )  # its successor is too new to rely on
+                self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+
+    @property
+    def raw_optimizer(self) -> torch.optim.Optimizer:
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    @property
+    def speed(self) -> float:
+        """Training images per second so far."""
+        return round(self.done * self.config.run.batch_size / max(self.train_seconds, 1e-9), 1)
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def train(self) -> list[dict[str, Any]]:
+        """Runs to the end and returns the record of every epoch."""
+        started = time.perf_counter() - self.wall_seconds
+        with self._writing():
+            if self.is_main:
+                self.log = RunLog(self.out, self.done)
+        self.reporter.start(self)
+        try:
+            for epoch in range(self.done // self.steps, self.config.schedule.total_epochs):
+                self._train_epoch(epoch, started)
+                self._end_epoch(epoch, started)
+        finally:
+            if self.log is not None:
+                self.log.close()
+        return self.log.epochs if self.log is not None else []
+
+    def _train_epoch(self, epoch: int, started: float) -> None:
+        run, accumulate = self.config.run, self.config.run.accumulate
+        batches = self._batches(epoch, self.done % self.steps)
+        self.model.train()
+        clock = time.perf_counter()
+        for index in range(self.done % self.steps, self.steps):
+            self.rate = rate_at(self.config.schedule, self.config.base_rate, epoch + index / self.steps)
+            set_rate(self.raw_optimizer, self.rate)
+            loss = self._step([next(batches) for _ in range(accumulate)])
+            if self.average is not None:
+                self.average.update()
+            self.loss_sum += loss
+            self.done += 1
+            now = time.perf_counter()
+            self.train_seconds += now - clock
+            clock = now
+            self.wall_seconds = now - started
+            last = index + 1 == self.steps
+            if self.done % run.log_steps == 0 or last:
+                self._log_step(epoch, loss)
+            if self.done % run.checkpoint_steps == 0 and not last:
+                self.save()
+                clock = time.perf_counter()
+            self.reporter.step(self)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        mixing = self.config.schedule.mix_epochs
+        augment = self.config.augmentation
+        if mixing is not None and epoch >= mixing:
+            augment = dataclasses.replace(augment, mix_probability=0.0)
+        self.source.augment = augment
+        return self.source.train_batches(
+            epoch=epoch,
+            seed=self.config.run.seed,
+            batch_size=self.micro_batch,
+            rank=self.rank,
+            world_size=self.processes,
+            device=self.device,
+            start_step=start * self.config.run.accumulate,
+        )
+
+    def _step(self, batches: list[Batch]) -> Tensor:
+        if self.captured_step is not None:
+            return self.captured_step(batches[0].images.to(self.dtype), self._targets(batches[0]))
+        self.optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for i, batch in enumerate(batches):
+            # Gradients travel once per step, with the last part.
+            part = nullcontext() if i + 1 == len(batches) else self.accelerator.no_sync(self.model)
+            with part:
+                loss = F.cross_entropy(self.model(batch.images.to(self.dtype)), self._targets(batch)) / len(batches)
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        if self.config.optimizer.clip_norm is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip_norm)
+        self.optimizer.step()
+        return total
+
+    def _targets(self, batch: Batch) -> Tensor:
+        targets = batch.targets.to(self.dtype)
+        return targets if self.distill is None else self.distill(batch.images, targets)
+
+    def _log_step(self, epoch: int, loss: Tensor) -> None:
+        value = float(self.accelerator.reduce(loss.double().clone(), "mean"))
+        if not math.isfinite(value):
+            raise LrfdynError(
+                f"loss: it is {value} at step {self.done} (epoch {epoch + 1}); {self._last_words()} "
+                "with a lower optimizer.learning_rate or with optimizer.clip_norm"
+            )
+        if self.log is not None:
+            record = {"epoch": epoch + 1, "loss": value, "learning_rate": self.rate, "images_per_s": self.speed}
+            with self._writing():
+                self.log.write("step", self.done, **record)
+
+    def _end_epoch(self, epoch: int, started: float) -> None:
+        run, schedule = self.config.run, self.config.schedule
+        record: dict[str, Any] = {
+            "epoch": epoch + 1,
+            "train_loss": float(self.accelerator.reduce(self.loss_sum.clone(), "mean")) / self.steps,
+            "learning_rate": self.rate,
+        }
+        if (epoch + 1) % run.test_epochs == 0 or epoch + 1 == schedule.total_epochs:
+            with nullcontext() if self.average is None else self.average.swapped():
+                record |= test(self.model, self.source, run.test_batch_size, self.accelerator, self.dtype)
+        self.loss_sum.zero_()
+        self.wall_seconds = time.perf_counter() - started
+        record["images_per_s"] = self.speed
+        record["wall_s"] = round(self.wall_seconds, 3)
+        if self.log is not None:
+            with self._writing():
+                self.log.write("epoch", self.done, **record)
+        self.save()
+        self.reporter.epoch(record)
+
+    def save(self) -> None:
+        """Writes a checkpoint; every process takes part."""
+        tensors = state.training_tensors(self.model, self.raw_optimizer, self.average)
+        loss_sum = float(self.accelerator.reduce(self.loss_sum.clone(), "mean"))
+        generators = gather(state.random_state(), self.processes)
+        if not self.is_main:
+            return
+        # A loss that was a number does not prove that the step it led to was one.
+        for name in state.not_finite(tensors):
+            raise LrfdynError(
+                f"weights: {name} is not finite after step {self.done}; {self._last_words()} "
+                "with a lower optimizer.learning_rate or with optimizer.clip_norm"
+            )
+        scaler = getattr(self.accelerator, "scaler", None)
+        meta = {
+            "step": self.done,
+            "config": self.config.as_dict(),
+            "fingerprint": self.config.fingerprint(),
+            "processes": self.processes,
+            "random": generators,
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "loss_sum": loss_sum,
+            "train_seconds": self.train_seconds,
+            "wall_seconds": self.wall_seconds,
+        }
+        with self._writing():
+            if self.log is not None:
+                self.log.sync()
+            self.last_checkpoint = state.write_checkpoint(self.out / "checkpoints", self.done, tensors, meta)
+
+    def resume(self, path: Path) -> None:
+        """Goes on from a checkpoint, verified; every process reads it."""
+        tensors, meta = state.read_checkpoint(path)
+        if meta["fingerprint"] != self.config.fingerprint():
+            what = "; ".join(differences(self.config.as_dict(), meta["config"]))
+            raise LrfdynError(
+                f"resume: {path} was made with other settings ({what}); take another --out, or --restart to discard it"
+            )
+        state.restore_training(tensors, self.model, self.raw_optimizer, self.average)
+        self.done = meta["step"]
+        self.loss_sum.fill_(meta["loss_sum"])
+        self.train_seconds, self.wall_seconds = meta["train_seconds"], meta["wall_seconds"]
+        scaler = getattr(self.accelerator, "scaler", None)
+        if scaler is not None and meta["scaler"] is not None:
+            scaler.load_state_dict(meta["scaler"])
+        self.last_checkpoint = path
+        if meta["processes"] == self.processes:
+            state.set_random_state(meta["random"][self.rank])
+        else:
+            # Data and weights continue; what every process drew for itself cannot.
+            seed_generators(self.config.run.seed + self.done, self.rank)
+            self.say(f"resuming on {self.processes} processes what {meta['processes']} began")
+
+    def say(self, message: str) -> None:
+        if self.is_main:
+            self.reporter.say(message)
+
+    def _last_words(self) -> str:
+        if self.last_checkpoint is None:
+            return "there is no checkpoint yet; start again"
+        return f"the last good checkpoint is {self.last_checkpoint}; go on from it (--resume auto)"
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A full or broken disk ends the run with one line; the checkpoints before are whole."""
+        try:
+            yield
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise LrfdynError(f"out: cannot write in {self.out} ({reason}); {self._last_words()}") from None

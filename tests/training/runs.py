@@ -1,0 +1,82 @@
+"""A run that takes a second: the smallest host on the digits, with everything on that has a state."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from lrfdyn.training import state
+from lrfdyn.training.config import TrainConfig, parse_config
+from lrfdyn.training.logs import read_log
+from lrfdyn.training.recipes import dump_yaml, merge
+from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.run import run_training
+
+TINY: dict[str, Any] = {
+    "model": {
+        "name": "spikformer_4_384",
+        "attention": "lrf_dyn",
+        "time_steps": 1,
+        "drop_path": 0.2,
+        "options": {"dim": 8, "depth": 2, "heads": 2, "mlp_ratio": 1, "pooling": [True, False, False, False]},
+    },
+    "data": {"name": "digits"},
+    "augmentation": {"mixup": 0.5, "label_smoothing": 0.1},
+    "optimizer": {"learning_rate": 0.005, "ema_decay": 0.9, "clip_norm": 1.0},
+    "schedule": {"epochs": 2, "warmup_epochs": 1, "mix_epochs": 1},
+    "run": {"batch_size": 128, "log_steps": 1, "checkpoint_steps": 4, "device": "cpu"},
+}
+STEPS = 22  # 2 epochs of 1,437 images in batches of 128
+TIMES = ("images_per_s", "wall_s", "train_seconds", "wall_seconds")
+
+
+def tiny(**sections: dict[str, Any]) -> TrainConfig:
+    return parse_config(merge(TINY, sections))
+
+
+def write_recipe(path: Path, **sections: dict[str, Any]) -> Path:
+    path.write_text(dump_yaml(merge(TINY, sections)), encoding="utf-8")
+    return path
+
+
+def train(config: TrainConfig, out: Path, **options: Any) -> dict[str, Any]:
+    return run_training(config, out, recipe="tiny", **options)
+
+
+def final_state(out: Path) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """Tensors, JSON and log at the end of a run, without what a clock said."""
+    tensors, meta = state.read_checkpoint(state.list_checkpoints(out / "checkpoints")[0])
+    log = [{k: v for k, v in record.items() if k not in TIMES} for record in read_log(out / "log.jsonl")]
+    return tensors, {k: v for k, v in meta.items() if k not in TIMES}, log
+
+
+def assert_same_end(out: Path, expected: Path) -> None:
+    tensors, meta, log = final_state(out)
+    other, other_meta, other_log = final_state(expected)
+    assert meta["step"] == STEPS
+    assert tensors.keys() == other.keys()
+    for name, value in tensors.items():
+        assert value.equal(other[name]), name
+    assert meta == other_meta
+    assert log == other_log
+
+
+class Killer(Reporter):
+    """kill -9, from inside, right after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def step(self, trainer: Any) -> None:
+        if trainer.done == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Listener(Reporter):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.said.append(message)

@@ -1,0 +1,102 @@
+"""Configurations: what is wrong is named, with the near match."""
+
+from __future__ import annotations
+
+import pytest
+
+from lrfdyn.cli import main
+from lrfdyn.errors import LrfdynError
+from lrfdyn.training.config import parse_config
+from lrfdyn.training.recipes import find_recipe, load_recipe
+from tests.training.runs import TINY, tiny, write_recipe
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("optimizer", {"learning_rat": 1}, "key in optimizer: unknown name 'learning_rat'; did you mean learning_rate"),
+        ("optimizer", {"learning_rate": "fast"}, "optimizer.learning_rate: expected a number, got 'fast'"),
+        ("optimizer", {"learning_rate": True}, "optimizer.learning_rate: expected a number, got True"),
+        ("optimizer", {"learning_rate": -1}, "optimizer.learning_rate: expected a positive number, got -1.0"),
+        ("optimizer", {"name": "adam"}, "optimizer.name: unknown name 'adam'; did you mean adamw"),
+        ("optimizer", {"betas": [0.9]}, r"optimizer.betas: expected 2 numbers, got \[0.9\]"),
+        ("schedule", {"epochs": 1.5}, "schedule.epochs: expected an integer, got 1.5"),
+        ("schedule", {"epochs": "ten"}, "schedule.epochs: expected an integer, got 'ten'"),
+        ("schedule", {"epochs": 3, "warmup_epochs": 4}, "schedule.warmup_epochs: expected 0 to the 3 epochs, got 4"),
+        ("run", {"batch_size": 0}, "run.batch_size: expected an integer >= 1, got 0"),
+        ("run", {"sync_batchnorm": 1}, "run.sync_batchnorm: expected true or false, got 1"),
+        ("model", {"dilations": [1, "x"]}, "model.dilations: expected an integer, got 'x'"),
+        ("model", {"dilations": 2.5}, "model.dilations: expected a list, got 2.5"),
+        ("model", {"options": 3}, "model.options: expected keys with values, got 3"),
+        ("augmentation", {"mixup": -1}, "mixup: expected a number >= 0, got -1"),
+        ("optimiser", {}, "section: unknown name 'optimiser'; did you mean optimizer"),
+        ("data", 3, "data: expected keys with values, got 3"),
+    ],
+)
+def test_wrong_value(section, values, message):
+    with pytest.raises(LrfdynError, match=f"^r.yaml: .*{message}"):
+        parse_config(
+            {**TINY, section: {**TINY.get(section, {}), **values} if isinstance(values, dict) else values}, "r.yaml"
+        )
+
+
+def test_what_is_needed_and_missing():
+    with pytest.raises(LrfdynError, match=r"^r: model.name: missing, and there is no default"):
+        parse_config({**TINY, "model": {}}, "r")
+    with pytest.raises(LrfdynError, match=r"^r: data: missing"):
+        parse_config({"model": {"name": "x"}}, "r")
+
+
+def test_numbers_as_yaml_reads_them():
+    assert tiny(optimizer={"learning_rate": "5e-4"}).optimizer.learning_rate == 5e-4  # no number in YAML 1.1
+    assert tiny(schedule={"warmup_epochs": 1}).schedule.warmup_epochs == 1.0
+    assert tiny(run={"cuda_graph": False}).run.cuda_graph == "off"
+    assert parse_config(tiny().as_dict()) == tiny()
+
+
+@pytest.mark.parametrize(
+    ("text", "dilations"), [("1,3", (1, 3)), ("[1, 3]", (1, 3)), ("()", ()), ("[]", ()), ("1", (1,)), ("null", None)]
+)
+def test_override(text, dilations, tmp_path):
+    path = write_recipe(tmp_path / "r.yaml")
+    config = load_recipe(path, {"model.dilations": text, "run.seed": "7", "model.options": "{dim: 16}"})
+    assert (config.model.dilations, config.run.seed) == (dilations, 7)
+    assert config.model.options == {**TINY["model"]["options"], "dim": 16}
+
+
+def test_extends(tmp_path):
+    write_recipe(tmp_path / "_base.yaml")
+    (tmp_path / "r.yaml").write_text("extends: _base.yaml\nmodel: {attention: ssa}\nrun: {seed: 2}\n")
+    config = load_recipe(tmp_path / "r.yaml")
+    assert (config.model.attention, config.run.seed, config.model.time_steps) == ("ssa", 2, 1)
+    (tmp_path / "loop.yaml").write_text("extends: loop.yaml\n")
+    with pytest.raises(LrfdynError, match=r"recipe: .*loop.yaml extends itself"):
+        load_recipe(tmp_path / "loop.yaml")
+    (tmp_path / "lost.yaml").write_text("extends: nowhere.yaml\n")
+    with pytest.raises(LrfdynError, match=r"cannot read .*nowhere.yaml"):
+        load_recipe(tmp_path / "lost.yaml")
+    (tmp_path / "bad.yaml").write_text("model:\n  name: [\n")
+    with pytest.raises(LrfdynError, match=r"bad.yaml is not YAML in line 3"):
+        load_recipe(tmp_path / "bad.yaml")
+
+
+def test_unknown_recipe_and_option(capsys):
+    with pytest.raises(LrfdynError, match="unknown name 'digits_lrf_din'; did you mean digits_lrf_dyn"):
+        find_recipe("digits_lrf_din")
+    assert main(["train", "digits_lrf_dyn", "--optimizer.learning_rat", "3"]) == 2
+    assert "unknown name '--optimizer.learning_rat'; did you mean --optimizer.learning_rate" in capsys.readouterr().err
+    assert main(["train", "digits_lrf_dyn", "--schedule.epochs", "x", "--dry-run"]) == 2
+    assert "schedule.epochs: expected an integer, got 'x'" in capsys.readouterr().err
+
+
+def test_fingerprint_is_of_what_decides():
+    assert tiny().fingerprint() == tiny(run={"log_steps": 9}, data={"root": "elsewhere"}).fingerprint()
+    assert tiny().fingerprint() != tiny(run={"seed": 1}).fingerprint()
+
+
+def test_share_of_the_batch():
+    assert tiny().run.micro_batch(4) == 32
+    with pytest.raises(
+        LrfdynError, match=r"run.batch_size: expected a multiple of 6 \(3 processes x run.accumulate 2\)"
+    ):
+        tiny(run={"accumulate": 2}).run.micro_batch(3)

@@ -1,0 +1,119 @@
+"""Optimisers against their definition, the rate's course, the moving average, distillation, synchronised norms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lrfdyn.models import create_model
+from lrfdyn.training.config import DistillConfig, OptimizerConfig, ScheduleConfig
+from lrfdyn.training.distill import blended, build_distill
+from lrfdyn.training.optim import Lamb, MovingAverage, build_optimizer, parameter_groups, rate_at, set_rate
+from lrfdyn.training.sync_norm import SyncBatchNorm2d
+
+
+@pytest.mark.parametrize("trust_clip", [False, True])
+def test_lamb(trust_clip):
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(4, 3, dtype=torch.float64))
+    expected = weight.detach().clone()
+    groups = [{"params": [weight], "weight_decay": 0.1}]
+    optimizer = Lamb(groups, lr=0.01, betas=(0.9, 0.99), eps=1e-6, trust_clip=trust_clip)
+    mean, square = torch.zeros_like(expected), torch.zeros_like(expected)
+    for step in range(1, 4):
+        weight.grad = torch.randn(4, 3, dtype=torch.float64)
+        mean = 0.9 * mean + 0.1 * weight.grad
+        square = 0.99 * square + 0.01 * weight.grad**2
+        direction = (mean / (1 - 0.9**step)) / ((square / (1 - 0.99**step)).sqrt() + 1e-6) + 0.1 * expected
+        trust = expected.norm() / direction.norm()
+        expected = expected - 0.01 * (trust.clamp(max=1) if trust_clip else trust) * direction
+        optimizer.step()
+        torch.testing.assert_close(weight.detach(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_decay_spares_norms_biases_and_time_constants():
+    model = create_model("spikformer_4_384", dim=8, depth=1, heads=2, attention="lrf_dyn")
+    decayed, spared = parameter_groups(model, OptimizerConfig(weight_decay=0.1))
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    names = {id(p): name for name, p in model.named_parameters()}
+    kept = {names[id(p)] for p in spared["params"]}
+    dendrites = {n for n, _ in model.named_parameters() if ".dendrites." in n}
+    assert dendrites - kept == {"blocks.0.attn.dendrites.weight"}
+    assert all(p.dim() > 1 for p in decayed["params"])
+    assert "head.weight" in {names[id(p)] for p in decayed["params"]}
+    assert len(decayed["params"]) + len(spared["params"]) == len(names)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+def test_optimizer_by_name(name):
+    model = nn.Linear(3, 2)
+    optimizer = build_optimizer(model, OptimizerConfig(name=name), 0.1)
+    set_rate(optimizer, 0.05)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.05}
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert not before.equal(model.weight)
+
+
+def test_rate():
+    schedule = ScheduleConfig(epochs=100, warmup_epochs=20, warmup_rate=0.1, minimum_rate=0.2, cooldown_epochs=5)
+    assert rate_at(schedule, 1.0, 0) == 0.1
+    assert rate_at(schedule, 1.0, 10) == pytest.approx(0.55)
+    assert rate_at(schedule, 1.0, 50) == pytest.approx(0.6)  # half of a cosine that began at epoch 0
+    assert rate_at(schedule, 1.0, 103) == 0.2
+    late = ScheduleConfig(epochs=100, warmup_epochs=20, minimum_rate=0.2, cosine="after_warmup")
+    assert rate_at(late, 1.0, 20) == pytest.approx(1.0)
+    assert rate_at(late, 1.0, 60) == pytest.approx(0.6)
+    assert rate_at(ScheduleConfig(epochs=10, warmup_epochs=0), 1.0, 0) == 1.0
+
+
+def test_moving_average():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    start = model[0].weight.detach().clone()
+    average = MovingAverage(model, 0.75)
+    nn.init.constant_(model[0].weight, 1.0)
+    model[1].num_batches_tracked.fill_(3)
+    average.update()
+    with average.swapped():
+        torch.testing.assert_close(model[0].weight.detach(), 0.75 * start + 0.25)
+        assert model[1].num_batches_tracked == 3
+    assert (model[0].weight == 1).all()
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_distillation_is_the_sum_of_two_losses(kind):
+    torch.manual_seed(0)
+    teacher, images = nn.Linear(5, 3), torch.randn(4, 5)
+    targets, logits = torch.eye(3)[[0, 1, 2, 0]], torch.randn(4, 3)
+    mixed = blended(teacher, DistillConfig(teacher="t", weight=0.3, kind=kind))(images, targets)
+    answers = teacher(images)
+    second = answers.argmax(1) if kind == "hard" else answers.softmax(1)
+    expected = 0.7 * F.cross_entropy(logits, targets) + 0.3 * F.cross_entropy(logits, second)
+    torch.testing.assert_close(F.cross_entropy(logits, mixed), expected)
+    assert build_distill(DistillConfig(), 3, torch.device("cpu")) is None
+
+
+def test_synchronised_norm_of_one_process_is_batch_norm(monkeypatch):
+    """Two processes are tested with real ones; here the sum over all is this process's own."""
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: None)
+    torch.manual_seed(0)
+    plain, synced = nn.BatchNorm2d(3).double(), SyncBatchNorm2d(3).double()
+    for norm in (plain, synced):
+        norm.load_state_dict({**norm.state_dict(), "weight": torch.tensor([1.0, 2.0, 0.5]), "bias": torch.ones(3)})
+    x = torch.randn(4, 3, 5, 2, dtype=torch.float64, requires_grad=True)
+    outgoing = torch.randn_like(x)
+    results = []
+    for norm in (plain, synced):
+        y = norm(x)
+        results.append([y, *torch.autograd.grad((y * outgoing).sum(), [x, norm.weight, norm.bias])])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(value, synced.state_dict()[name])
+    torch.testing.assert_close(plain.eval()(x), synced.eval()(x))
+    assert math.isfinite(float(synced.running_var.sum()))

@@ -1,0 +1,108 @@
+"""Every recipe loads, builds its model and says what it takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lrfdyn.cli import main
+from lrfdyn.errors import LrfdynError
+from lrfdyn.training.describe import describe
+from lrfdyn.training.recipes import FOLDERS, list_recipes, load_recipe
+from tests.training.runs import tiny
+
+RECIPES = sorted(path for path in FOLDERS[1].glob("*.yaml") if not path.name.startswith("_"))
+OMEGA = {"omega0": (), "omega1": (1,), "omega3": (1, 3), "omega5": (1, 3, 5)}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe(path: Path):
+    config = load_recipe(path)
+    facts = describe(config, memory=False)
+    data, _, rest = path.stem.partition("_")
+    assert data == config.data.name
+    if data != "digits":
+        assert rest.startswith(config.model.name)
+        rest = rest.removeprefix(config.model.name).lstrip("_")
+    for name, dilations in OMEGA.items():
+        if rest.endswith(name):
+            assert config.model.dilations == dilations
+            rest = rest.removesuffix(f"_{name}")
+    assert rest in ("", f"{facts['attention']}", f"{facts['attention']}_{facts['token']}")
+    assert facts["steps"] == facts["steps_per_epoch"] * config.schedule.total_epochs
+    for processes in (2, 4, 8):
+        config.run.micro_batch(processes)
+
+
+def test_recipes_of_the_tables_are_there():
+    known = set(list_recipes())
+    for data in ("cifar10", "cifar100"):
+        for host in ("spikformer_4_384", "qkformer_4_384"):
+            for kind in ("ssa", "causal_ssa", "lrf_ssa", "lrf_dyn"):
+                assert f"{data}_{host}_{kind}" in known
+            for kind in ("lrf_ssa", "lrf_dyn"):
+                assert {f"{data}_{host}_{kind}_{omega}" for omega in OMEGA} <= known
+    for host in ("spikformer_8_512", "spikformer_8_768", "qkformer_10_384", "qkformer_10_512", "sdt_v3_s", "sdt_v3_l"):
+        assert {f"imagenet_{host}_{kind}" for kind in ("ssa", "lrf_ssa", "lrf_dyn")} <= known
+    for host in ("sdt_v1_8_512", "sdt_v2_15m", "sdt_v2_55m", "sew_resnet34", "ms_resnet34"):
+        assert f"imagenet_{host}" in known
+
+
+def test_memory_is_counted():
+    facts = describe(tiny(), processes=2)
+    memory, parameters = facts["memory"], facts["parameters"]
+    assert memory["gradients"] == 4 * parameters
+    assert memory["optimizer"] == 8 * parameters
+    assert memory["ema"] == memory["parameters"] > 4 * parameters
+    assert memory["activations"] < describe(tiny())["memory"]["activations"]
+    assert describe(tiny(optimizer={"name": "sgd"}))["memory"]["optimizer"] == 4 * parameters
+
+
+def test_estimate_is_what_a_step_keeps():
+    """Against a real forward pass of the same batch, by the same counter on real memory."""
+    import torch
+    import torch.nn.functional as F
+
+    from lrfdyn.training.build import build_data, data_model
+
+    config = tiny(model={"drop_path": 0.0})
+    source = build_data(config)
+    model = data_model(config, source).train()
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+    alive = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            alive.append(tensor)
+        return tensor
+
+    batch = next(source.train_batches(epoch=0, seed=0, batch_size=128))
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        F.cross_entropy(model(batch.images), batch.targets)
+    assert describe(config)["memory"]["activations"] == pytest.approx(sum(kept.values()), rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["imagenet_sdt_v3_s_lrf_dyn", "cifar100_spikformer_4_384_lrf_dyn_omega3"])
+def test_dry_run_command(name, capsys):
+    assert main(["train", name, "--dry-run", "--processes", "8", "--schedule.epochs", "30"]) == 0
+    printed = capsys.readouterr().out
+    assert "epochs: 30" in printed
+    assert "memory per process, estimated: " in printed
+    assert main(["train", name, "--dry-run", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["parameters"] > 1e6
+    assert facts["recipe"]["model"]["attention"] == "lrf_dyn"
+
+
+def test_without_a_recipe_the_names_are_printed(capsys):
+    assert main(["train"]) == 0
+    assert capsys.readouterr().out.splitlines() == sorted(list_recipes())
+
+
+def test_dry_run_of_unknown_data():
+    with pytest.raises(LrfdynError, match=r"data.name: a dry run knows digits, cifar10"):
+        describe(tiny(data={"name": "webdataset"}))

@@ -1,0 +1,140 @@
+"""A run that was killed anywhere ends with the bits of one that was not."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lrfdyn.errors import LrfdynError
+from lrfdyn.training import state
+from lrfdyn.training.logs import read_log
+from tests.training.runs import STEPS, Killer, Listener, assert_same_end, final_state, tiny, train, write_recipe
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("whole")
+    summary = train(tiny(), out)
+    assert summary["epochs"] == 2
+    return out
+
+
+def in_child(function: Callable[[], object]) -> int:
+    """Runs in a forked process and returns the signal that ended it; 0 for a normal end."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            function()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def test_killed_at_random_steps(whole, tmp_path):
+    draw = random.Random(4)
+    for run in range(3):
+        out = tmp_path / str(run)
+        steps = sorted(draw.sample(range(1, STEPS + 1), 3))
+        for step in steps:
+            assert in_child(lambda: train(tiny(), out, resume="auto", reporter=Killer(step))) == signal.SIGKILL  # noqa: B023
+        train(tiny(), out, resume="auto")
+        assert_same_end(out, whole)
+
+
+def test_killed_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):
+    import lrfdyn.weights
+
+    save = lrfdyn.weights.save_file
+
+    def half(data, path, metadata):
+        save(data, path, metadata=metadata)
+        if "step-000000008" in str(path):
+            with open(path, "rb+") as file:
+                file.truncate(path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lrfdyn.weights, "save_file", half)
+        assert in_child(lambda: train(tiny(), tmp_path)) == signal.SIGKILL
+    assert list((tmp_path / "checkpoints").glob(".*.tmp"))
+    assert [p.name for p in state.list_checkpoints(tmp_path / "checkpoints")] == ["step-000000004.safetensors"]
+    train(tiny(), tmp_path, resume="auto")
+    assert not list((tmp_path / "checkpoints").glob(".*.tmp"))
+    assert_same_end(tmp_path, whole)
+
+
+def test_command_killed_from_outside(whole, tmp_path):
+    recipe = write_recipe(tmp_path / "tiny.yaml")
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "lrfdyn", "train", str(recipe), "--out", str(out), "--resume", "auto"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while process.poll() is None and not any(r["step"] >= 6 for r in read_log(out / "log.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not (out / "summary.json").exists(), "the run was over before it was killed"
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "resuming at step" in finished.stdout
+    assert_same_end(out, whole)
+
+
+def test_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(whole, tmp_path):
+    assert in_child(lambda: train(tiny(), tmp_path, reporter=Killer(14))) == signal.SIGKILL
+    newest, older = state.list_checkpoints(tmp_path / "checkpoints")
+    assert newest.name == "step-000000012.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-100] ^= 1  # one bit of one weight: the file can be read, but is not what was written
+    newest.write_bytes(content)
+    listener = Listener()
+    train(tiny(), tmp_path, resume="auto", reporter=listener)
+    assert "step-000000012.safetensors is damaged" in listener.said[0]
+    assert "falling back" in listener.said[0]
+    assert str(older) in listener.said[1]
+    assert_same_end(tmp_path, whole)
+
+
+def test_nothing_whole_is_left(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "step-000000004.safetensors").write_bytes(b"nothing")
+    with pytest.raises(LrfdynError, match=r"every checkpoint in .* is damaged"):
+        train(tiny(), tmp_path, resume="auto")
+
+
+def test_finished_run_is_left_as_it_is(whole):
+    before = final_state(whole)[2]
+    summary = train(tiny(), whole, resume="auto")
+    assert final_state(whole)[2] == before
+    assert summary["top1"] == before[-1]["top1"]
+
+
+def test_folder_of_an_earlier_run_needs_a_word(whole, tmp_path):
+    with pytest.raises(LrfdynError, match="holds a run; --resume auto continues it"):
+        train(tiny(), whole)
+    with pytest.raises(LrfdynError, match=r"other settings \(optimizer.learning_rate: 0.005 there, 0.1 here\)"):
+        train(tiny(optimizer={"learning_rate": 0.1}), whole, resume="auto")
+    with pytest.raises(LrfdynError, match="resume: no such file"):
+        train(tiny(), tmp_path, resume=str(tmp_path / "missing.safetensors"))
+
+
+def test_resume_from_a_named_checkpoint(whole, tmp_path):
+    train(tiny(), tmp_path, resume=str(state.list_checkpoints(whole / "checkpoints")[1]))
+    for (name, value), other in zip(
+        final_state(tmp_path)[0].items(), final_state(whole)[0].values(), strict=True
+    ):  # fmt: skip
+        assert value.equal(other), name
