@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -21,3 +21,14 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> LrfdynError:
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise LrfdynError(message)
+
+
+def require_integer(name: str, value: object, minimum: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise LrfdynError(f"{name}: expected an integer >= {minimum}, got {value!r}")
+
+
+def require_integers(name: str, values: object) -> None:
+    integers = isinstance(values, Sequence) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
+    if not integers:
+        raise LrfdynError(f"{name}: expected a sequence of integers, got {values!r}")

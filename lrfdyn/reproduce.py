@@ -33,9 +33,12 @@ NOTES = [
     "Digits are 8x8 images: the table shows that every attention trains and what it costs, not which one wins on "
     "natural images. Differences of less than a percent are within the spread of the seeds.",
     "Accuracy is that of the last epoch, never the best one.",
-    "Derived state is what one attention layer must hold for one image and one time step if the image is processed "
-    "token by token: spikes as bits, sums as 32-bit numbers. Line buffers are counted, and on a small grid they "
-    "outweigh the k d numbers of the dendrites.",
+    "Attention weights of LRF-Dyn are those of its linear mixing; SSA's depend on the image, and many of its queries "
+    "meet no key spike at all.",
+    "Derived state is what one attention layer must hold for one image and one time step: spikes as bits, sums as "
+    "32-bit numbers. The rows of potentials that the stencils of LRF-Dyn reach are counted in full; they outweigh the "
+    "k d numbers of its dendrites by far. Membrane potentials between time steps are the same for all kinds and not "
+    "counted.",
     "Measured peak memory is of the plain training implementation at batch 1, all layers and time steps, which keeps "
     "whole feature maps: it does not yet stream.",
 ]
@@ -83,35 +86,59 @@ def weights_path(out: Path, attention: str, seed: int) -> Path:
     return out / "weights" / f"{attention}-seed{seed}.safetensors"
 
 
+def checkpoint_path(out: Path, attention: str, seed: int) -> Path:
+    return out / "checkpoints" / f"{attention}-seed{seed}.safetensors"
+
+
+def finished_curve(path: Path) -> list[dict[str, Any]]:
+    """The learning curve in a weights file of ours."""
+    _, meta = load_tensors(path)
+    if "curve" not in meta:
+        raise LrfdynError(f"weights: {path} was not written by this command")
+    return meta["curve"]
+
+
 def train_run(out: Path, settings: Settings, attention: str, seed: int, news: Callable[[dict[str, Any]], None]) -> None:
     """Trains one model, or goes on where an interrupted run stopped, and saves its weights and curve."""
     final = weights_path(out, attention, seed)
-    if final.exists():
-        for record in load_tensors(final)[1]["curve"]:
-            news(record)
-        return
-    torch.manual_seed(seed)
-    model = settings.model(attention)
-    checkpoint = out / "checkpoints" / final.name
-    curve = fit(model, load_digits(), settings.recipe, seed, checkpoint, news)
+    checkpoint = checkpoint_path(out, attention, seed)
+    try:
+        if final.exists():
+            for record in finished_curve(final):
+                news(record)
+            return
+        torch.manual_seed(seed)
+        model = settings.model(attention)
+        curve = fit(model, load_digits(), settings.recipe, seed, checkpoint, news)
+    except LrfdynError as error:
+        if str(error).startswith("weights:"):
+            raise LrfdynError(f"{error}; delete it or pass --restart") from None
+        raise
     save_weights(final, model, {"config": model.config, "seed": seed, "curve": curve})
     checkpoint.unlink()
 
 
 def claim_folder(out: Path, settings: Settings, restart: bool) -> None:
-    """Makes `out` ours: a folder that holds a run with other settings is refused unless `restart`."""
+    """Makes `out` ours: a folder that holds a run with other settings is refused unless `restart`. Only files that
+    this command makes are ever removed."""
+    images = len(load_digits().train_labels)
+    require(settings.recipe.batch_size <= images, f"batch_size: expected at most the {images} training images")
     writable_folder(out, "out")
-    for stale in out.glob("**/.*.tmp"):
-        stale.unlink(missing_ok=True)
     path = out / "settings.json"
     # Attentions and seeds may grow from call to call: each of their runs stands for itself.
     wanted = {name: value for name, value in asdict(settings).items() if name not in ("attentions", "seeds")}
+    runs = [(kind, seed) for kind in settings.attentions for seed in settings.seeds]
+    files = [make(out, *run) for make in (weights_path, checkpoint_path) for run in runs]
+    files += [out / "results.json", out / "report.html"]
+    for file in files:  # what a killed process was writing
+        for stale in file.parent.glob(f".{file.name}.*.tmp"):
+            stale.unlink(missing_ok=True)
     if restart:
-        for folder in ("weights", "checkpoints"):
-            for file in (out / folder).glob("*.safetensors"):
-                file.unlink()
+        for file in files:
+            file.unlink(missing_ok=True)
     elif path.exists():
         found = read_json(path, "out")
+        require(isinstance(found, dict), f"out: {path} is damaged; pass --restart or another folder")
         different = sorted(_leaves(wanted).items() ^ _leaves(found).items())
         if different:
             names = ", ".join(sorted({name for name, _ in different}))
@@ -180,16 +207,17 @@ def reproduce(
 
 def run_record(out: Path, attention: str, seed: int) -> dict[str, Any]:
     path = weights_path(out, attention, seed)
-    tensors, meta = load_tensors(path)
+    tensors, _ = load_tensors(path)
+    curve = finished_curve(path)
     statistics_names = ("running_mean", "running_var", "num_batches_tracked")
     return {
         "attention": attention,
         "seed": seed,
         "parameters": sum(t.numel() for n, t in tensors.items() if not n.endswith(statistics_names)),
-        "test_accuracy": meta["curve"][-1]["test_accuracy"],
-        "train_seconds": sum(record["seconds"] for record in meta["curve"]),
+        "test_accuracy": curve[-1]["test_accuracy"],
+        "train_seconds": sum(record["seconds"] for record in curve),
         "weights": str(path.relative_to(out)),
-        "curve": meta["curve"],
+        "curve": curve,
     }
 
 

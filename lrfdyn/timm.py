@@ -1,6 +1,7 @@
 """The models in timm: `import lrfdyn.timm`, then `timm.create_model("lrfdyn/spikformer_8_512", attention="lrf_dyn")`.
 
-timm takes the part behind the last "/" as the name, so "spikformer_8_512" is the same; the prefix is for the reader.
+"spikformer_8_512" is the same; the prefix says whose model it is. Since version 1.0.2x timm refuses a "/" in a name, so
+the import teaches its parser that "lrfdyn/" is not a path.
 What it gives is the model of `lrfdyn.create_model`. `forward_features` keeps the time axis, `[T, B, C, H, W]`, because
 most heads fire once more before they average it; `features_only=True` gives maps averaged over time, `[B, C, H, W]`.
 """
@@ -8,6 +9,7 @@ most heads fire once more before they average it; `features_only=True` gives map
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ except ImportError as error:
 
 __all__: list[str] = []  # timm adds the names of the models
 
+PREFIX = "lrfdyn/"
 IMAGENET_STATISTICS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 CIFAR_STATISTICS = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616)}
 CIFAR_SIZE = 32
@@ -32,6 +35,19 @@ CIFAR_SIZE = 32
 RENAMED = {"in_chans": "in_channels", "drop_path_rate": "drop_path"}
 # What timm's scripts pass to every model: the one value that the models have.
 FIXED = {"drop_rate": 0.0, "global_pool": "avg"}
+
+
+def accept_prefix(factory: Any) -> None:
+    """Lets timm's `create_model`, which lives in `factory`, take names that start with "lrfdyn/"."""
+    parse = factory.parse_model_name
+    if getattr(parse, "takes_lrfdyn", False):
+        return
+
+    def parse_model_name(model_name: str) -> Any:
+        return parse(model_name.removeprefix(PREFIX))
+
+    parse_model_name.takes_lrfdyn = True  # type: ignore[attr-defined]
+    factory.parse_model_name = parse_model_name
 
 
 def default_config(name: str) -> dict[str, Any]:
@@ -124,3 +140,4 @@ default_cfgs = generate_default_cfgs({name: default_config(name) for name in lis
 
 for _name in list_models():
     globals()[_name] = register_model(_entry_point(_name))
+accept_prefix(import_module("timm.models._factory"))

@@ -16,9 +16,9 @@ import torch
 import lrfdyn
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
-from lrfdyn.reproduce import Settings, reproduce, weights_path
+from lrfdyn.reproduce import Settings, claim_folder, reproduce, weights_path
 from lrfdyn.training.engine import Recipe
-from lrfdyn.weights import load_tensors
+from lrfdyn.weights import load_tensors, save_tensors
 
 SMALL = ["--dim", "8", "--heads", "1", "--depth", "1", "--time-steps", "1", "--batch-size", "256", "--seeds", "0,1"]
 TINY = Settings(
@@ -34,7 +34,8 @@ def finished(tmp_path_factory):
 
 
 def test_everything_is_written(finished):
-    results = json.loads((finished / "results.json").read_text())
+    # NaN and Infinity are no JSON, though Python would read them.
+    results = json.loads((finished / "results.json").read_text(), parse_constant=pytest.fail)
     assert list(results["attentions"]) == ["ssa", "causal_ssa", "lrf_ssa", "lrf_dyn"]
     assert len(results["runs"]) == 8
     for run in results["runs"]:
@@ -109,8 +110,32 @@ def test_error_in_a_worker_reaches_the_user(tmp_path):
     out = tmp_path / "out"
     (out / "weights").mkdir(parents=True)
     weights_path(out, "ssa", 0).write_bytes(b"damaged")
-    with pytest.raises(LrfdynError, match=r"weights: .*ssa-seed0\.safetensors is damaged"):
+    with pytest.raises(LrfdynError, match=r"weights: .*ssa-seed0\.safetensors is damaged.*pass --restart"):
         reproduce(out, TINY)
+    save_tensors(weights_path(out, "ssa", 0), {"x": torch.zeros(1)})
+    with pytest.raises(LrfdynError, match="was not written by this command"):
+        reproduce(out, TINY)
+    (out / "settings.json").write_text("[]")
+    with pytest.raises(LrfdynError, match=r"out: .*settings\.json is damaged"):
+        reproduce(out, TINY)
+
+
+def test_only_own_files_are_removed(tmp_path):
+    mine = ["weights/precious.safetensors", "sub/.data.tmp", "notes.txt"]
+    ours = ["weights/ssa-seed0.safetensors", "checkpoints/lrf_dyn-seed0.safetensors", "report.html"]
+    stale = ["weights/.ssa-seed0.safetensors.123.tmp"]
+    for name in [*mine, *ours, *stale]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    claim_folder(tmp_path, TINY, restart=True)
+    left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == {*mine, "settings.json"}
+
+
+def test_a_call_that_cannot_run_does_not_claim_the_folder(tmp_path):
+    with pytest.raises(LrfdynError, match="batch_size: expected at most the 1437"):
+        reproduce(tmp_path / "out", Settings(recipe=Recipe(batch_size=5000)))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -141,3 +166,4 @@ def test_bad_arguments_give_one_line_and_exit_code_2(arguments, message, capsys,
     assert code == 2
     assert message in captured.err
     assert len(captured.err.strip().splitlines()) == 1
+    assert captured.out == ""

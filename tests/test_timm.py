@@ -38,6 +38,14 @@ class StandIn(ModuleType):
         for function in (self.register_model, self.generate_default_cfgs, self.resolve_pretrained_cfg):
             setattr(self.models, function.__name__, function)
         self.models.FeatureInfo = FeatureInfo  # type: ignore[attr-defined]
+        self.factory = ModuleType("timm.models._factory")
+        self.factory.parse_model_name = self.parse_model_name  # type: ignore[attr-defined]
+
+    @staticmethod
+    def parse_model_name(name: str) -> tuple[None, str]:
+        if "/" in name:  # as timm does since it tells paths from names
+            raise ValueError(f"Model name {name!r} looks like a path")
+        return None, name
 
     def register_model(self, entry: Any) -> Any:
         module = sys.modules[entry.__module__]
@@ -56,7 +64,8 @@ class StandIn(ModuleType):
     def create_model(self, name: str, pretrained: bool = False, **options: Any) -> Any:
         options = {key: value for key, value in options.items() if value is not None}
         fixed = {"pretrained_cfg": None, "pretrained_cfg_overlay": None, "cache_dir": None}
-        return self.entry_points[name.split("/")[-1]](pretrained=pretrained, **{**fixed, **options})
+        _, name = self.factory.parse_model_name(name)
+        return self.entry_points[name](pretrained=pretrained, **{**fixed, **options})
 
 
 class FeatureInfo:
@@ -80,11 +89,12 @@ def timm() -> Iterator[Any]:
         yield timm
         return
     stand_in = StandIn()
-    sys.modules.update({"timm": stand_in, "timm.models": stand_in.models})
+    modules = {"timm": stand_in, "timm.models": stand_in.models, "timm.models._factory": stand_in.factory}
+    sys.modules.update(modules)
     import lrfdyn.timm
 
     yield stand_in
-    for name in ("timm", "timm.models", "lrfdyn.timm"):
+    for name in (*modules, "lrfdyn.timm"):
         del sys.modules[name]
     del lrfdyn.timm
 

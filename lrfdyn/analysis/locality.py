@@ -1,7 +1,7 @@
 """How local attention is: weight against Manhattan distance, and entropy.
 
-The weights of a query are absolute values, normalised to sum 1 over the tokens (`Attention.weights`). Queries without
-any weight (no key spike meets them) are left out.
+The weights of a query are absolute values (`Attention.weights`), added up over the time steps and normalised to sum 1
+over the tokens. Queries without any weight (no key spike meets them at any step) are left out, and their share is told.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lrfdyn.attention import Attention
+from lrfdyn.errors import require
 
 
 def attention_inputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
@@ -76,37 +77,51 @@ def weight_by_distance(weights: Tensor, distance: Tensor) -> tuple[Tensor, Tenso
 
 
 def locality(model: nn.Module, images: Tensor, bins: int = 24) -> dict[str, Any]:
-    """Attention weight against distance and entropy, per layer and averaged over layers."""
-    by_layer, shares, entropies = [], [], []
-    grid = (1, 1)
+    """Attention weight against distance and entropy, per layer and averaged over layers.
+
+    A layer in which no query has any weight is None in the lists and in no average.
+    """
+    inputs = attention_inputs(model, images)
+    require(len(inputs) > 0, f"model: expected one with attention layers, got {type(model).__name__}")
     modules = dict(model.named_modules())
-    for name, x in attention_inputs(model, images).items():
+    by_layer: list[Tensor | None] = []
+    shares, entropies, empty = [], [], []
+    distance = torch.zeros(1, 1, dtype=torch.int64)
+    for name, x in inputs.items():
         module = modules[name]
         assert isinstance(module, Attention)
-        grid = (x.shape[3], x.shape[4])
         with torch.no_grad():
-            weights = module.weights(x).double().cpu()
-        weight, share = weight_by_distance(weights, manhattan(grid))
-        by_layer.append(weight)
-        shares.append(share)
-        entropies.append(entropy(normalize(weights)))
-    distance = manhattan(grid)
+            weights = module.weights(x).unflatten(0, x.shape[:2]).sum(0).double().cpu()
+        distance = manhattan((x.shape[3], x.shape[4]))
+        p = normalize(weights)
+        empty.append(1 - len(p) / weights[..., 0].numel())
+        entropies.append(entropy(p))
+        weight, share = weight_by_distance(weights, distance)
+        by_layer.append(weight if len(p) else None)
+        if len(p):
+            shares.append(share)
     n = distance.shape[0]
-    short = max(1, int(distance.max()) // 4)
+    reach = int(distance.max())
+    short = max(1, reach // 4)
+    record: dict[str, Any] = {
+        "distance": list(range(reach + 1)),
+        "weight_by_layer": [None if w is None else w.tolist() for w in by_layer],
+        "short_distance": short,
+        "short_range_share_uniform": float((distance <= short).double().mean()),
+        "entropy_uniform": math.log(n),
+        "entropy_by_layer": [float(e.mean()) if len(e) else None for e in entropies],
+        "queries_without_weight": sum(empty) / len(empty),
+    }
+    if not shares:
+        return record
     share = torch.stack(shares).mean(0)
     everything = torch.cat(entropies)
     edges = torch.linspace(0, math.log(n), bins + 1, dtype=torch.float64)
     histogram, _ = torch.histogram(everything.clamp(max=math.log(n)), bins=edges, density=True)
-    return {
-        "distance": list(range(int(distance.max()) + 1)),
-        "weight": torch.stack(by_layer).mean(0).tolist(),
-        "weight_by_layer": [w.tolist() for w in by_layer],
-        "short_distance": short,
+    return record | {
+        "weight": torch.stack([w for w in by_layer if w is not None]).mean(0).tolist(),
         "short_range_share": float(share[: short + 1].sum()),
-        "short_range_share_uniform": float((distance <= short).double().mean()),
         "mean_distance": float((share * torch.arange(len(share))).sum()),
         "entropy_mean": float(everything.mean()),
-        "entropy_uniform": math.log(n),
-        "entropy_by_layer": [float(e.mean()) for e in entropies],
         "entropy_histogram": {"edges": edges.tolist(), "density": histogram.tolist()},
     }

@@ -12,14 +12,16 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from lrfdyn.attention import Attention
+from lrfdyn.errors import require
 
 
 def attention_state(model: nn.Module) -> list[dict[str, Any]]:
-    """The terms of one attention layer and time step, for one image (all layers of a host are alike)."""
-    layer = next(module for module in model.modules() if isinstance(module, Attention))
+    """The terms of one attention layer and time step, for one image: of the layer that holds most."""
+    layers = [module.state_terms() for module in model.modules() if isinstance(module, Attention)]
+    require(len(layers) > 0, f"model: expected one with attention layers, got {type(model).__name__}")
+    largest = max(layers, key=lambda terms: sum(term.bytes for term in terms))
     return [
-        {"name": term.name, "formula": term.formula, "elements": term.elements, "bytes": term.bytes}
-        for term in layer.state_terms()
+        {"name": term.name, "formula": term.formula, "elements": term.elements, "bytes": term.bytes} for term in largest
     ]
 
 

@@ -40,7 +40,7 @@ function intro() {
   const processor = [machine.cpu ?? "–", plural(machine.cores, "core"), plural(machine.threads, "thread")];
   const facts = [["Machine", processor.join(", ")],
     ["Software", `Python ${machine.python ?? "–"}, PyTorch ${machine.torch ?? "–"}`],
-    ["Wall time", duration(results.wall_seconds)],
+    ["Wall time of this call", duration(results.wall_seconds)],
     ["Made", String(results.created ?? "–").replace("T", " ")]];
   const code = html("code", {}, results.command ?? "");
   const button = html("button", { type: "button", class: "quiet", "aria-label": "Copy the command",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import html
 import json
-import math
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from lrfdyn.files import write_atomic
+from lrfdyn.files import finite, write_atomic
 
 RESULTS_FORMAT = "lrfdyn-results/1"
 
@@ -42,17 +41,6 @@ def _asset(name: str) -> str:
 
 def _embed(value: Any) -> str:
     """Return `value` as JSON that is safe inside a script element."""
-    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
     # A bare "<" could close the element ("</script>") or open a comment in it ("<!--").
     return text.replace("<", "\\u003c")
-
-
-def _finite(value: Any) -> Any:
-    """Replace the numbers JSON does not have (nan, inf) by null, which the page shows as missing."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value

@@ -98,6 +98,13 @@ function curveFigure(parent) {
         points.map((point) => [label, point.x, point.y, point.low, point.high]))] });
 }
 
+/** Say how many queries are in no average because no key spike met them. */
+function withoutWeight(local) {
+  const shares = local.filter(({ locality }) => locality.queries_without_weight > 0)
+    .map(({ label, locality }) => `${label} ${percent(1)(locality.queries_without_weight)}`);
+  return shares.length ? `Left out are queries that no key spike meets: ${shares.join(", ")} of all.` : "";
+}
+
 function distanceFigure(parent) {
   const local = kinds.filter((kind) => kind.locality?.distance?.length);
   const layers = Math.max(0, ...local.map((kind) => (kind.locality.weight_by_layer ?? []).length));
@@ -111,7 +118,8 @@ function distanceFigure(parent) {
   const uniform = 1 / (rows * columns);
   figure(parent, { id: "attention-distance", title: "Attention against distance", choices, legend: local,
     caption: "Mean attention weight between two tokens at a Manhattan distance on the token grid. The weights are " +
-      "absolute values, normalised to sum to one for every query; the dashed line is uniform attention.",
+      "absolute values, added up over the time steps and normalised to sum to one for every query; the dashed line is " +
+      `uniform attention. ${withoutWeight(local)}`,
     draw: (width, { choice, hidden }) => {
       const all = seriesOf(choice);
       const series = all.filter(({ key }) => !hidden.has(key));
@@ -156,7 +164,8 @@ function entropyFigure(parent) {
   figure(parent, { id: "attention-entropy", title: "Entropy of attention",
     legend: all.map((kind) => ({ ...kind, label: kind.legend })),
     caption: "Distribution of the entropy (in nats) of each query's weights, absolute and normalised. Low entropy is " +
-      "attention on few tokens; uniform attention over N tokens has log N, the dashed line.",
+      "attention on few tokens; uniform attention over N tokens has log N, the dashed line. Causal kinds see only the " +
+      "tokens before a query, so their early queries cannot reach it.",
     draw: (width, { hidden }) => {
       const series = all.filter(({ key }) => !hidden.has(key));
       const measured = series.length ? series : all;

@@ -22,7 +22,7 @@ const COLUMNS = [
   { field: "parameters", title: "Parameters", unit: "trained", best: -1, format: count },
   { field: "state_bytes", title: "Attention state", unit: "derived, per layer", best: -1, format: bytes },
   { field: "peak_inference_bytes", title: "Peak memory", unit: "measured, batch 1", best: -1, format: bytes },
-  { field: "firing_rate", title: "Firing rate", unit: "spikes per step", best: -1, format: percent(1) },
+  { field: "firing_rate", title: "Firing rate", unit: "spikes per step", best: 0, format: percent(1) },
   { field: "images_per_second", title: "Throughput", unit: "images/s", best: 1,
     format: orDash((value) => (value >= 100 ? count(value) : short(value))) },
 ];
@@ -30,7 +30,7 @@ const COLUMNS = [
 /** Return the text of the best value of a column; null where all attentions show the same. */
 function bestOf({ field, best, format }) {
   const values = kinds.map((kind) => kind[field]).filter(isNumber);
-  if (new Set(values.map(format)).size < 2) return null;
+  if (!best || new Set(values.map(format)).size < 2) return null;
   return format(best > 0 ? Math.max(...values) : Math.min(...values));
 }
 
@@ -95,7 +95,7 @@ function summary() {
     : "One seed per attention: small differences in accuracy mean nothing.";
   section("summary", "Summary").append(scrolling("Summary table", table), html("p", { class: "soft" }, `${accuracy} ` +
     (kinds.length > 1 ? "The best value of each column is marked: the highest accuracy and throughput, the lowest of " +
-      "the others. " : "") +
+      "parameters and memory. " : "") +
     "▸ unfolds what the derived state consists of."));
 }
 

@@ -10,7 +10,7 @@ from lrfdyn.attention.lrf_dyn import LRFDyn
 from lrfdyn.attention.lrf_ssa import LRFSSA
 from lrfdyn.attention.sdsa import SDSA
 from lrfdyn.attention.ssa import SSA, VSA, CausalSSA
-from lrfdyn.errors import unknown_name
+from lrfdyn.errors import LrfdynError, unknown_name
 
 __all__ = [
     "ATTENTIONS",
@@ -25,6 +25,8 @@ __all__ = [
     "StateTerm",
     "attention_options",
     "create_attention",
+    "option_takers",
+    "unknown_option",
 ]
 
 ATTENTIONS: dict[str, type[Attention]] = {
@@ -53,11 +55,24 @@ def attention_options(kind: str) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
+def option_takers(name: str) -> list[str]:
+    """The kinds that take an option."""
+    return [kind for kind in ATTENTIONS if name in attention_options(kind)]
+
+
+def unknown_option(kind: str, name: str) -> LrfdynError:
+    """An error for an option that a kind does not take; names the kinds that do."""
+    takers = option_takers(name)
+    if takers:
+        return LrfdynError(f"{name}: not an option of attention {kind!r}, but of {', '.join(takers)}")
+    return unknown_name(f"option of attention {kind!r}", name, attention_options(kind))
+
+
 def create_attention(
     kind: str, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost, **options: Any
 ) -> Attention:
     known = attention_options(kind)
     for name in options:
         if name not in known:
-            raise unknown_name(f"option of attention {kind!r}", name, known)
+            raise unknown_option(kind, name)
     return ATTENTIONS[kind](dim, heads, grid, host, **options)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from lrfdyn.errors import require
+from lrfdyn.errors import require, require_integer
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class AttentionHost:
 
     `project(c_in, c_out)` makes q, k or v: spikes of a normalised 1x1 convolution. `project_out(c_in, c_out)` makes
     the layer behind the attention. `fire()` makes the neuron on an unnormalised attention output, `neuron()` the
-    host's ordinary one. All four are importable functions or partials of them, so that models can be pickled.
+    host's ordinary one. All four are importable functions or partials of them, so that models can be pickled. A spike
+    of q, k or v takes `spike_bits`.
     """
 
     project: Callable[[int, int], nn.Module]
@@ -25,6 +26,7 @@ class AttentionHost:
     fire: Callable[[], nn.Module]
     scale: float
     value_ratio: int = 1
+    spike_bits: int = 1
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,12 @@ class Attention(nn.Module):
 
     def __init__(self, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost) -> None:
         super().__init__()
-        require(heads >= 1 and dim % heads == 0, f"heads: expected a divisor of the width {dim}, got {heads}")
+        require_integer("heads", heads, 1)
+        require(dim % heads == 0, f"heads: expected a divisor of the width {dim}, got {heads}")
         self.dim, self.heads, self.grid = dim, heads, grid
         self.host = host  # what another kind of attention in the same place is built from
         self.value_dim = dim * host.value_ratio
-        self.scale = host.scale
+        self.scale, self.spike_bits = host.scale, host.spike_bits
         for name in self.projections:
             setattr(self, name, host.project(dim, self.value_dim if name == "v" else dim))
         self.fire = self._firing_neuron(host)
@@ -88,6 +91,11 @@ class Attention(nn.Module):
     def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
         """What must be held at inference on this grid, term by term."""
         raise NotImplementedError
+
+    def widen(self, x: Tensor) -> Tensor:
+        """q or k `[T, B, dim, H, W]` on the channels of v: each channel repeated, which stays inside its head."""
+        ratio = self.value_dim // self.dim
+        return x.repeat_interleave(ratio, 2) if ratio > 1 else x
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, heads={self.heads}, grid={self.grid}"

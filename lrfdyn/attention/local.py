@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lrfdyn.attention.base import StateTerm
-from lrfdyn.errors import require
+from lrfdyn.errors import require, require_integers
 from lrfdyn.ops.lrf import lrf
 
 
@@ -17,10 +17,11 @@ class LocalReceptiveFields(nn.Module):
 
     def __init__(self, channels: int, dilations: Sequence[int]) -> None:
         super().__init__()
-        self.dilations = tuple(int(d) for d in dilations)
+        require_integers("dilations", dilations)
+        self.dilations = tuple(dilations)
         require(
             len(set(self.dilations)) == len(self.dilations) and all(d >= 1 for d in self.dilations),
-            f"dilations: expected different integers >= 1, got {tuple(dilations)}",
+            f"dilations: expected different integers >= 1, got {self.dilations}",
         )
         self.weight = nn.Parameter(torch.empty(len(self.dilations), channels, 3, 3))
         nn.init.uniform_(self.weight, -1 / 3, 1 / 3)  # a convolution of nine inputs per output

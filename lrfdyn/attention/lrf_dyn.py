@@ -7,6 +7,7 @@ out = SN{BN(Y)}
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from lrfdyn.attention.base import Attention, AttentionHost, StateTerm, from_tokens, to_tokens
 from lrfdyn.attention.local import LocalReceptiveFields
-from lrfdyn.errors import require, unknown_name
+from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.neurons import fused_dynamics, fused_norm
 from lrfdyn.ops.bn_lif import bn_lif
 from lrfdyn.ops.dendrite import dendrite, initial_dendrites, mode_kernel, paired_modes
@@ -29,26 +30,25 @@ class Dendrites(nn.Module):
 
     def __init__(self, channels: int, dendrites: int, width: int) -> None:
         super().__init__()
-        require(
-            dendrites >= 2 and dendrites % 2 == 0,
-            f"dendrites: expected an even number >= 2 (pairs oscillate), got {dendrites}",
-        )
-        self.width = width
+        require_integer("dendrites", dendrites, 2)
+        require(dendrites % 2 == 0, f"dendrites: expected an even number (pairs oscillate), got {dendrites}")
         decay, frequency, weight = paired_modes(*initial_dendrites(channels, dendrites, width))
         dtype = torch.get_default_dtype()
         # softplus keeps every decay positive, so the recurrence is stable wherever the optimiser goes.
         self.raw_decay = nn.Parameter((decay + torch.log(-torch.expm1(-decay))).to(dtype))
-        self.frequency = nn.Parameter(frequency.to(dtype))
+        # In turns per row, so that the weights mean the same on a grid of another width.
+        self.turns = nn.Parameter((frequency * width / (2 * math.pi)).to(dtype))
         self.weight = nn.Parameter(weight.to(dtype))
 
     def modes(self, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Decays, frequencies and weights on rows of `width` tokens: frequencies are turns per row, so they follow
-        the row length."""
-        return F.softplus(self.raw_decay), self.frequency * (self.width / width), self.weight
+        """Decays, frequencies in radians per token, and weights, on rows of `width` tokens."""
+        return F.softplus(self.raw_decay), self.turns * (2 * math.pi / width), self.weight
 
     def forward(self, u: Tensor) -> Tensor:
         """Soma potentials of `u` `[T, B, C, H, W]` along the raster order of each time step."""
-        soma, _ = dendrite(to_tokens(u), *self.modes(u.shape[-1]))
+        bits = getattr(u, "packed", None)  # left with spikes by the kernels of a GPU
+        packed = None if bits is None else to_tokens(bits.unsqueeze(0))
+        soma, _ = dendrite(to_tokens(u), *self.modes(u.shape[-1]), packed=packed)
         return from_tokens(soma, like=u)
 
     def kernel(self, grid: tuple[int, int]) -> Tensor:
@@ -57,7 +57,7 @@ class Dendrites(nn.Module):
 
     def extra_repr(self) -> str:
         channels, modes = self.raw_decay.shape
-        return f"channels={channels}, dendrites={2 * modes}, width={self.width}"
+        return f"channels={channels}, dendrites={2 * modes}"
 
 
 class LRFDyn(Attention):
@@ -98,20 +98,21 @@ class LRFDyn(Attention):
 
     def currents(self, *spikes: Tensor) -> Tensor:
         """Y, before the norm."""
-        v = spikes[-1]
-        ratio = self.value_dim // self.dim
-        q, k = (x.repeat_interleave(ratio, 2) if ratio > 1 else x for x in spikes[:2]) if spikes[1:] else (None, None)
-        x = self.dendrites(v if k is None else k * v)
-        y = self.lrf(x, residual=x)
-        return y if q is None else q * y
+        if self.token == "value":
+            x = self.dendrites(spikes[0])
+            return self.lrf(x, residual=x)
+        q, k, v = self.widen(spikes[0]), self.widen(spikes[1]), spikes[2]
+        x = self.dendrites(k * v)
+        return q * self.lrf(x, residual=x)
 
     def weights(self, x: Tensor) -> Tensor:
+        """Of the mixing itself, (I + LRF) Toeplitz(kappa); the gates q and k of `token="qkv"` are left out."""
         grid = (x.shape[3], x.shape[4])
         kernel = self.dendrites.kernel(grid)
         index = torch.arange(kernel.shape[0], device=kernel.device)
         lag = index.unsqueeze(1) - index
         toeplitz = (kernel[lag.clamp(min=0)] * (lag >= 0).unsqueeze(-1)).permute(2, 0, 1)
-        mixing = (toeplitz + self.lrf.matrix(grid) @ toeplitz).abs().mean(0)  # (I + LRF) Toeplitz(kappa)
+        mixing = (toeplitz + self.lrf.matrix(grid) @ toeplitz).abs().mean(0)
         return mixing.expand(x.shape[0] * x.shape[1], -1, -1)
 
     def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
@@ -122,5 +123,5 @@ class LRFDyn(Attention):
             # Queries wait until the rows below them that the stencils reach have arrived.
             height, width = grid or self.grid
             rows = min(max(self.lrf.dilations) + 1, height)
-            terms.append(StateTerm("q spikes", f"{rows} rows of W d bits", rows * width * self.dim, 1))
+            terms.append(StateTerm("q spikes", f"{rows} rows of W d", rows * width * self.dim, self.spike_bits))
         return terms

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from lrfdyn.attention.base import AttentionHost, StateTerm
+from lrfdyn.attention.base import AttentionHost
 from lrfdyn.attention.local import LocalReceptiveFields
 from lrfdyn.attention.ssa import SSA
 
@@ -28,9 +29,15 @@ class LRFSSA(SSA):
     def mix(self, *spikes: Tensor) -> Tensor:
         return self.lrf(spikes[-1], residual=super().mix(*spikes))
 
-    def scores(self, x: Tensor) -> Tensor:
-        local = self.lrf.matrix((x.shape[3], x.shape[4]))
-        return super().scores(x) + local.unflatten(0, (self.heads, -1)).mean(1)
+    def weights(self, x: Tensor) -> Tensor:
+        if not self.lrf.dilations:
+            return super().weights(x)
+        scores = self.scores(x)
+        local = self.lrf.matrix((x.shape[3], x.shape[4])).unflatten(0, (self.heads, -1))
+        # Absolute values per channel, since stencils of opposite sign must not cancel; one channel at a time.
+        total = torch.zeros_like(scores[:, 0])
+        for stencil in local.unbind(1):
+            total += (scores + stencil).abs().mean(1)
+        return total / local.shape[1]
 
-    def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
-        return [*super().state_terms(grid), *self.lrf.state_terms(grid or self.grid, bits=1)]
+    # The stencils read v, which SSA holds for the whole image anyway, so the state is that of SSA.

@@ -12,29 +12,25 @@ class SDSA(Attention):
 
     def spikes(self, *projected: Tensor) -> Tensor:
         q, k, v = projected
-        return self._widen(q) * self.fire(self.mix(k, v))
+        return self.widen(q) * self.fire(self.mix(k, v))
 
     def mix(self, *spikes: Tensor) -> Tensor:
         """sum_j k_j * v_j, `[T, B, value_dim, 1, 1]`."""
         k, v = spikes[-2:]
-        return (self._widen(k) * v).sum((3, 4), keepdim=True)
-
-    def _widen(self, x: Tensor) -> Tensor:
-        ratio = self.value_dim // self.dim
-        return x.repeat_interleave(ratio, 2) if ratio > 1 else x
+        return (self.widen(k) * v).sum((3, 4), keepdim=True)
 
     def weights(self, x: Tensor) -> Tensor:
         """k_j * v_j, mean over channels: what token j adds to the gate, for every query the same."""
         _, k, v = self.project(x)
-        given = to_tokens(self._widen(k) * v).abs().mean(-1)
+        given = to_tokens(self.widen(k) * v).abs().mean(-1)
         return given.unsqueeze(1).expand(-1, given.shape[1], -1)
 
     def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
         height, width = grid or self.grid
         n = height * width
-        # As in SSA: every query waits for the last key, so the spikes of the whole image are held.
+        # As in SSA, the projections of the whole image.
         return [
             StateTerm("k * v sum", "d", self.value_dim, 32),
-            StateTerm("q, k spikes", "2 N d bits", 2 * n * self.dim, 1),
-            StateTerm("v spikes", "N d bits", n * self.value_dim, 1),
+            StateTerm("q, k spikes", "2 N d", 2 * n * self.dim, self.spike_bits),
+            StateTerm("v spikes", "N d", n * self.value_dim, self.spike_bits),
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,8 +22,16 @@ class SSA(Attention):
         if self.causal:
             y, _ = causal_spike_attention(q, k, v, self.scale)
         else:
-            y = spike_attention(q, k, v, self.scale)
+            y = spike_attention(q, k, v, self.scale, self._packed(*spikes))
         return from_heads(y, like=spikes[-1])
+
+    def _packed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The bits that the kernels of a GPU leave with spikes, by heads."""
+        bits = [getattr(x, "packed", None) for x in (q, k, v)]
+        if any(x is None for x in bits):
+            return None
+        q, k, v = (to_heads(x.unsqueeze(0), self.heads) for x in bits if x is not None)
+        return q, k, v
 
     def scores(self, x: Tensor) -> Tensor:
         """s q k^T per head, `[T * B, heads, N, N]`."""
@@ -39,11 +48,11 @@ class SSA(Attention):
         state = StateTerm("k^T v matrix", "d^2 / h", self.dim * self.value_dim // self.heads, 32)
         if self.causal:
             return [state]
-        # Every query waits for the last key, so the spikes of the whole image are held.
+        # The projections of the whole image: every query waits for the last key.
         return [
             state,
-            StateTerm("q, k spikes", "2 N d bits", 2 * n * self.dim, 1),
-            StateTerm("v spikes", "N d bits", n * self.value_dim, 1),
+            StateTerm("q, k spikes", "2 N d", 2 * n * self.dim, self.spike_bits),
+            StateTerm("v spikes", "N d", n * self.value_dim, self.spike_bits),
         ]
 
 
@@ -68,6 +77,8 @@ class VSA(SSA):
 
     def mix(self, *spikes: Tensor) -> Tensor:
         q, k, v = (to_heads(x, self.heads) for x in spikes)
+        if torch.compiler.is_compiling():  # the traced backward pass expects the strides of contiguous tensors
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         y = from_heads(F.scaled_dot_product_attention(q, k, v), like=spikes[-1])
         return self.norm(y.flatten(0, 1)).unflatten(0, y.shape[:2])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from rich.table import Table
 
 from lrfdyn.analysis.report import write_report
 from lrfdyn.attention import ATTENTIONS, LABELS
-from lrfdyn.errors import LrfdynError
-from lrfdyn.reproduce import Settings, reproduce
+from lrfdyn.errors import LrfdynError, require
+from lrfdyn.reproduce import Settings, claim_folder, reproduce
 from lrfdyn.training.engine import Recipe
 
 SETTINGS = Settings()
@@ -67,6 +68,8 @@ def run(arguments: argparse.Namespace) -> None:
         time_steps=arguments.time_steps,
         recipe=Recipe(epochs=arguments.epochs, batch_size=arguments.batch_size, learning_rate=arguments.learning_rate),
     )
+    require(arguments.workers >= 1, f"workers: expected an integer >= 1, got {arguments.workers}")
+    claim_folder(arguments.out, settings, arguments.restart)
     console = Console()
     columns = (
         TextColumn("{task.description:<22}"),
@@ -96,8 +99,7 @@ def run(arguments: argparse.Namespace) -> None:
                 arguments.out,
                 settings,
                 workers=arguments.workers,
-                restart=arguments.restart,
-                command=" ".join(["lrfdyn", *sys.argv[1:]]),
+                command=shlex.join(["lrfdyn", *sys.argv[1:]]),
                 on_epoch=on_epoch,
                 on_measure=on_measure,
             )

@@ -11,9 +11,20 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from lrfdyn.errors import require
+from lrfdyn.errors import require, require_integer, require_integers
 
 USUAL_IMAGE_SIZE = 224  # of hosts that take any size
+# The integers among the hosts' arguments, and the least that each may be.
+LEAST = {
+    "time_steps": 1,
+    "in_channels": 1,
+    "num_classes": 0,
+    "image_size": 1,
+    "dim": 1,
+    "depth": 1,
+    "heads": 1,
+    "levels": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -42,11 +53,14 @@ class SpikingModel(nn.Module):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
+        for name, least in LEAST.items():
+            if name in config:
+                require_integer(name, config[name], least)
+        for name in ("widths", "depths"):
+            require_integers(name, config.get(name, ()))
         self.config = {k: v for k, v in config.items() if k not in ("self", "__class__")}
         self.time_steps: int = config["time_steps"]
         self.in_channels: int = config["in_channels"]
-        require(self.time_steps >= 1, f"time_steps: expected an integer >= 1, got {self.time_steps}")
-        require(config["num_classes"] >= 0, f"num_classes: expected an integer >= 0, got {config['num_classes']}")
 
     def describe_stages(self, channels: Sequence[int], strides: Sequence[int], image_size: int | None = None) -> None:
         """Sets `feature_info` and `smallest_image`, and `grid`, the last stage's, of an `image_size`."""
@@ -102,12 +116,21 @@ class SpikingModel(nn.Module):
             min(images.shape[-2:]) >= self.smallest_image,
             f"images: expected at least {self.smallest_image} pixels a side, got {list(images.shape[-2:])}",
         )
+        self._check_dtype(images)
         static = images.dim() == 4
         folded = images if static else images.flatten(0, 1)
         folded = folded.contiguous(memory_format=torch.channels_last)
         if not static:
             return folded.unflatten(0, images.shape[:2])
         return folded.unsqueeze(0).expand(self.time_steps, -1, -1, -1, -1)
+
+    def _check_dtype(self, images: Tensor) -> None:
+        require(images.is_floating_point(), f"images: expected floating-point numbers, got {images.dtype}")
+        like = next(self.parameters(), images)  # the copies that nn.DataParallel makes have no parameters
+        require(
+            images.dtype == like.dtype or torch.is_autocast_enabled(images.device.type),
+            f"images: expected {like.dtype}, as the model is, or autocast, got {images.dtype}",
+        )
 
     @property
     def num_classes(self) -> int:
@@ -129,7 +152,7 @@ class SpikingModel(nn.Module):
 
     def reset_classifier(self, num_classes: int) -> None:
         """A fresh classifier for other classes; 0 removes it."""
-        require(num_classes >= 0, f"num_classes: expected an integer >= 0, got {num_classes}")
+        require_integer("num_classes", num_classes, LEAST["num_classes"])
         self.head = self.fresh_classifier(num_classes)
         self.config["num_classes"] = num_classes
 

@@ -42,7 +42,6 @@ class DropPath(nn.Module):
 
     def __init__(self, rate: float = 0.0) -> None:
         super().__init__()
-        require(0 <= rate < 1, f"drop_path: expected a rate in [0, 1), got {rate}")
         self.rate = rate
 
     def forward(self, branch: Tensor) -> Tensor:
@@ -58,6 +57,7 @@ class DropPath(nn.Module):
 
 def drop_path_rates(rate: float, depth: int) -> list[float]:
     """Rates that grow linearly from 0 at the first block to `rate` at the last."""
+    require(isinstance(rate, int | float) and 0 <= rate < 1, f"drop_path: expected a rate in [0, 1), got {rate!r}")
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 

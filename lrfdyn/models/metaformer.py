@@ -134,7 +134,7 @@ class MetaFormer(SpikingModel):
     def make_branches(self, width: int) -> tuple[nn.Module, nn.Module, nn.Module]:
         """The neuron in front of the attention, the attention, and the MLP."""
         heads, options = self.config["heads"], self.config["attention_options"] or {}
-        require(heads >= 1 and width % heads == 0, f"heads: expected a divisor of the width {width}, got {heads}")
+        require(width % heads == 0, f"heads: expected a divisor of the width {width}, got {heads}")
         host = self.attention_host(width // heads)
         attn = create_attention(self.config["attention"], width, heads, self.grid, host, **options)
         hidden = hidden_width(width, self.config["mlp_ratio"])

@@ -150,7 +150,7 @@ class QKFormer(SpikingModel):
         layout = FORMS[form]
         require(dim >= 8 and dim % 8 == 0, f"dim: expected a multiple of 8 (the stem starts at dim / 8), got {dim}")
         require(
-            heads >= 1 and dim // 4 % heads == 0,
+            dim // 4 % heads == 0,
             f"heads: expected a divisor of stage 1's width {dim // 4}, got {heads}",
         )
         shallowest = sum(layout.token_blocks) + 1
@@ -190,7 +190,8 @@ class QKFormer(SpikingModel):
         return run_stages(self.stages, self.stem(x))
 
     def head_input(self, x: Tensor) -> Tensor:
-        return x.mean((0, 3, 4))
+        # Channels moved last, so that the gradient of the mean is laid out like x.
+        return x.permute(0, 1, 3, 4, 2).mean((0, 2, 3))
 
 
 def _legacy_project_out(c_in: int, c_out: int) -> nn.Module:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from typing import Any, TypeVar
 
-from lrfdyn.attention import attention_options
+from lrfdyn.attention import attention_options, option_takers, unknown_option
 from lrfdyn.errors import unknown_name
 from lrfdyn.models.base import SpikingModel
 
@@ -35,15 +35,18 @@ def create_model(name: str, **options: Any) -> SpikingModel:
     """A model by name. Options are the host's (`num_classes`, `time_steps`, `attention`, ...) and those of its
     attention (`dilations`, `dendrites`, `token`)."""
     host_options = model_class(name).options()
-    own = dict(options.pop("attention_options", None) or {})
-    kind_options: dict[str, Any] = {}
+    kind, own, kind_options = None, {}, {}
     if "attention" in host_options:
         kind = options.get("attention", host_options["attention"].default)
         kind_options = attention_options(kind)
+        own = dict(options.pop("attention_options", None) or {})
         own |= {key: options.pop(key) for key in list(options) if key in kind_options}
     for key in options:
-        if key not in host_options:
-            raise unknown_name(f"option of {name}", key, [*host_options, *kind_options])
+        if key in host_options:
+            continue
+        if kind is not None and option_takers(key):
+            raise unknown_option(kind, key)
+        raise unknown_name(f"option of {name}", key, [*host_options, *kind_options])
     if own:
         options["attention_options"] = own
     model = _MODELS[name](**options)

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost, create_attention
-from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.layers import (
     ConvBN,
@@ -92,7 +91,6 @@ class SDTV1(SpikingModel):
         attention_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
-        require(depth >= 1, f"depth: expected an integer >= 1, got {depth}")
         self.describe_stages(stem_widths(dim), stem_strides(pooling), image_size)
         self.stem = Stem(in_channels, dim, pooling)
         options = attention_options or {}

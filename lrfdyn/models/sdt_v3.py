@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
-from lrfdyn.errors import require
 from lrfdyn.models.layers import ConvBN, MembraneBlock, MembraneConv, SpikingConv
 from lrfdyn.models.metaformer import DEPTHS, MetaFormer, metaformer_keys
 from lrfdyn.models.registry import register_model
@@ -81,7 +80,6 @@ class SDTV3(MetaFormer):
         attention: str = "ssa",
         attention_options: dict[str, Any] | None = None,
     ) -> None:
-        require(levels >= 1, f"levels: expected an integer >= 1, got {levels}")
         super().__init__(locals())
 
     def make_neuron(self) -> nn.Module:
@@ -105,6 +103,7 @@ class SDTV3(MetaFormer):
             fire=partial(IntegerSpike, levels),
             scale=2 * head_width**-0.5,
             value_ratio=4,
+            spike_bits=levels.bit_length(),  # 0..levels
         )
 
 

@@ -122,7 +122,6 @@ class Spikformer(SpikingModel):
         attention_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
-        require(depth >= 1, f"depth: expected an integer >= 1, got {depth}")
         self.describe_stages(stem_widths(dim), stem_strides(pooling), image_size)
         self.stem = Stem(in_channels, dim, pooling)
         host = attention_host(qkv_bias)
@@ -141,7 +140,8 @@ class Spikformer(SpikingModel):
         return [*early, x]
 
     def head_input(self, x: Tensor) -> Tensor:
-        return x.mean((0, 3, 4))
+        # Channels moved last, so that the gradient of the mean is laid out like x.
+        return x.permute(0, 1, 3, 4, 2).mean((0, 2, 3))
 
 
 @register_model

@@ -13,6 +13,7 @@ from lrfdyn.analysis.locality import entropy, locality, manhattan, normalize, we
 from lrfdyn.analysis.memory import attention_state, inference_peak, peak_allocation
 from lrfdyn.analysis.receptive_field import receptive_field, receptive_field_record, share_inside
 from lrfdyn.attention import ATTENTIONS
+from lrfdyn.errors import LrfdynError
 from lrfdyn.neurons import IF
 from tests.training.test_engine import model
 
@@ -51,6 +52,21 @@ def test_queries_without_weight_are_left_out():
     assert share.tolist() == [1.0, 0, 0, 0, 0, 0]
     assert weight[0] == 1.0
     assert normalize(weights).shape == (1, 12)
+
+
+def test_silent_attention_is_told_and_not_averaged():
+    silent = model("ssa")
+    torch.nn.init.constant_(silent.blocks[0].attn.q.bn.bias, -100.0)
+    record = locality(silent, torch.randn(3, 1, 8, 8))
+    assert record["queries_without_weight"] == 1
+    assert record["weight_by_layer"] == [None]
+    assert "short_range_share" not in record
+
+
+def test_model_without_attention_is_an_error():
+    for function in (lambda m: locality(m, torch.randn(1, 3, 8, 8)), attention_state):
+        with pytest.raises(LrfdynError, match="model: expected one with attention layers"):
+            function(nn.Conv2d(3, 3, 1))
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)

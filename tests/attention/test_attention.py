@@ -289,18 +289,23 @@ def test_others_look_ahead(kind):
 
 
 @hosts
+def test_weights_of_lrf_ssa_are_absolute_per_channel(host):
+    attention = build("lrf_ssa", host, (4, 5), dilations=(1, 3)).eval()
+    x = images(2, 2, DIM, (4, 5))
+    scores, local = attention.scores(x), attention.lrf.matrix((4, 5))
+    per_head = attention.value_dim // HEADS
+    expected = sum((scores[:, c // per_head] + local[c]).abs() for c in range(attention.value_dim))
+    torch.testing.assert_close(attention.weights(x), expected / attention.value_dim)
+
+
+@hosts
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("ssa", {}), ("causal_ssa", {}), ("vsa", {}), ("lrf_ssa", {"dilations": ()}), ("lrf_ssa", {"dilations": (1, 3)})],
-    ids=["ssa", "causal_ssa", "vsa", "lrf_ssa", "lrf_ssa-d1x3"],
+    [("ssa", {}), ("causal_ssa", {}), ("vsa", {}), ("lrf_ssa", {"dilations": ()})],
+    ids=["ssa", "causal_ssa", "vsa", "lrf_ssa"],
 )
 def test_scores_are_the_operator_on_the_values(kind, options, host):
     attention = build(kind, host, (4, 5), **options).eval()
-    if options.get("dilations"):
-        # One matrix per head stands for all of its channels, so give them all the same stencil.
-        channels = attention.value_dim // HEADS
-        with torch.no_grad():
-            attention.lrf.weight.copy_(attention.lrf.weight[:, ::channels].repeat_interleave(channels, 1))
     x = images(2, 2, DIM, (4, 5))
     spikes = [getattr(attention, name)(x) for name in "qkv"]
     scores = attention.scores(x)
@@ -328,7 +333,7 @@ def test_lrf_dyn_weights_are_the_responses_to_single_tokens(channels, dilations)
 def test_lrf_dyn_weights_are_the_operator_where_nothing_is_negative():
     attention = build("lrf_dyn", grid=(4, 5), dim=1, heads=1, dilations=(1, 3), dendrites=4)
     with torch.no_grad():
-        attention.dendrites.frequency.zero_()
+        attention.dendrites.turns.zero_()
         for p in (attention.dendrites.weight, attention.lrf.weight):
             p.abs_()
     v = images(1, 1, 1, (4, 5))
@@ -357,10 +362,17 @@ def test_no_dilations_return_the_residual_itself():
 
 def test_grid_gives_the_row_length():
     attention = build("lrf_dyn", grid=(3, 8))
-    assert attention.dendrites.width == 8
-    wide = images(1, 1, DIM, (3, 16))
-    _, frequency, _ = attention.dendrites.modes(wide.shape[-1])
-    assert torch.equal(frequency, attention.dendrites.frequency / 2)
+    (_, narrow, _), (_, wide, _) = attention.dendrites.modes(8), attention.dendrites.modes(16)
+    torch.testing.assert_close(wide, narrow / 2)
+    assert narrow.max().item() == pytest.approx(torch.pi)  # the fastest that a row of 8 can show
+
+
+def test_weights_mean_the_same_whatever_the_grid_at_construction():
+    small, large = build("lrf_dyn", grid=(8, 8)), build("lrf_dyn", grid=(16, 16), seed=1)
+    large.load_state_dict(small.state_dict())
+    assert torch.equal(small.dendrites.kernel((8, 8)), large.dendrites.kernel((8, 8)))
+    x = images(2, 2, DIM, (8, 8))
+    assert torch.equal(small.eval()(x), large.eval()(x))
 
 
 # --- what must be held at inference: d = 8, h = 2, grid 4 x 6 so N = 24
@@ -371,7 +383,7 @@ STATE = [
     ("ssa", {}, [(8 * 8 // 2, 32), Q_AND_K, V], 128 + 48 + 24),
     ("causal_ssa", {}, [(32, 32)], 128),
     ("vsa", {}, [(2 * 24 * 24, 32), Q_AND_K, V], 4608 + 48 + 24),
-    ("lrf_ssa", {"dilations": (1,)}, [(32, 32), Q_AND_K, V, (3 * 6 * 8, 1)], 200 + 18),
+    ("lrf_ssa", {"dilations": (1,)}, [(32, 32), Q_AND_K, V], 200),
     ("lrf_ssa", {"dilations": ()}, [(32, 32), Q_AND_K, V], 200),
     ("lrf_dyn", {"dilations": (1,), "dendrites": 4}, [(4 * 8, 32), (3 * 6 * 8, 32)], 128 + 576),
     ("lrf_dyn", {"dilations": ()}, [(8 * 8, 32)], 256),
@@ -397,7 +409,7 @@ def test_state_with_wide_values_and_another_grid():
         "ssa": [8 * 32 // 2, 2 * 200 * 8, 200 * 32],
         "causal_ssa": [128],
         "vsa": [2 * 200 * 200, 3200, 6400],
-        "lrf_ssa": [128, 3200, 6400, 11 * 10 * 32],
+        "lrf_ssa": [128, 3200, 6400],
         "lrf_dyn": [8 * 32, 11 * 10 * 32],
     }
 
@@ -430,7 +442,7 @@ def test_registry():
         ("lrf_dyn", {"dendrites": 0}, "dendrites"),
         ("lrf_dyn", {"token": "key"}, "token"),
         ("softmax", {}, "attention"),
-        ("ssa", {"dilations": (1,)}, "option of attention 'ssa'"),
+        ("ssa", {"dilations": (1,)}, "dilations"),
     ],
 )
 def test_bad_option_names_the_argument(kind, options, argument):

@@ -174,7 +174,7 @@ def test_rows_and_columns_come_from_the_block_around():
     assert model.blocks[0].attn.attention.grid == (8, 4)
     other = make_spikformer()
     lrfdyn.swap_attention(other, "lrf_dyn", grid=(4, 8))
-    assert other.blocks[0].attn.attention.dendrites.width == 8
+    assert other.blocks[0].attn.attention.grid == (4, 8)
 
 
 def test_tokens_that_fit_no_grid_are_refused():

@@ -111,7 +111,7 @@ def test_the_report_says_what_became_of_the_parameters():
         "swapped to lrf_dyn: blocks.0.attn, blocks.1.attn",
         "kept: v.conv.weight, v.bn.weight, v.bn.bias, proj.conv.weight, proj.conv.bias, proj.bn.weight, proj.bn.bias",
         "dropped: q.conv.weight, q.bn.weight, q.bn.bias, k.conv.weight, k.bn.weight, k.bn.bias",
-        "new: dendrites.raw_decay, dendrites.frequency, dendrites.weight, lrf.weight, norm.weight, norm.bias",
+        "new: dendrites.raw_decay, dendrites.turns, dendrites.weight, lrf.weight, norm.weight, norm.bias",
     ]
     assert "dropped: nothing" in str(lrfdyn.swap_attention(model, "lrf_dyn", dendrites=4))
 

@@ -104,11 +104,12 @@ def test_token_attention_gates_the_keys_of_a_head():
     assert torch.equal(attn(x), attn.proj(expected))
 
 
+@pytest.mark.parametrize("time_steps", [1, 4])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("attention", lrfdyn.ATTENTIONS)
-def test_every_attention_trains_in_stage_3(attention, form):
+def test_every_attention_trains_in_stage_3(attention, form, time_steps):
     torch.manual_seed(0)
-    model = small(attention=attention, form=form)
+    model = small(attention=attention, form=form, time_steps=time_steps)
     kinds = [[type(block.attn) for block in stage.blocks] for stage in model.stages]
     assert set(kinds[0] + kinds[1]) == {TokenAttention}
     assert set(kinds[2]) == {lrfdyn.ATTENTIONS[attention]}
@@ -159,7 +160,7 @@ def test_attention_options_reach_stage_3():
     [
         ({"dim": 36}, "dim: expected a multiple of 8"),
         ({"heads": 16}, "heads: expected a divisor of stage 1's width 8"),
-        ({"heads": 0}, "heads: expected a divisor"),
+        ({"heads": 0}, "heads: expected an integer >= 1"),
         ({"depth": 3}, "depth: expected an integer >= 4"),
         ({"depth": 2, "form": "cifar"}, "depth: expected an integer >= 3"),
         ({"form": "cifar100"}, "did you mean cifar"),

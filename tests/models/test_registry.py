@@ -10,6 +10,10 @@ from lrfdyn.errors import LrfdynError
 from lrfdyn.models.spikformer import Spikformer
 
 
+def small() -> Spikformer:
+    return Spikformer(dim=8, depth=1, heads=1, pooling=(False, False, True, True), image_size=32, num_classes=2)
+
+
 def test_options_reach_host_and_attention():
     model = lrfdyn.create_model(
         "spikformer_4_384", dim=32, heads=4, depth=1, attention="lrf_dyn", dendrites=4, dilations=(1,), token="qkv"
@@ -39,17 +43,43 @@ def test_largest_spikformer_runs_forward_and_backward():
         ({"name": "spikformer_8_521"}, "model: unknown name 'spikformer_8_521'; did you mean spikformer_8_512"),
         ({"attention": "lrfdyn"}, "attention: unknown name 'lrfdyn'; did you mean lrf_dyn"),
         ({"attention": "lrf_ssa", "dilation": (1,)}, "'dilation'; did you mean dilations"),
-        ({"token": "value"}, "option of spikformer_4_384: unknown name 'token'"),
+        ({"tokens": "value"}, "option of spikformer_4_384: unknown name 'tokens'"),
+        ({"token": "value"}, "token: not an option of attention 'ssa', but of lrf_dyn"),
+        ({"dilations": (1,)}, "dilations: not an option of attention 'ssa', but of lrf_ssa, lrf_dyn"),
+        ({"attention_options": {"dilations": (1,)}}, "dilations: not an option of attention 'ssa', but of lrf_ssa"),
+        ({"name": "sew_resnet18", "attention_options": {"dilations": (1,)}}, "unknown name 'attention_options'"),
+        ({"name": "sew_resnet18", "dilations": (1,)}, "option of sew_resnet18: unknown name 'dilations'"),
         ({"attention": "lrf_dyn", "token": "key"}, "token: unknown name 'key'"),
-        ({"attention": "lrf_dyn", "dendrites": 3}, "dendrites: expected an even number >= 2"),
+        ({"attention": "lrf_dyn", "dendrites": 3}, "dendrites: expected an even number (pairs oscillate), got 3"),
+        ({"attention": "lrf_dyn", "dendrites": 8.0}, "dendrites: expected an integer >= 2, got 8.0"),
         ({"attention": "lrf_ssa", "dilations": (0,)}, "dilations: expected different integers >= 1"),
+        ({"attention": "lrf_ssa", "dilations": 3}, "dilations: expected a sequence of integers, got 3"),
+        ({"attention": "lrf_dyn", "dilations": "35"}, "dilations: expected a sequence of integers, got '35'"),
+        ({"attention": "lrf_dyn", "dilations": (1.5,)}, "dilations: expected a sequence of integers, got (1.5,)"),
         ({"heads": 7}, "heads: expected a divisor of the width 384, got 7"),
         ({"time_steps": 0}, "time_steps: expected an integer >= 1, got 0"),
         ({"num_classes": -1}, "num_classes: expected an integer >= 0, got -1"),
         ({"image_size": 2}, "image_size: expected at least 4"),
         ({"dim": 12}, "dim: expected a multiple of 8"),
         ({"depth": 0}, "depth: expected an integer >= 1"),
+        ({"depth": (4,)}, "depth: expected an integer >= 1, got (4,)"),
+        ({"time_steps": 2.0}, "time_steps: expected an integer >= 1, got 2.0"),
+        ({"time_steps": True}, "time_steps: expected an integer >= 1, got True"),
+        ({"num_classes": "10"}, "num_classes: expected an integer >= 0, got '10'"),
+        ({"in_channels": 0}, "in_channels: expected an integer >= 1, got 0"),
+        ({"image_size": 32.0}, "image_size: expected an integer >= 1, got 32.0"),
+        ({"image_size": (32, 32)}, "image_size: expected an integer >= 1, got (32, 32)"),
+        ({"dim": 384.0}, "dim: expected an integer >= 1, got 384.0"),
+        ({"heads": 12.0}, "heads: expected an integer >= 1, got 12.0"),
+        ({"heads": 0}, "heads: expected an integer >= 1, got 0"),
+        ({"name": "sdt_v2_15m", "heads": 8.0}, "heads: expected an integer >= 1, got 8.0"),
+        ({"name": "sdt_v3_s", "widths": (32, 64, 128, 192.0)}, "widths: expected a sequence of integers"),
+        ({"name": "sdt_v3_s", "levels": 4.0}, "levels: expected an integer >= 1, got 4.0"),
+        ({"name": "sew_resnet18", "depths": 2}, "depths: expected a sequence of integers, got 2"),
         ({"drop_path": 1.0}, "drop_path: expected a rate in [0, 1)"),
+        ({"drop_path": -0.1}, "drop_path: expected a rate in [0, 1)"),
+        ({"drop_path": 1.0, "depth": 1}, "drop_path: expected a rate in [0, 1)"),
+        ({"drop_path": "0.1"}, "drop_path: expected a rate in [0, 1), got '0.1'"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
 )
@@ -72,7 +102,31 @@ def test_bad_options_name_the_argument(options, message):
     ids=str,
 )
 def test_bad_images_name_the_argument(shape, message):
-    model = Spikformer(dim=8, depth=1, heads=1, pooling=(False, False, True, True), image_size=32, num_classes=2)
+    model = small()
     with pytest.raises(LrfdynError) as error:
         model(torch.zeros(shape))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        (torch.uint8, "images: expected floating-point numbers, got torch.uint8"),
+        (torch.complex64, "images: expected floating-point numbers, got torch.complex64"),
+        (torch.float64, "images: expected torch.float32, as the model is, or autocast, got torch.float64"),
+        (torch.bfloat16, "images: expected torch.float32, as the model is, or autocast, got torch.bfloat16"),
+    ],
+    ids=str,
+)
+def test_images_of_another_dtype_are_refused(dtype, message):
+    with pytest.raises(LrfdynError) as error:
+        small()(torch.zeros(1, 3, 32, 32, dtype=dtype))
+    assert message in str(error.value)
+
+
+def test_reduced_precision_runs():
+    images = torch.rand(1, 3, 32, 32)
+    assert small().bfloat16()(images.bfloat16()).dtype == torch.bfloat16
+    for x in (images, images.bfloat16()):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert small()(x).shape == (1, 2)

@@ -58,7 +58,7 @@ def test_layout_of_the_full_sizes(host):
 
 
 @pytest.mark.parametrize("time_steps", [1, 4])
-@pytest.mark.parametrize("size", [(32, 32), (37, 45)])
+@pytest.mark.parametrize("size", [(64, 64), (37, 45)])
 @pytest.mark.parametrize("host", HOSTS)
 def test_trains(host, size, time_steps):
     torch.manual_seed(0)

@@ -154,7 +154,7 @@ def test_distillation_head():
         ({"depths": (1, 1, 2, 6)}, "depths: expected five"),
         ({"depths": (1, 1, 0, 6, 2)}, "depths: expected five"),
         ({"heads": 5}, "heads: expected a divisor of the width 24"),
-        ({"heads": 0}, "heads: expected a divisor"),
+        ({"heads": 0}, "heads: expected an integer >= 1"),
         ({"mlp_ratio": 0}, "mlp_ratio: expected a positive"),
         ({"image_size": 15}, "image_size: expected at least 16"),
         ({"drop_path": 1.0}, "drop_path: expected a rate"),

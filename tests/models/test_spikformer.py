@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import lrfdyn
 from lrfdyn.models.spikformer import CIFAR_POOLING, IMAGENET_POOLING, Spikformer
 from tests.golden_rule import check_behaviour, check_layout, images, load, official_state
+from tests.models.host_checks import check_trains
 
 
 def build(fixture: dict) -> Spikformer:
@@ -24,6 +27,15 @@ def build(fixture: dict) -> Spikformer:
         num_classes=config["num_classes"],
         time_steps=config["T"],
     )
+
+
+def small(form: str, **options: Any) -> Spikformer:
+    forms = {
+        "imagenet": {"pooling": IMAGENET_POOLING, "image_size": 32},
+        "cifar": {"pooling": CIFAR_POOLING, "qkv_bias": True, "image_size": 16},
+    }
+    preset = {"dim": 32, "depth": 2, "heads": 4, "mlp_ratio": 2, "num_classes": 5}
+    return Spikformer(**{**preset, **forms[form], **options})
 
 
 SMALL = ["spikformer_imagenet_small", "spikformer_cifar_small"]
@@ -64,3 +76,12 @@ def test_layout_of_the_full_sizes(fixture, model, options):
     check_layout(built, want)
     assert built.config["heads"] == want["config"]["num_heads"]
     assert built.config["time_steps"] == want["config"]["T"]
+
+
+@pytest.mark.parametrize("time_steps", [1, 4])
+@pytest.mark.parametrize("form", ["imagenet", "cifar"])
+@pytest.mark.parametrize("attention", lrfdyn.ATTENTIONS)
+def test_every_attention_trains(attention, form, time_steps):
+    torch.manual_seed(0)
+    model = small(form, attention=attention, time_steps=time_steps)
+    check_trains(model, model.input_size[1:])
