@@ -33,8 +33,8 @@ NOTES = [
     "Digits are 8x8 images: the table shows that every attention trains and what it costs, not which one wins on "
     "natural images. Differences of less than a percent are within the spread of the seeds.",
     "Accuracy is that of the last epoch, never the best one.",
-    "Attention weights of LRF-Dyn are those of its linear mixing; SSA's depend on the image, and many of its queries "
-    "meet no key spike at all.",
+    "Attention weights of LRF-Dyn are those of its linear mixing, the same for every image; those of the other kinds "
+    "depend on the image.",
     "Derived state is what one attention layer must hold for one image and one time step: spikes as bits, sums as "
     "32-bit numbers. The rows of potentials that the stencils of LRF-Dyn reach are counted in full; they outweigh the "
     "k d numbers of its dendrites by far. Membrane potentials between time steps are the same for all kinds and not "
