@@ -81,7 +81,7 @@ def test_results_do_not_depend_on_the_number_of_workers(tmp_path):
 
 
 def test_ctrl_c_and_again_gives_the_same_weights(tmp_path):
-    command = [sys.executable, "-m", "lrfdyn", "reproduce", "--attentions", "ssa", "--epochs", "6", *SMALL[:-1], "0"]
+    command = [sys.executable, "-m", "lrfdyn", "reproduce", "--attentions", "ssa", "--epochs", "16", *SMALL[:-1], "0"]
     interrupted = tmp_path / "interrupted"
     process = subprocess.Popen(
         [*command, "--out", str(interrupted)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True

@@ -79,6 +79,7 @@ if rank == 0:
     assert len(ends[0]) > 300 and ends[0].keys() == ends[1].keys()
     assert all(ends[0][name].equal(ends[1][name]) for name in ends[0])
     print("shards agree")
+dist.barrier()
 dist.destroy_process_group()
 """
 
