@@ -59,6 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         dry_run(config, arguments)
         return
+    from lrfdyn.training.processes import leave_together
     from lrfdyn.training.run import run_training
 
     out = arguments.out or Path("results") / "training" / path.stem / f"seed{config.run.seed}"
@@ -76,9 +77,13 @@ def run(arguments: argparse.Namespace) -> None:
             )
         except OSError as error:
             raise LrfdynError(f"out: cannot write in {out} ({error.strerror or error})") from None
-    if not summary:
-        return  # not the first process
-    if arguments.json:
+    if summary:  # the first process
+        print_summary(summary, out, arguments.json)
+    leave_together()
+
+
+def print_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
+    if as_json:
         print(json.dumps(summary, indent=1))
     else:
         Console().print(summary_table(summary, out))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,16 @@ def join_after_restart(backend: str) -> None:
     store, rank, processes = next(iter(dist.rendezvous("env://")))
     fresh = dist.PrefixStore(f"restart-{restarts()}", store)
     dist.init_process_group(backend, store=fresh, rank=rank, world_size=processes)
+
+
+def leave_together() -> None:
+    """Ends this process of several, after its work is done, without the interpreter's clean-up: there the threads of
+    torch's communication abort now and then ("terminate called without an active exception"), and torchrun takes that
+    for a failed run."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        os._exit(0)
 
 
 def seed_generators(seed: int, rank: int) -> None:

@@ -48,8 +48,7 @@ def run_training(
         trainer.say(f"resuming at step {trainer.done} of {trainer.total_steps} from {path}")
     records = trainer.train()
     if trainer.processes > 1:
-        dist.barrier()  # a process that leaves while another still works can abort in its communication threads
-        dist.destroy_process_group()
+        dist.barrier()  # nobody leaves while another still needs it; see `leave_together`
     if not trainer.is_main:
         return {}
     require(trainer.last_checkpoint is not None, "schedule.epochs: nothing was trained")

@@ -22,6 +22,7 @@ import os, signal, sys
 from pathlib import Path
 from lrfdyn.training.recipes import load_recipe
 from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.processes import leave_together
 from lrfdyn.training.run import run_training
 
 class Dies(Reporter):
@@ -33,11 +34,13 @@ class Dies(Reporter):
         print(message, flush=True)
 
 run_training(load_recipe(Path(sys.argv[1])), Path(sys.argv[2]), recipe="tiny", reporter=Dies())
+leave_together()
 """
 
 # Weights, optimiser and moving average in shards, one half in each process, saved in full and restored.
 SHARDS = """
 import torch, torch.distributed as dist
+from lrfdyn.training.processes import leave_together
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from lrfdyn.training import state
@@ -80,7 +83,7 @@ if rank == 0:
     assert all(ends[0][name].equal(ends[1][name]) for name in ends[0])
     print("shards agree")
 dist.barrier()
-dist.destroy_process_group()
+leave_together()
 """
 
 
