@@ -58,15 +58,17 @@ likewise (16 bit per element). The share is of a device-to-device copy in the sa
 ## Correctness
 
 Every kernel is tested against its definition in value and gradient in Triton's interpreter. On the GPU
-(`results/performance/correctness_h200.txt`, relative errors by shape): batch norm with neuron against the plain operation
-in float32, bfloat16 and float16, with at most one spike in a million flipped; stencils and dendrites against float64, in
-float32 only, because the run reached its time limit there. Attention of this revision was not reached. Equal bits in two runs are so far tested in the interpreter alone.
+(`results/performance/correctness_h200.txt`, relative errors by shape): batch norm with neuron against the plain
+operation in float32, bfloat16 and float16, with at most one spike in a million flipped; stencils and dendrites
+against float64, in float32 only, because the run reached its time limit there. Attention of this revision was not
+reached. Equal bits in two runs are so far tested in the interpreter alone.
 
 ## Where the time goes, and what is missing
 
-A profile of the Spikformer-4-384 step with SSA (`results/performance/profile_train_step.txt`, one revision before the speeds above, without CUDA graph, 20.1 ms): convolutions
-and matrix products 9.2 ms, the four batch norm kernels 6.9, attention 0.9, sums of residual gradients 0.6,
-bits to spikes 0.4, small kernels that finish statistics 0.3, gradient of the max pool 0.3, AdamW 0.3.
+A profile of the Spikformer-4-384 step with SSA (`results/performance/profile_train_step.txt`, one revision before the
+speeds above, without CUDA graph, 20.1 ms): convolutions and matrix products 9.2 ms, the four batch norm kernels 6.9,
+attention 0.9, sums of residual gradients 0.6, bits to spikes 0.4, small kernels that finish statistics 0.3, gradient
+of the max pool 0.3, AdamW 0.3.
 
 - Against SpikingJelly compiled in the same run, the step is {factor:.1f} times as fast, short of 2.5. One matrix
   product for q, k and v instead of three, forward and backward, would save launches, reads and two sums per block.
