@@ -30,7 +30,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/demo-installed: .venv/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[digits]'
+	$(PIP) --editable '.[analysis,digits]'
 	touch $@
 
 # SpikingJelly is a peer to compare with; its declared dependencies are not needed for that.
