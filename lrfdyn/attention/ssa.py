@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.attention.base import Attention, AttentionHost, StateTerm, from_heads, to_heads
+from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
 
 
@@ -24,6 +25,18 @@ class SSA(Attention):
         else:
             y = spike_attention(q, k, v, self.scale, self._packed(*spikes))
         return from_heads(y, like=spikes[-1])
+
+    def mix_and_values(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The mixed tokens, and v again, for what else reads it: on a GPU both gradients are added in one pass."""
+        if self.causal or not use_triton(q, k, v):
+            return self.mix(q, k, v), v
+        packed = self._packed(q, k, v)
+        by_heads = (to_heads(q, self.heads), to_heads(k, self.heads), to_heads(v, self.heads))
+        y, again = spike_attention(*by_heads, self.scale, packed, fork=True)
+        again = from_heads(again, like=v)
+        if packed is not None:
+            again.packed = v.packed  # type: ignore[attr-defined]
+        return from_heads(y, like=v), again
 
     def _packed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """The bits that the kernels of a GPU leave with spikes, by heads."""
