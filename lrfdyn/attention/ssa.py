@@ -29,7 +29,7 @@ class SSA(Attention):
     def mix_and_values(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The mixed tokens, and v again, for what else reads it: on a GPU both gradients are added in one pass."""
         if self.causal or not use_triton(q, k, v):
-            return self.mix(q, k, v), v
+            return SSA.mix(self, q, k, v), v
         packed = self._packed(q, k, v)
         by_heads = (to_heads(q, self.heads), to_heads(k, self.heads), to_heads(v, self.heads))
         y, again = spike_attention(*by_heads, self.scale, packed, fork=True)
