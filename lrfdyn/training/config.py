@@ -93,6 +93,19 @@ class ScheduleConfig:
     def total_epochs(self) -> int:
         return self.epochs + self.cooldown_epochs
 
+    def within(self, total: int) -> ScheduleConfig:
+        """The same course in `total` epochs: warm-up, cool-down and the end of mixing in proportion."""
+        require(total >= 1, f"epochs: expected an integer >= 1, got {total}")
+        share = total / self.total_epochs
+        cooldown = min(round(self.cooldown_epochs * share), total - 1)
+        return dataclasses.replace(
+            self,
+            epochs=total - cooldown,
+            cooldown_epochs=cooldown,
+            warmup_epochs=round(self.warmup_epochs * share, 2),
+            mix_epochs=None if self.mix_epochs is None else round(self.mix_epochs * share),
+        )
+
 
 @dataclass(frozen=True)
 class DistillConfig:

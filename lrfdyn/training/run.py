@@ -131,6 +131,7 @@ def summarise(trainer: Trainer, model: SpikingModel, last: dict[str, Any], recip
         "processes": trainer.processes,
         "device": torch.cuda.get_device_name() if trainer.device.type == "cuda" else trainer.device.type,
         "precision": config.run.precision,
+        "cuda_graph": not trainer.graph_obstacle,
         "ema": config.optimizer.ema_decay is not None,
         "fingerprint": config.fingerprint(),
         "command": command,
