@@ -64,7 +64,7 @@ class Trainer:
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes never change
             if self.processes == 1:  # sharding takes plain layouts only
-                model.to(memory_format=torch.channels_last)
+                model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dtype = torch.float64 if run.precision == "fp64" else torch.float32
         model.to(self.dtype)
         self.parameters = sum(p.numel() for p in model.parameters())

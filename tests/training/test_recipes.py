@@ -42,7 +42,7 @@ def test_recipes_of_the_tables_are_there():
         for host in ("spikformer_4_384", "qkformer_4_384"):
             for kind in ("ssa", "causal_ssa", "lrf_ssa", "lrf_dyn"):
                 assert f"{data}_{host}_{kind}" in known
-            for kind in ("lrf_ssa", "lrf_dyn"):
+            for kind in ("lrf_ssa", "lrf_dyn", "causal_ssa"):
                 assert {f"{data}_{host}_{kind}_{omega}" for omega in OMEGA} <= known
     for host in ("spikformer_8_512", "spikformer_8_768", "qkformer_10_384", "qkformer_10_512", "sdt_v3_s", "sdt_v3_l"):
         assert {f"imagenet_{host}_{kind}" for kind in ("ssa", "lrf_ssa", "lrf_dyn")} <= known
