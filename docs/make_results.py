@@ -138,12 +138,12 @@ def differences(runs: list[Run]) -> list[str]:
         "Differences of a few tenths of a percent are within what another seed does.",
         f"Settings: those of Spikformer's published CIFAR-10 file with batch {' and '.join(map(str, batches))}, in "
         f"{' and '.join(sorted({r.recipe['run']['precision'] for r in runs}))}; the first lines of "
-        "`recipes/_spikformer_4_384_cifar.yaml` list every point in which ours differ. Those of the paper for this table "
-        "are not published.",
+        "`recipes/_spikformer_4_384_cifar.yaml` list every point in which ours differ. Those of the paper for this "
+        "table are not published.",
         "LRF-Dyn takes the value as its token unless the row says otherwise, so it has fewer parameters than SSA; the "
         "paper's counts fit a form that keeps queries and keys.",
-        "In causal SSA the sum over tokens is causal and the stencils are not: they see the rows below, as they do in the "
-        "other two. The paper does not say which form its row has.",
+        "In causal SSA the sum over tokens is causal and the stencils are not: they see the rows below, as they do in "
+        "the other two. The paper does not say which form its row has.",
     ]
     return [f"- {line}" for line in lines]
 
