@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from lrfdyn.training import state
+from lrfdyn.training.config import OptimizerConfig
 from lrfdyn.training.logs import read_log
+from lrfdyn.training.optim import build_optimizer
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.trainer import Trainer
 from tests.training.runs import STEPS, final_state, tiny, train
@@ -42,6 +44,40 @@ def test_same_training_and_exact_resumption(name, tmp_path, monkeypatch):
     assert meta["step"] == STEPS
     assert all(value.equal(tensors[key]) for key, value in resumed.items())
     assert resumed_log == log
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+def test_moments_come_back_in_the_layout_of_their_weights(name):
+    """Fused optimisers walk weights, gradients and moments side by side in memory."""
+
+    def build():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).to(
+            memory_format=torch.channels_last
+        )
+        config = OptimizerConfig(name=name, learning_rate=0.1)
+        return model, build_optimizer(model, config, 0.1, capturable=True)
+
+    def step(model, optimizer, seed):
+        optimizer.zero_grad()
+        images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        model(images.to(memory_format=torch.channels_last)).square().mean().backward()
+        optimizer.step()
+
+    ours, theirs = build(), build()
+    for seed in range(3):
+        step(*ours, seed)
+    tensors = {k: v.contiguous() for k, v in state.training_tensors(*ours, None).items()}
+    state.restore_training(tensors, *theirs, None)
+    for seed in range(3, 6):
+        step(*ours, seed)
+        step(*theirs, seed)
+    for a, b in zip(ours[0].parameters(), theirs[0].parameters(), strict=True):
+        assert a.stride() == b.stride()
+        assert torch.equal(a, b)
+        for key, value in ours[1].state[a].items():
+            assert torch.equal(value, theirs[1].state[b][key])
+            assert value.stride() == theirs[1].state[b][key].stride()
 
 
 class Stop(Reporter):
