@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from lrfdyn.training import state
 from lrfdyn.training.config import OptimizerConfig
 from lrfdyn.training.logs import read_log
 from lrfdyn.training.optim import build_optimizer
+from lrfdyn.training.recipes import merge
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.trainer import Trainer
 from tests.training.runs import STEPS, final_state, tiny, train
@@ -135,3 +137,53 @@ def test_speed_is_that_of_the_steps_behind_the_first(tmp_path, monkeypatch):
     summary = train(tiny(schedule={"epochs": 1}, run={"log_steps": 100}), tmp_path)
     seconds = 10 * 128 / summary["images_per_s"]
     assert slow_end < seconds < slow_end + first
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestOnGPU:
+    CONFIG: ClassVar[dict[str, Any]] = {"run": {"device": "cuda", "precision": "bf16", "log_steps": 5}}
+
+    def test_the_host_waits_for_logs_only(self, tmp_path, monkeypatch):
+        mode = torch.cuda.set_sync_debug_mode
+        mean, end = Trainer._mean, Trainer._end_epoch
+
+        def waiting(function):
+            def call(*arguments):
+                mode("default")
+                try:
+                    return function(*arguments)
+                finally:
+                    mode("error")
+
+            return call
+
+        class Strict(Reporter):
+            def start(self, trainer):
+                self.trainer = trainer
+
+            def step(self, trainer):  # the first step captures, and may wait
+                mode("error")
+
+        strict = Strict()
+        monkeypatch.setattr(Trainer, "_mean", waiting(mean))
+        monkeypatch.setattr(Trainer, "_end_epoch", waiting(end))
+        try:
+            train(tiny(**merge(self.CONFIG, {"run": {"checkpoint_steps": 1000}})), tmp_path, reporter=strict)
+        finally:
+            mode("default")
+        assert strict.trainer.captured_step.captured
+
+    @pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+    def test_captured_equals_eager_and_goes_on_where_it_stopped(self, name, tmp_path):
+        config = merge(self.CONFIG, {"optimizer": {"name": name}, "run": {"precision": "fp32", "log_steps": 1}})
+        train(tiny(**config), tmp_path / "graph")
+        train(tiny(**merge(config, {"run": {"cuda_graph": "off"}})), tmp_path / "eager")
+        graph, eager = final_state(tmp_path / "graph")[2], final_state(tmp_path / "eager")[2]
+        for ours, theirs in zip(graph[:4], eager[:4], strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+        with pytest.raises(InterruptedError):
+            train(tiny(**config), tmp_path / "stopped", reporter=Stop(14))
+        train(tiny(**config), tmp_path / "stopped", resume="auto")
+        for ours, theirs in zip(final_state(tmp_path / "stopped")[2], graph, strict=True):
+            key = "loss" if "loss" in ours else "train_loss"
+            assert ours[key] == pytest.approx(theirs[key], rel=2e-2)
