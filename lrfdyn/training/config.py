@@ -141,12 +141,19 @@ class RunConfig:
     cuda_graph: Literal["auto", "off"] = "auto"
     test_epochs: int = 1  # test after every so many epochs, and after the last
     log_steps: int = 50
-    checkpoint_epochs: int = 1  # a checkpoint after every so many epochs, and after the last
-    checkpoint_steps: int = 1000  # and after every so many steps, for epochs that are long
+    checkpoint_steps: int = 1000  # besides the end of the epochs
+    checkpoint_epochs: int = 1  # after every so many epochs, and after the last
 
     def __post_init__(self) -> None:
-        intervals = ("test_epochs", "log_steps", "checkpoint_epochs", "checkpoint_steps")
-        for key in ("batch_size", "accumulate", "test_batch_size", *intervals):
+        for key in (
+            "batch_size",
+            "accumulate",
+            "test_batch_size",
+            "test_epochs",
+            "log_steps",
+            "checkpoint_steps",
+            "checkpoint_epochs",
+        ):
             require(getattr(self, key) >= 1, f"run.{key}: expected an integer >= 1, got {getattr(self, key)}")
         require(self.seed >= 0, f"run.seed: expected an integer >= 0, got {self.seed}")
 
@@ -167,8 +174,8 @@ FREE_KEYS = (
     "run.device",
     "run.cuda_graph",
     "run.log_steps",
-    "run.checkpoint_epochs",
     "run.checkpoint_steps",
+    "run.checkpoint_epochs",
     "run.test_batch_size",
     "run.accumulate",
 )

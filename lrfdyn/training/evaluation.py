@@ -24,8 +24,7 @@ def test(
 ) -> dict[str, float]:
     """Accuracies in percent and loss over all test images."""
     model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=accelerator.device)  # loss, top 1, top 5
-    images = 0
+    sums = torch.zeros(4, dtype=torch.float64, device=accelerator.device)  # loss, top 1, top 5, images
     batches = source.test_batches(
         batch_size=batch_size,
         rank=accelerator.process_index,
@@ -38,9 +37,9 @@ def test(
         logits, labels = logits[: batch.count].double(), batch.labels[: batch.count]
         best = logits.topk(min(5, logits.shape[1])).indices == labels.unsqueeze(1)
         loss = F.cross_entropy(logits, labels, reduction="sum")
-        sums += torch.stack((loss, best[:, 0].sum(), best.sum())).double()
-        images += batch.count
-    sums = torch.cat((sums, sums.new_tensor([images])))
+        sums += torch.stack(
+            (loss, best[:, 0].sum(), best.sum(), torch.tensor(batch.count, device=loss.device))
+        ).double()
     loss_sum, top1, top5, count = accelerator.reduce(sums, "sum").tolist()
     require(count > 0, "data: expected at least one test image that can be read")
     return {"test_loss": loss_sum / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count}
