@@ -1,4 +1,4 @@
-"""Spiking self-attention (Spikformer), its causal form, and softmax attention as the ANN reference."""
+"""Spiking self-attention (Spikformer), and softmax attention as the ANN reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
 class SSA(Attention):
     """s q (k^T v), no softmax."""
 
-    causal: ClassVar[bool] = False
+    causal: ClassVar[bool] = False  # True in causal.py
 
     def mix(self, *spikes: Tensor) -> Tensor:
         q, k, v = (to_heads(x, self.heads) for x in spikes)
@@ -67,12 +67,6 @@ class SSA(Attention):
             StateTerm("q, k spikes", "2 N d", 2 * n * self.dim, self.spike_bits),
             StateTerm("v spikes", "N d", n * self.value_dim, self.spike_bits),
         ]
-
-
-class CausalSSA(SSA):
-    """s sum_{j <= n} (q_n k_j) v_j in raster order."""
-
-    causal = True
 
 
 class VSA(SSA):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -65,6 +66,10 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         _positive("optimizer", self, "learning_rate", "eps", "clip_norm", "per_images")
         _share("optimizer", self, "momentum", "ema_decay")
+        require(
+            all(0 <= beta < 1 for beta in self.betas),
+            f"optimizer.betas: expected two numbers in [0, 1), got {self.betas}",
+        )
         require(self.weight_decay >= 0, f"optimizer.weight_decay: expected a number >= 0, got {self.weight_decay}")
 
 
@@ -84,7 +89,12 @@ class ScheduleConfig:
         require(self.epochs >= 1, f"schedule.epochs: expected an integer >= 1, got {self.epochs}")
         require(
             0 <= self.warmup_epochs <= self.epochs,
-            f"schedule.warmup_epochs: expected 0 to the {self.epochs} epochs, got {self.warmup_epochs:g}",
+            f"schedule.warmup_epochs: expected 0 to the {self.epochs} epochs, got {self.warmup_epochs:g} "
+            "(lrfdyn train --epochs N shortens every part)",
+        )
+        require(
+            self.mix_epochs is None or self.mix_epochs >= 0,
+            f"schedule.mix_epochs: expected an integer >= 0, got {self.mix_epochs}",
         )
         for key in ("warmup_rate", "minimum_rate", "cooldown_epochs"):
             require(getattr(self, key) >= 0, f"schedule.{key}: expected a number >= 0, got {getattr(self, key)}")
@@ -92,6 +102,19 @@ class ScheduleConfig:
     @property
     def total_epochs(self) -> int:
         return self.epochs + self.cooldown_epochs
+
+    def within(self, total: int) -> ScheduleConfig:
+        """The same course in `total` epochs: warm-up, cool-down and the end of mixing in proportion."""
+        require(total >= 1, f"epochs: expected an integer >= 1, got {total}")
+        share = total / self.total_epochs
+        cooldown = min(round(self.cooldown_epochs * share), total - 1)
+        return dataclasses.replace(
+            self,
+            epochs=total - cooldown,
+            cooldown_epochs=cooldown,
+            warmup_epochs=round(self.warmup_epochs * share, 2),
+            mix_epochs=None if self.mix_epochs is None else round(self.mix_epochs * share),
+        )
 
 
 @dataclass(frozen=True)
@@ -118,10 +141,19 @@ class RunConfig:
     cuda_graph: Literal["auto", "off"] = "auto"
     test_epochs: int = 1  # test after every so many epochs, and after the last
     log_steps: int = 50
-    checkpoint_steps: int = 1000  # besides the end of every epoch
+    checkpoint_steps: int = 1000  # besides the end of the epochs
+    checkpoint_epochs: int = 1  # after every so many epochs, and after the last
 
     def __post_init__(self) -> None:
-        for key in ("batch_size", "accumulate", "test_batch_size", "test_epochs", "log_steps", "checkpoint_steps"):
+        for key in (
+            "batch_size",
+            "accumulate",
+            "test_batch_size",
+            "test_epochs",
+            "log_steps",
+            "checkpoint_steps",
+            "checkpoint_epochs",
+        ):
             require(getattr(self, key) >= 1, f"run.{key}: expected an integer >= 1, got {getattr(self, key)}")
         require(self.seed >= 0, f"run.seed: expected an integer >= 0, got {self.seed}")
 
@@ -143,6 +175,7 @@ FREE_KEYS = (
     "run.cuda_graph",
     "run.log_steps",
     "run.checkpoint_steps",
+    "run.checkpoint_epochs",
     "run.test_batch_size",
     "run.accumulate",
 )
@@ -299,7 +332,7 @@ def _tuples(value: Any) -> Any:
 def _positive(section: str, config: Any, *keys: str) -> None:
     for key in keys:
         value = getattr(config, key)
-        require(value is None or value > 0, f"{section}.{key}: expected a positive number, got {value}")
+        require(value is None or 0 < value < math.inf, f"{section}.{key}: expected a positive number, got {value}")
 
 
 def _share(section: str, config: Any, *keys: str) -> None:
