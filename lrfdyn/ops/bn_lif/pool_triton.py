@@ -3,18 +3,12 @@
 A byte holds all time steps of a neuron, and so does every number here: which of the nine neurons of a window is the
 first maximum takes four bits per step, kept as four planes, plane b holding bit b of every step. One comparison of
 planes then answers for all steps at once which window a neuron gave its spike to.
-
-Backward, the gradient of the unpooled spikes never exists in memory: both kernels gather it from the windows around.
-A program takes windows (oi, oj) of one image and in turn the two by two neurons that lie in each: the centre, right of
-it (which the next window in the row sees too), below it, and the corner between four windows.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from lrfdyn.ops.bn_lif.passes_triton import load_norm, load_steps, normalised_gradients, store_gradients
 
 
 @triton.jit
@@ -77,109 +71,63 @@ def _chosen(code, PLACE: tl.constexpr, PLANE: tl.constexpr):
 
 
 @triton.jit
-def _add_window(
-    grads, grad, codes, oi, oj, there, cols, inside, plane, C, OH, OW, PLACE: tl.constexpr, PLANE: tl.constexpr,
-    T: tl.constexpr,
-):  # fmt: skip
-    """grads, with those of window (oi, oj) added where its maximum is at PLACE."""
+def _load_codes(codes, oi, oj, there, cols, inside, C, OH, OW):
+    """Offsets, validity and codes of the windows (oi, oj)."""
     mask = (there & (oi < OH) & (oj < OW))[:, None] & inside[None, :]
     offset = (oi * OW + oj)[:, None] * C + cols[None, :]
-    chosen = _chosen(tl.load(codes + offset, mask=mask, other=-1).to(tl.int32), PLACE, PLANE)
-    out = ()
-    for t in tl.static_range(T):
-        value = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
-        out = out + (grads[t] + tl.where(((chosen >> t) & 1) == 1, value, 0.0),)
-        grad += plane
-    return out
+    return offset, mask, tl.load(codes + offset, mask=mask, other=-1).to(tl.int32)
 
 
 @triton.jit
-def _unpooled(
-    grad, codes, image, oi, oj, there, cols, inside, plane, C, OH, OW, PLACE: tl.constexpr, PLANE: tl.constexpr,
-    T: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+def _where_chosen(chosen, value, t: tl.constexpr):
+    return tl.where((chosen & (1 << t)) != 0, value, 0.0)
+
+
+@triton.jit
+def unpool_kernel(
+    grad, codes, out, C, H, W, OH, OW, plane, out_plane, T: tl.constexpr, PLANE: tl.constexpr, BM: tl.constexpr,
+    BC: tl.constexpr,
 ):  # fmt: skip
-    """T tiles of the gradient of the spikes at place 0..3 of the two by two neurons of each window."""
+    """The gradient of the unpooled spikes: a neuron takes those of the windows whose maximum it was.
+
+    A program takes windows of one image, and writes the two by two neurons that lie in each window and in none before:
+    the centre, right of it (which the next window in the row sees too), below it, and the corner between four windows.
+    """
+    cols = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = cols < C
+    image = tl.program_id(2).to(tl.int64)
     grad += image * OH * OW * C
     codes += image * OH * OW * C
-    grads = ()
-    for _t in tl.static_range(T):
-        grads = grads + (tl.zeros((BM, BC), tl.float32),)
-    here: tl.constexpr = 4 + PLACE % 2 + 3 * (PLACE // 2)
-    grads = _add_window(grads, grad, codes, oi, oj, there, cols, inside, plane, C, OH, OW, here, PLANE, T)
-    if PLACE % 2 == 1:
-        left: tl.constexpr = 3 if PLACE == 1 else 6
-        grads = _add_window(grads, grad, codes, oi, oj + 1, there, cols, inside, plane, C, OH, OW, left, PLANE, T)
-    if PLACE >= 2:
-        top: tl.constexpr = 1 if PLACE == 2 else 2
-        grads = _add_window(grads, grad, codes, oi + 1, oj, there, cols, inside, plane, C, OH, OW, top, PLANE, T)
-    if PLACE == 3:
-        grads = _add_window(grads, grad, codes, oi + 1, oj + 1, there, cols, inside, plane, C, OH, OW, 0, PLANE, T)
-    return grads
-
-
-@triton.jit
-def pooled_sums_kernel(
-    x, stats, shift, grad, codes, partial, B, C, H, W, OH, OW, D: tl.constexpr, T: tl.constexpr, PLANE: tl.constexpr,
-    REPEATED: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Sums of the gradient and of the gradient times x - mean, over every G-th block of windows."""
-    cols = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = cols < C
-    norm = load_norm(stats, shift, cols, inside, C)
-    first = tl.zeros((BM, BC), tl.float32)
-    second = tl.zeros((BM, BC), tl.float32)
-    blocks = tl.cdiv(OH * OW, BM)
-    for block in range(tl.program_id(0), B * blocks, tl.num_programs(0)):
-        image = tl.cast(block // blocks, tl.int64)
-        o = (block % blocks) * BM + tl.arange(0, BM)
-        there = o < OH * OW
-        oi = o // OW
-        oj = o % OW
-        for place in tl.static_range(4):
-            i = 2 * oi + place // 2
-            j = 2 * oj + place % 2
-            mask = (there & (i < H) & (j < W))[:, None] & inside[None, :]
-            local = (i * W + j)[:, None] * C + cols[None, :]
-            tiles = load_steps(x + image * H * W * C, local, mask, tl.cast(B, tl.int64) * H * W * C, T, REPEATED)
-            grads = _unpooled(
-                grad, codes, image, oi, oj, there, cols, inside, tl.cast(B, tl.int64) * OH * OW * C, C, OH, OW, place,
-                PLANE, T, BM, BC,
-            )  # fmt: skip
-            centred, grads = normalised_gradients(tiles, grads, norm, D, T, False, BM, BC)
-            for t in tl.static_range(T):
-                first += grads[t]
-                second += grads[t] * centred[t]
-    out = partial + tl.program_id(0) * C + cols
-    tl.store(out, tl.sum(first, 0), mask=inside)
-    tl.store(out + tl.num_programs(0) * C, tl.sum(second, 0), mask=inside)
-
-
-@triton.jit
-def pooled_backward_kernel(
-    x, stats, shift, grad, codes, means, grad_x, B, C, H, W, OH, OW, D: tl.constexpr, T: tl.constexpr,
-    PLANE: tl.constexpr, REPEATED: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    cols = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = cols < C
-    norm = load_norm(stats, shift, cols, inside, C)
-    blocks = tl.cdiv(OH * OW, BM)
-    image = tl.cast(tl.program_id(0) // blocks, tl.int64)
-    o = (tl.program_id(0) % blocks) * BM + tl.arange(0, BM)
+    out += image * H * W * C
+    o = tl.program_id(0) * BM + tl.arange(0, BM)
     there = o < OH * OW
     oi = o // OW
     oj = o % OW
-    plane = tl.cast(B, tl.int64) * H * W * C
-    x += image * H * W * C
-    grad_x += image * H * W * C
-    for place in tl.static_range(4):
-        i = 2 * oi + place // 2
-        j = 2 * oj + place % 2
-        mask = (there & (i < H) & (j < W))[:, None] & inside[None, :]
-        local = (i * W + j)[:, None] * C + cols[None, :]
-        tiles = load_steps(x, local, mask, plane, T, REPEATED)
-        grads = _unpooled(
-            grad, codes, image, oi, oj, there, cols, inside, tl.cast(B, tl.int64) * OH * OW * C, C, OH, OW, place,
-            PLANE, T, BM, BC,
-        )  # fmt: skip
-        centred, grads = normalised_gradients(tiles, grads, norm, D, T, False, BM, BC)
-        store_gradients(grad_x, local, mask, centred, grads, stats, means, cols, inside, plane, C, T, REPEATED)
+    at_a, in_a, a = _load_codes(codes, oi, oj, there, cols, inside, C, OH, OW)
+    at_b, in_b, b = _load_codes(codes, oi, oj + 1, there, cols, inside, C, OH, OW)
+    at_c, in_c, c = _load_codes(codes, oi + 1, oj, there, cols, inside, C, OH, OW)
+    at_d, in_d, d = _load_codes(codes, oi + 1, oj + 1, there, cols, inside, C, OH, OW)
+    a4, a5, a7, a8 = _chosen(a, 4, PLANE), _chosen(a, 5, PLANE), _chosen(a, 7, PLANE), _chosen(a, 8, PLANE)
+    b3, b6 = _chosen(b, 3, PLANE), _chosen(b, 6, PLANE)
+    c1, c2 = _chosen(c, 1, PLANE), _chosen(c, 2, PLANE)
+    d0 = _chosen(d, 0, PLANE)
+    offset = (2 * oi * W + 2 * oj)[:, None] * C + cols[None, :]
+    mask = there[:, None] & inside[None, :]
+    mask_right = mask & (2 * oj + 1 < W)[:, None]
+    mask_below = mask & (2 * oi + 1 < H)[:, None]
+    ty = out.dtype.element_ty
+    for t in tl.static_range(T):
+        ga = tl.load(grad + at_a, mask=in_a, other=0.0).to(tl.float32)
+        gb = tl.load(grad + at_b, mask=in_b, other=0.0).to(tl.float32)
+        gc = tl.load(grad + at_c, mask=in_c, other=0.0).to(tl.float32)
+        gd = tl.load(grad + at_d, mask=in_d, other=0.0).to(tl.float32)
+        tl.store(out + offset, _where_chosen(a4, ga, t).to(ty), mask=mask)
+        value = _where_chosen(a5, ga, t) + _where_chosen(b3, gb, t)
+        tl.store(out + offset + C, value.to(ty), mask=mask_right)
+        value = _where_chosen(a7, ga, t) + _where_chosen(c1, gc, t)
+        tl.store(out + offset + W * C, value.to(ty), mask=mask_below)
+        value = _where_chosen(a8, ga, t) + _where_chosen(b6, gb, t) + _where_chosen(c2, gc, t)
+        value += _where_chosen(d0, gd, t)
+        tl.store(out + offset + (W + 1) * C, value.to(ty), mask=mask_right & mask_below)
+        grad += plane
+        out += out_plane

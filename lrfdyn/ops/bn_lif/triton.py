@@ -8,7 +8,7 @@ Tensors are `[T, M, C]`: channels are the fast axis, M = B*H*W neurons per chann
 Each statistics or sums kernel leaves one partial result per program, and a small kernel adds them in a fixed order:
 no atomics, the same bits every time. Potentials and spikes are computed again from x in both backward kernels. The
 max pool (`pool_triton.py`) works on spikes packed to one byte per neuron (a bit per time step), so the unpooled spikes
-and their gradient never exist in memory, and leaves a four-bit code per output and step, the place of the maximum.
+never exist in memory, and leaves a four-bit code per output and step, the place of the maximum in its window.
 
 Narrow layers are seen as wider ones: F rows of C channels are one row of F*C, in which channel c returns every C
 columns, so that all loads are whole cache lines. C below is that width, CHANNELS the true one.
@@ -32,16 +32,16 @@ from lrfdyn.ops.bn_lif.passes_triton import (
     statistics_kernel,
     sums_kernel,
 )
-from lrfdyn.ops.bn_lif.pool_triton import pool_kernel, pooled_backward_kernel, pooled_sums_kernel
+from lrfdyn.ops.bn_lif.pool_triton import pool_kernel, unpool_kernel
 from lrfdyn.ops.bn_lif.reference import Integer, Norm
 from lrfdyn.ops.lif.reference import Dynamics
 from lrfdyn.ops.ownership import exclusive
 
 MOST_STEPS = 8
-# Elements of one time step per program: apply kernels, sums, backward through a pool, statistics.
-TILE, SUMS_TILE, POOL_TILE, STATISTICS_TILE, STATISTICS_UNROLL = 1024, 512, 512, 1024, 4
+# Elements of one time step per program: apply kernels, sums, statistics (several such tiles at once).
+TILE, SUMS_TILE, STATISTICS_TILE, STATISTICS_UNROLL = 1024, 512, 1024, 4
 # Partial sums and channels per turn of the kernels that finish them.
-FINISH = (128, 16)
+FINISH = (128, 8)
 # Programs per kernel that reduces: a few for each multiprocessor of a large GPU.
 REDUCERS = 1056
 
@@ -89,11 +89,6 @@ def new_like(x: Tensor, steps: int, grid: tuple[int, int] | None = None) -> Tens
     return x.new_empty(steps, batch, height, width, channels).permute(0, 1, 4, 2, 3)
 
 
-def _reducers(blocks: int, columns: int) -> int:
-    """Programs that share `blocks`, for each of `columns`."""
-    return min(blocks, max(1, REDUCERS // columns))
-
-
 class _BnLif(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -108,7 +103,7 @@ class _BnLif(torch.autograd.Function):
         bm, br = TILE // bc, STATISTICS_TILE // bc
         columns = triton.cdiv(wide, bc)
         stats = torch.empty(3, channels, dtype=torch.float32, device=x.device)
-        programs = _reducers(triton.cdiv(steps * lines, br * STATISTICS_UNROLL), columns)
+        programs = min(triton.cdiv(steps * lines, br * STATISTICS_UNROLL), max(1, REDUCERS // columns))
         partial = stats.new_empty(2, programs * factor, channels)
         if norm.training:
             statistics_kernel[(programs, columns)](
@@ -158,47 +153,36 @@ class _BnLif(torch.autograd.Function):
         grad = channels_last(grads[0])
         steps, batch, channels, height, width = x.shape
         time, neurons = steps * repeats, batch * height * width
-        means = stats.new_empty(2, channels)
-        grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
-        options: dict[str, Any] = {"D": d, "T": time, "REPEATED": repeats > 1}
-
-        def finish(partial: Tensor) -> None:
-            finish_sums_kernel[(triton.cdiv(channels, FINISH[1]),)](
-                partial, stats, grad_weight, grad_bias, means, partial.shape[1], channels, float(count),
-                TRAINING=training, BG=FINISH[0], BC=FINISH[1],
-            )  # fmt: skip
-
-        if codes is None:
-            factor, bc = widened(channels, neurons)
-            sizes = (neurons // factor, channels * factor, channels)
-            bm, bs = TILE // bc, SUMS_TILE // bc
-            columns = triton.cdiv(sizes[1], bc)
-            options |= {"INTEGER": isinstance(d, Integer), "BC": bc}
-            programs = _reducers(triton.cdiv(sizes[0], bs), columns)
-            partial = stats.new_empty(2, programs * factor, channels)
-            sums_kernel[(programs, columns)](x, stats, bias, grad, partial, *sizes, BM=bs, **options)
-            finish(partial)
-            # A gradient that nobody else holds is not needed any more: the result takes its memory.
-            grad_x = grad if mine and repeats == 1 and grad.dtype == x.dtype else torch.empty_like(x)
-            apply_backward_kernel[(triton.cdiv(sizes[0], bm), columns)](
-                x, stats, bias, grad, means, grad_x, *sizes, BM=bm, **options
-            )
-        else:
-            grid = grad.shape[3:]
+        if codes is not None:
+            pooled, grad, mine = grad, new_like(x, time), True
+            grid = pooled.shape[3:]
             bc = channel_block(channels)
-            bm = max(1, min(POOL_TILE // bc, triton.next_power_of_2(grid[0] * grid[1])))
-            columns, blocks = triton.cdiv(channels, bc), batch * triton.cdiv(grid[0] * grid[1], bm)
-            options |= {"PLANE": _plane(time), "BM": bm, "BC": bc}
-            sizes = (batch, channels, height, width, *grid)
-            partial = stats.new_empty(2, _reducers(blocks, columns), channels)
-            pooled_sums_kernel[(partial.shape[1], columns)](
-                x, stats, bias, grad, codes, partial, *sizes, **options
+            bm = max(1, min(TILE // bc, triton.next_power_of_2(grid[0] * grid[1])))
+            unpool_kernel[(triton.cdiv(grid[0] * grid[1], bm), triton.cdiv(channels, bc), batch)](
+                pooled, codes, grad, channels, height, width, *grid, codes.numel(), neurons * channels, T=time,
+                PLANE=_plane(time), BM=bm, BC=bc,
             )  # fmt: skip
-            finish(partial)
-            grad_x = torch.empty_like(x)
-            pooled_backward_kernel[(blocks, columns)](
-                x, stats, bias, grad, codes, means, grad_x, *sizes, **options
-            )  # fmt: skip
+        factor, bc = widened(channels, neurons)
+        lines, wide = neurons // factor, channels * factor
+        bm, bs = TILE // bc, SUMS_TILE // bc
+        columns = triton.cdiv(wide, bc)
+        programs = min(triton.cdiv(lines, bs), max(1, REDUCERS // columns))
+        partial = stats.new_empty(2, programs * factor, channels)
+        options: dict[str, Any] = {
+            "D": d, "T": time, "REPEATED": repeats > 1, "INTEGER": isinstance(d, Integer), "BC": bc
+        }  # fmt: skip
+        sizes = (lines, wide, channels)
+        sums_kernel[(programs, columns)](x, stats, bias, grad, partial, *sizes, BM=bs, **options)
+        grad_weight, grad_bias, means = torch.empty_like(weight), torch.empty_like(bias), stats.new_empty(2, channels)
+        finish_sums_kernel[(triton.cdiv(channels, FINISH[1]),)](
+            partial, stats, grad_weight, grad_bias, means, programs * factor, channels, float(count),
+            TRAINING=training, BG=FINISH[0], BC=FINISH[1],
+        )  # fmt: skip
+        # A gradient that nobody else holds is not needed any more: the result takes its memory.
+        grad_x = grad if mine and repeats == 1 and grad.dtype == x.dtype else torch.empty_like(x)
+        apply_backward_kernel[(triton.cdiv(lines, bm), columns)](
+            x, stats, bias, grad, means, grad_x, *sizes, BM=bm, **options
+        )
         grad_offset = None
         if ctx.needs_input_grad[3]:
             # The norm takes the offset away again in training; outside it is a shift like the bias, scaled.

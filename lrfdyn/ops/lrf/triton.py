@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 # Channels and images per program.
-FORWARD, BACKWARD, BACKWARD_WHOLE = (64, 1), (64, 2), (32, 4)
+FORWARD, BACKWARD, BACKWARD_WHOLE = (64, 2), (64, 2), (32, 8)
 # Tokens of a grid that is held in registers as a whole.
 WHOLE = 64
 
