@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import platform
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,35 @@ def elapsed(step: Callable[[], Any], repeats: int, warm_up: int = 3) -> float:
     return start.elapsed_time(end) / repeats
 
 
+def drive(
+    description: str | None, measure: Callable[..., dict[str, Any] | None], implementations: Sequence[str]
+) -> None:
+    """The command line of a benchmark: `measure(model, attention, implementation, batch, repeats)` for all of them."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--attentions", nargs="+", default=list(ATTENTIONS))
+    parser.add_argument("--implementations", nargs="+", default=list(implementations), choices=implementations)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    records: list[dict[str, Any]] = []
+    for name, attention, implementation in product(options.models, options.attentions, options.implementations):
+        torch.compiler.reset()
+        try:
+            record = measure(name, attention, implementation, options.batch, options.repeats)
+        except Exception as error:  # one that fails must not take the others with it
+            traceback.print_exc(limit=3)
+            print(f"{name} {attention} {implementation}: {type(error).__name__}", flush=True)
+            continue
+        if record is not None:
+            records.append(record)
+            print(name, attention, implementation, f"{record['images_per_s']:.0f} images/s", flush=True)
+            write(records, options.json)
+    print(table(records, ("model", "attention", "implementation", "batch", "images_per_s", "peak_mib", "ms")))
+
+
 def free_memory() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -69,12 +101,15 @@ def peak_mib() -> float | None:
 
 def peer(name: str, classes: int, time_steps: int = 4) -> torch.nn.Module | None:
     """SpikingJelly's own network of that size, if it has one."""
-    from spikingjelly.activation_based.model import spikformer
+    from spikingjelly.activation_based.model import qkformer, spikformer
 
     if name == "spikformer_4_384":
         return spikformer.spikformer_cifar10(T=time_steps, num_classes=classes)
     if name == "spikformer_8_512":
         return spikformer.Spikformer(T=time_steps, num_classes=classes, embed_dims=512, num_heads=8, depths=8)
+    if name == "qkformer_10_512":
+        # As many heads in every stage as ours.
+        return qkformer.QKFormer(T=time_steps, num_classes=classes, embed_dims=512, num_heads=(8, 8, 8))
     return None
 
 

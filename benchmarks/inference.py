@@ -6,9 +6,7 @@ and compiled, and against SpikingJelly where it is installed, in one run.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import traceback
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -58,33 +56,5 @@ def measure(name: str, attention: str, implementation: str, batch: int | None, r
     }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(common.MODELS), choices=list(common.MODELS))
-    parser.add_argument("--attentions", nargs="+", default=list(common.ATTENTIONS))
-    parser.add_argument("--implementations", nargs="+", default=list(IMPLEMENTATIONS), choices=IMPLEMENTATIONS)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--json")
-    options = parser.parse_args()
-    torch.backends.cudnn.benchmark = True
-    records: list[dict[str, Any]] = []
-    for name in options.models:
-        for attention in options.attentions:
-            for implementation in options.implementations:
-                torch.compiler.reset()
-                try:
-                    record = measure(name, attention, implementation, options.batch, options.repeats)
-                except Exception as error:  # one that fails must not take the others with it
-                    traceback.print_exc(limit=3)
-                    print(f"{name} {attention} {implementation}: {type(error).__name__}", flush=True)
-                    continue
-                if record is not None:
-                    records.append(record)
-                    print(name, attention, implementation, f"{record['images_per_s']:.0f} images/s", flush=True)
-                    common.write(records, options.json)
-    print(common.table(records, ("model", "attention", "implementation", "batch", "images_per_s", "peak_mib", "ms")))
-
-
 if __name__ == "__main__":
-    main()
+    common.drive(__doc__, measure, IMPLEMENTATIONS)

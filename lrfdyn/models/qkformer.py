@@ -79,9 +79,10 @@ class TokenAttention(nn.Module):
         self.proj = host.project_out(dim, dim)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        q, k = (y.unflatten(2, (self.heads, -1)) for y in (self.q(x), self.k(x)))
+        projected, shortcut = SpikingConv.together([self.q, self.k], x)
+        q, k = (y.unflatten(2, (self.heads, -1)) for y in projected)
         gate = self.fire(q.sum(3, keepdim=True))
-        return self.proj((gate * k).flatten(2, 3), residual=residual)
+        return self.proj((gate * k).flatten(2, 3), residual=shortcut if residual is x else residual)
 
 
 class Stage(nn.Module):
