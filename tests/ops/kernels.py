@@ -58,7 +58,7 @@ def compare(
         assert out.shape == expected.shape
         assert ((out.double() - expected).abs() > 1e-3).double().mean() <= FLIPPED
         if out.numel() > 10**6:  # a few neurons in a million flip, and behind a pool their gradient goes elsewhere
-            tolerance = max(tolerance, 2e-3)
+            tolerance = max(tolerance, 5e-3)
     else:
         close(out, expected, tolerance, "output")
     grad = rand(*out.shape, seed=99, dtype=out.dtype)

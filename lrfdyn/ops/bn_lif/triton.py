@@ -123,7 +123,7 @@ class _BnLif(torch.autograd.Function):
         apply_kernel[(triton.cdiv(lines, bm), columns)](
             x, stats, bias, residual, out, packed, lines, wide, channels, D=d, T=time, REPEATED=repeats > 1,
             INTEGER=isinstance(d, Integer), RESIDUAL=residual is not None, WRITE=not pool, PACK=packed is not None,
-            BM=bm, BC=bc,
+            BM=bm, BC=bc, num_warps=8,
         )  # fmt: skip
         codes = None
         if pool:
@@ -135,7 +135,7 @@ class _BnLif(torch.autograd.Function):
             bc = channel_block(channels)
             pool_kernel[(triton.cdiv(pooled, TILE // bc), triton.cdiv(channels, bc))](
                 unpooled, out, packed, codes, pooled, channels, height, width, *grid, T=time, PLANE=_plane(time),
-                BM=TILE // bc, BC=bc,
+                BM=TILE // bc, BC=bc, num_warps=2,
             )  # fmt: skip
         ctx.save_for_backward(x, stats, weight, bias, codes)
         ctx.given = (d, repeats, norm.training, offset if offset is None else offset.shape, count)
@@ -160,7 +160,7 @@ class _BnLif(torch.autograd.Function):
             bm = max(1, min(TILE // bc, triton.next_power_of_2(grid[0] * grid[1])))
             unpool_kernel[(triton.cdiv(grid[0] * grid[1], bm), triton.cdiv(channels, bc), batch)](
                 pooled, codes, grad, channels, height, width, *grid, codes.numel(), neurons * channels, T=time,
-                PLANE=_plane(time), BM=bm, BC=bc,
+                PLANE=_plane(time), BM=bm, BC=bc, num_warps=8,
             )  # fmt: skip
         factor, bc = widened(channels, neurons)
         lines, wide = neurons // factor, channels * factor
@@ -181,7 +181,7 @@ class _BnLif(torch.autograd.Function):
         # A gradient that nobody else holds is not needed any more: the result takes its memory.
         grad_x = grad if mine and repeats == 1 and grad.dtype == x.dtype else torch.empty_like(x)
         apply_backward_kernel[(triton.cdiv(lines, bm), columns)](
-            x, stats, bias, grad, means, grad_x, *sizes, BM=bm, **options
+            x, stats, bias, grad, means, grad_x, *sizes, BM=bm, num_warps=8, **options
         )
         grad_offset = None
         if ctx.needs_input_grad[3]:

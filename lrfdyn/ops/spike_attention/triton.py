@@ -180,7 +180,7 @@ def _options(q: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
     precision = "ieee" if q.dtype == torch.float32 else "tf32"
     return {
         "HEADS": heads, "CAUSAL": causal, "DW": d, "EW": e, "BN": block, "BD": bd, "BE": be, "PRECISION": precision,
-        "num_warps": 1 if bd * be <= 1024 and q.dtype != torch.float32 else 8 if bd * be > 4096 else 4, "num_stages": 1,
+        "num_warps": 8 if bd * be > 4096 else 4, "num_stages": 1,
     }  # fmt: skip
 
 
