@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.metadata
 import json
 import platform
@@ -89,6 +90,7 @@ def drive(
 
 
 def free_memory() -> None:
+    gc.collect()  # a captured step and its model hold each other
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
