@@ -30,6 +30,9 @@ class ModelConfig:
     drop_path: float | None = None
     weights: str | None = None  # a .safetensors file to start from
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of the host
+    # Of segmentation: a trained classifier of the host to start the backbone from, and options of the FPN head.
+    backbone: str | None = None
+    head: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
         """What `create_model` is called with, besides the data's facts."""
@@ -61,16 +64,17 @@ class OptimizerConfig:
     trust_clip: bool = False  # of LAMB: its scale is at most 1
     clip_norm: float | None = None
     ema_decay: float | None = None  # None: no moving average of the weights
+    head_rate: float = 1.0  # what the head's learning rate is multiplied by
 
     def __post_init__(self) -> None:
-        _positive("optimizer", self, "learning_rate", "eps", "clip_norm", "per_images")
+        _positive("optimizer", self, "learning_rate", "eps", "clip_norm", "per_images", "head_rate")
         _share("optimizer", self, "momentum", "ema_decay")
         require(self.weight_decay >= 0, f"optimizer.weight_decay: expected a number >= 0, got {self.weight_decay}")
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Linear warm-up, half a cosine, and a cool-down at the lowest rate; `epochs` counts the first two."""
+    """Linear warm-up, half a cosine or a power, and a cool-down at the lowest rate; `epochs` counts the first two."""
 
     epochs: int = 300
     warmup_epochs: float = 20
@@ -79,6 +83,8 @@ class ScheduleConfig:
     cooldown_epochs: int = 0
     cosine: Literal["whole", "after_warmup"] = "whole"  # what the cosine spans
     mix_epochs: int | None = None  # mixup and cutmix end after so many epochs
+    decay: Literal["cosine", "poly"] = "cosine"  # poly begins where the warm-up ends
+    power: float = 1.0  # of poly
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"schedule.epochs: expected an integer >= 1, got {self.epochs}")
@@ -86,7 +92,7 @@ class ScheduleConfig:
             0 <= self.warmup_epochs <= self.epochs,
             f"schedule.warmup_epochs: expected 0 to the {self.epochs} epochs, got {self.warmup_epochs:g}",
         )
-        for key in ("warmup_rate", "minimum_rate", "cooldown_epochs"):
+        for key in ("warmup_rate", "minimum_rate", "cooldown_epochs", "power"):
             require(getattr(self, key) >= 0, f"schedule.{key}: expected a number >= 0, got {getattr(self, key)}")
 
     @property
