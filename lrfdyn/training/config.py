@@ -124,10 +124,19 @@ class RunConfig:
     cuda_graph: Literal["auto", "off"] = "auto"
     test_epochs: int = 1  # test after every so many epochs, and after the last
     log_steps: int = 50
-    checkpoint_steps: int = 1000  # besides the end of every epoch
+    checkpoint_steps: int = 1000  # besides the end of the epochs
+    checkpoint_epochs: int = 1  # after every so many epochs, and after the last
 
     def __post_init__(self) -> None:
-        for key in ("batch_size", "accumulate", "test_batch_size", "test_epochs", "log_steps", "checkpoint_steps"):
+        for key in (
+            "batch_size",
+            "accumulate",
+            "test_batch_size",
+            "test_epochs",
+            "log_steps",
+            "checkpoint_steps",
+            "checkpoint_epochs",
+        ):
             require(getattr(self, key) >= 1, f"run.{key}: expected an integer >= 1, got {getattr(self, key)}")
         require(self.seed >= 0, f"run.seed: expected an integer >= 0, got {self.seed}")
 
@@ -149,6 +158,7 @@ FREE_KEYS = (
     "run.cuda_graph",
     "run.log_steps",
     "run.checkpoint_steps",
+    "run.checkpoint_epochs",
     "run.test_batch_size",
     "run.accumulate",
 )

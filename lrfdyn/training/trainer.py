@@ -234,7 +234,8 @@ class Trainer:
         if self.log is not None:
             with self._writing():
                 self.log.write("epoch", self.done, **record)
-        self.save()
+        if (epoch + 1) % run.checkpoint_epochs == 0 or epoch + 1 == schedule.total_epochs:
+            self.save()
         self.reporter.epoch(record)
 
     def save(self) -> None:
