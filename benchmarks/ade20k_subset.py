@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from benchmarks.common import ATTENTIONS, free_memory
 from lrfdyn.attention import LABELS
 from lrfdyn.errors import require
@@ -38,7 +40,7 @@ RESERVE_S = 12  # of a run, for what is not training: decoding, tests, writing
 MOST_EPOCHS = 200
 
 
-class Enough(Exception):
+class StepLimitError(Exception):
     pass
 
 
@@ -55,7 +57,7 @@ class Clock(Reporter):
             now = time.perf_counter()
             if trainer.done == self.last:
                 self.seconds = (now - self.started) / (self.last - self.warm_up)
-                raise Enough
+                raise StepLimitError
             self.started = now
 
 
@@ -76,7 +78,7 @@ def seconds_per_epoch(config: TrainConfig, folder: Path, warm_up: int, timed: in
     trainer = Trainer(config, folder, clock)
     try:
         trainer.train()
-    except Enough:
+    except StepLimitError:
         return clock.seconds * trainer.steps
     finally:
         del trainer
