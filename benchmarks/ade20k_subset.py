@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import ATTENTIONS, free_memory
 from lrfdyn.attention import LABELS
+from lrfdyn.data.ade20k import find_pairs, find_root
 from lrfdyn.errors import require
 from lrfdyn.files import write_json
 from lrfdyn.segmentation.figure import choose_pairs, segmentation_figure
@@ -146,6 +147,8 @@ def train(args: argparse.Namespace, kind: str, config: TrainConfig, work: Path, 
     summary = run_training(config, work, recipe=recipe, command=command, reporter=Printer())
     summary |= {
         "backbone": config.model.backbone,  # None: from scratch
+        "train_images": len(find_pairs(find_root(Path(args.root)), "training")),
+        "test_images": len(find_pairs(find_root(Path(args.root)), "validation")),
         "crop": config.data.image_size,
         "batch_size": config.run.batch_size,
         "torch": torch.__version__,

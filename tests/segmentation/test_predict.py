@@ -142,3 +142,18 @@ def test_the_measurement_of_the_three_attentions(tmp_path, capsys):
     assert all((out / name / "log.jsonl").is_file() for name in summaries)
     assert (out / "figure.png").is_file()
     assert "seconds per epoch: ssa" in capsys.readouterr().out
+    section = load_script("docs", "make_segmentation").measured(out)
+    for summary in summaries.values():
+        assert f"| {summary['miou']:.2f} |" in section
+    assert "16 training and 3 validation pairs" in section
+    assert "figure.png" in section
+
+
+def test_page_is_up_to_date(tmp_path):
+    maker = load_script("docs", "make_segmentation")
+    page = maker.render()
+    assert page == (ROOT / "docs" / "segmentation.md").read_text(encoding="utf-8"), (
+        "run: python docs/make_segmentation.py"
+    )
+    assert max(map(len, page.splitlines())) <= 130
+    assert "Pending" in maker.render(tmp_path), "without results the page says so"
