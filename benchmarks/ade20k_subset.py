@@ -37,7 +37,7 @@ from lrfdyn.training.trainer import Trainer
 
 KEPT = ("log.jsonl", "log.csv", "classes.csv", "recipe.yaml")
 WARM_UP, TIMED = 12, 30  # steps of the measurement
-RESERVE_S = 12  # of a run, for what is not training: decoding, tests, writing
+RESERVE_S = 20  # of a run, for what is not training: decoding, tests, writing
 MOST_EPOCHS = 200
 
 

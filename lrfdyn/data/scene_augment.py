@@ -151,6 +151,6 @@ def shift_colour(x: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:
         which == 0, (green - blue) / safe, torch.where(which == 1, 2 + (blue - red) / safe, 4 + (red - green) / safe)
     )
     spread = torch.minimum(spread * saturation, high)
-    offsets = torch.tensor((5.0, 3.0, 1.0), device=x.device).view(1, 3, 1, 1)
+    offsets = 5 - 2 * torch.arange(3, device=x.device).view(1, 3, 1, 1)  # of red, green and blue
     k = (offsets + sixth + hue).remainder(6)
     return high - spread * torch.minimum(k, 4 - k).clamp(0, 1)

@@ -164,6 +164,7 @@ class Trainer:
                 self.save()
                 clock = time.perf_counter()
             self.reporter.step(self)
+        self.train_seconds += time.perf_counter() - clock  # what a GPU still had to do when the last step was told
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         mixing = self.config.schedule.mix_epochs
