@@ -27,9 +27,9 @@ same training engine as for classification.
     pip install 'lrfdyn[train,segmentation]'
 
 ```python
-from lrfdyn.models import create_segmenter
+import lrfdyn
 
-model = create_segmenter("sdt_v3_s", attention="lrf_dyn")   # images [B, 3, H, W] -> logits [B, 150, H, W]
+model = lrfdyn.create_segmenter("sdt_v3_s", attention="lrf_dyn")   # images [B, 3, H, W] -> logits [B, 150, H, W]
 ```
 
 ## The network
@@ -97,7 +97,7 @@ the last bits; on a CPU they do not.
 
 ## Pictures
 
-    lrfdyn predict --task segmentation --model RUN photo.jpg                 # photo_mask.png, photo_overlay.png
+    lrfdyn predict --task segmentation --model RUN --out masks photo.jpg     # photo_mask.png, photo_overlay.png
     lrfdyn figure-segmentation SSA=RUN1 LRF-Dyn=RUN2 --root DATA --out figure.png
 
 `lrfdyn.segmentation.predict.predict_segmentation` is the same as a function. A mask is a palette picture: its numbers

@@ -24,6 +24,7 @@ def pillow() -> Any:
         import PIL.Image
         import PIL.ImageDraw
         import PIL.ImageFont
+        import PIL.ImageOps
     except ImportError:
         raise LrfdynError("pictures: drawing needs Pillow; pip install 'lrfdyn[segmentation]'") from None
     return PIL

@@ -13,6 +13,7 @@ from lrfdyn.models.segmenter import Segmenter
 from lrfdyn.ops.dispatch import plain_operations
 
 OVERLAP = 1 / 3  # of neighbouring windows
+MOST_SCORES = 2**25  # that are scaled at once
 
 
 def pad_to_stride(images: Tensor, stride: int) -> Tensor:
@@ -60,6 +61,23 @@ def segment(
     if scores.shape[-2:] == torch.Size(size):
         return scores
     return F.interpolate(scores, size=size, mode="bilinear")
+
+
+def best_class(scores: Tensor, size: tuple[int, int]) -> Tensor:
+    """The class with the largest score `[B, H, W]` after scaling to `size`, a few classes at a time: the scores of all
+    150 for a photograph would not fit in memory."""
+    if scores.shape[-2:] == torch.Size(size):
+        return scores.argmax(1)
+    at_once = max(1, MOST_SCORES // (len(scores) * size[0] * size[1]))
+    best: Tensor | None = None
+    for first, part in zip(range(0, scores.shape[1], at_once), scores.split(at_once, 1), strict=True):
+        value, index = F.interpolate(part, size=size, mode="bilinear").max(1)
+        if best is None:
+            best, where = value, index
+        else:
+            where = torch.where(value > best, index + first, where)
+            best = torch.maximum(value, best)
+    return where
 
 
 def in_windows(look: Callable[[Tensor], Tensor], images: Tensor, window: int) -> Tensor:

@@ -17,7 +17,7 @@ from lrfdyn.files import writable_folder, write_atomic
 from lrfdyn.hub import from_pretrained
 from lrfdyn.models.segmenter import Segmenter
 from lrfdyn.segmentation.draw import class_shares, mask_image, overlay, pillow
-from lrfdyn.segmentation.inference import segment
+from lrfdyn.segmentation.inference import best_class, segment
 
 
 def load_segmenter(source: str, device: str | None = None) -> Segmenter:
@@ -45,8 +45,8 @@ def predict_mask(model: Segmenter, image: Any, *, window: int | None = None, fli
     like = next(model.parameters())
     levels = torch.from_numpy(np.array(seen)).permute(2, 0, 1)[None].to(like.device)
     images = normalise(levels, IMAGENET_MEAN, IMAGENET_DEVIATION).to(like.dtype)
-    scores = segment(model, images, (image.height, image.width), window=window, flip=flip)
-    return scores.argmax(1)[0].to(torch.uint8).cpu().numpy()
+    scores = segment(model, images, window=window, flip=flip)
+    return best_class(scores, (image.height, image.width))[0].to(torch.uint8).cpu().numpy()
 
 
 def predict_segmentation(
@@ -94,9 +94,11 @@ def unique_names(images: Sequence[Path]) -> list[str]:
 
 def _predict(model: Segmenter, path: Path, out: Path, name: str, *, flip: bool, window: int | None) -> dict[str, Any]:
     try:
-        image = open_image(path)
-    except LrfdynError as error:
-        return {"image": str(path), "error": str(error)}
+        image = load_image(path)
+    except LrfdynError:
+        raise  # Pillow is missing, which is not the file's fault
+    except Exception as error:  # damaged files make decoders fail in any way
+        return {"image": str(path), "error": reason(error)}
     mask = predict_mask(model, image, window=window, flip=flip)
     classes = model.num_classes
     files = {"mask": (f"{name}_mask.png", mask_image(mask, classes)),
@@ -115,15 +117,22 @@ def _predict(model: Segmenter, path: Path, out: Path, name: str, *, flip: bool, 
     }
 
 
-def open_image(path: Path) -> Any:
+def load_image(path: Path) -> Any:
     """An RGB picture, turned as the camera was held."""
-    try:
-        from PIL import ImageOps
+    library = pillow()
+    with library.Image.open(path) as file:
+        return library.ImageOps.exif_transpose(file).convert("RGB")
 
-        with pillow().Image.open(path) as file:
-            return ImageOps.exif_transpose(file).convert("RGB")
+
+def open_image(path: Path) -> Any:
+    """`load_image` with an error that names the file."""
+    try:
+        return load_image(path)
     except LrfdynError:
         raise
-    except Exception as error:  # damaged files make decoders fail in any way
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise LrfdynError(f"images: cannot read {path} ({reason})") from None
+    except Exception as error:
+        raise LrfdynError(f"images: cannot read {path} ({reason(error)})") from None
+
+
+def reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

@@ -73,8 +73,8 @@ class Segmentation:
             if batch.count == 0:
                 continue
             confusion.update(logits.argmax(1), batch.labels)
-            loss = F.cross_entropy(logits.double(), batch.labels, ignore_index=IGNORED, reduction="sum")
-            sums += torch.stack((loss, (batch.labels != IGNORED).sum().double()))
+            losses = F.cross_entropy(logits, batch.labels, ignore_index=IGNORED, reduction="none")
+            sums += torch.stack((losses.double().sum(), (batch.labels != IGNORED).sum().double()))
         loss_sum, count = accelerator.reduce(sums, "sum").tolist()
         require(count > 0, "data: expected at least one labelled pixel in the test images")
         matrix = confusion.compute().double().cpu()  # the sum over all processes

@@ -46,7 +46,8 @@ def data_facts(config: TrainConfig) -> Facts:
     if data.name not in FACTS:
         raise LrfdynError(f"data.name: a dry run knows {', '.join(FACTS)}, got {data.name!r}")
     facts = FACTS[data.name]
-    return Facts(facts.num_classes, data.image_size or facts.image_size, facts.in_channels, facts.train_images)
+    classes = data.options.get("num_classes", facts.num_classes)
+    return Facts(classes, data.image_size or facts.image_size, facts.in_channels, facts.train_images)
 
 
 def describe(config: TrainConfig, processes: int = 1, memory: bool = True) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 
 from lrfdyn.data.ade20k import IGNORED
 from lrfdyn.errors import LrfdynError
+from lrfdyn.segmentation import inference
 from lrfdyn.segmentation.classes import class_names, palette
 from lrfdyn.segmentation.inference import pad_to_stride, segment, window_starts
 from lrfdyn.segmentation.metric import build_confusion, class_rows, scores
@@ -116,6 +117,15 @@ def test_flip_makes_it_symmetric():
     scores = segment(model, images, flip=True)
     assert torch.allclose(scores.flip(-1), segment(model, images.flip(-1), flip=True), atol=1e-5)
     assert torch.allclose(scores.exp().sum(1), torch.ones(1, 35, 50), atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 700, 10**6])
+def test_best_class_in_parts_is_that_of_the_whole(monkeypatch, most):
+    monkeypatch.setattr(inference, "MOST_SCORES", most)
+    scores = torch.randn(2, 11, 6, 7)
+    whole = torch.nn.functional.interpolate(scores, size=(13, 20), mode="bilinear").argmax(1)
+    assert torch.equal(inference.best_class(scores, (13, 20)), whole)
+    assert torch.equal(inference.best_class(scores, (6, 7)), scores.argmax(1))
 
 
 def test_too_small_a_window():
