@@ -6,8 +6,9 @@ with another `num_classes`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -204,15 +205,25 @@ class Ade20k(DataSource):
             yield Batch(images, labels, labels, len(images))
 
     def _load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        for indices in slices:
-            if self._resident:
-                pictures = [self._test_pictures[i] for i in indices]
-            else:
-                pictures = self._decode([self.test_pairs[i] for i in indices], self._test_size)
+        for pictures in self._test_pictures_of(slices):
             images = torch.from_numpy(np.stack([image for image, _ in pictures])).permute(0, 3, 1, 2)
             masks = torch.from_numpy(np.stack([mask for _, mask in pictures])).long()
             images = normalise(to_device(images, device).float(), self.mean, self.deviation)
             yield images.contiguous(memory_format=torch.channels_last), to_device(masks, device)
+
+    def _test_pictures_of(self, slices: Sequence[np.ndarray]) -> Iterator[list[Picture]]:
+        if self._resident:
+            yield from ([self._test_pictures[i] for i in indices] for indices in slices)
+            return
+        # A few slices ahead, so that the network does not wait for the decoder.
+        with ThreadPoolExecutor(max(1, self._workers)) as pool:
+            ahead: deque[list[Future[Picture]]] = deque()
+            for indices in [*slices, *[None] * (1 + self._workers)]:
+                if indices is not None:
+                    pairs = [self.test_pairs[i] for i in indices]
+                    ahead.append([pool.submit(read_pair, pair, self.num_classes, self._test_size) for pair in pairs])
+                if ahead and (indices is None or len(ahead) > self._workers):
+                    yield [picture.result() for picture in ahead.popleft()]
 
     def test_batches(
         self, *, batch_size: int, rank: int = 0, world_size: int = 1, device: torch.device | str = "cpu"

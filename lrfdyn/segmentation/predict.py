@@ -34,7 +34,7 @@ def load_segmenter(source: str, device: str | None = None) -> Segmenter:
         raise LrfdynError(f"device: cannot use {chosen!r} ({str(error).splitlines()[0]})") from None
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def predict_mask(model: Segmenter, image: Any, *, window: int | None = None, flip: bool = False) -> np.ndarray:
     """Classes `[H, W]` uint8 of a Pillow image. It is seen with the short side that the model was trained on; the
     scores are scaled back."""
