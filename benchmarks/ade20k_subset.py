@@ -108,7 +108,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     began = time.perf_counter()
     args = arguments(argv)
-    command = " ".join(["python benchmarks/ade20k_subset.py", *(sys.argv[1:] if argv is None else argv)])
+    given = sys.argv[1:] if argv is None else list(argv)
+    command = " ".join(["python benchmarks/ade20k_subset.py", *given]).replace(args.root, "DATA")
+    command = command.replace(f" --out {args.out}", "")
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         configs = {kind: configure(args, kind) for kind in args.attentions}
@@ -156,7 +158,9 @@ def train(args: argparse.Namespace, kind: str, config: TrainConfig, work: Path, 
     target = args.out / f"{config.model.name}_{kind}"
     target.mkdir(parents=True, exist_ok=True)
     for name in KEPT:
-        shutil.copyfile(work / name, target / name)
+        # Where the files lay is nobody's business but this machine's.
+        text = (work / name).read_text(encoding="utf-8").replace(args.root, "data/ade20k_subset")
+        (target / name).write_text(text, encoding="utf-8")
     write_json(target / "summary.json", summary)
     if args.models is not None:
         shutil.copytree(work / "model", args.models / kind, dirs_exist_ok=True)

@@ -140,6 +140,7 @@ def test_the_measurement_of_the_three_attentions(tmp_path, capsys):
         assert summary["backbone"] is None
         assert "ade20k_subset.py" in summary["command"]
     assert all((out / name / "log.jsonl").is_file() for name in summaries)
+    assert not any(str(tmp_path) in path.read_text() for path in out.glob("*/*"))
     assert (out / "figure.png").is_file()
     assert "seconds per epoch: ssa" in capsys.readouterr().out
     section = load_script("docs", "make_segmentation").measured(out)
