@@ -29,7 +29,7 @@ same training engine as for classification.
 ```python
 import lrfdyn
 
-model = lrfdyn.create_segmenter("sdt_v3_s", attention="lrf_dyn")   # images [B, 3, H, W] -> logits [B, 150, H, W]
+model = lrfdyn.create_segmenter("sdt_v3_s", attention="lrf_dyn")  # images [B, 3, H, W] -> logits [B, 150, H, W]
 ```
 
 ## The network
