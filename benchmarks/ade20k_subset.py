@@ -10,6 +10,7 @@ figure.png. The page is then made by docs/make_segmentation.py.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import shutil
 import sys
@@ -124,11 +125,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             left = 60 * args.minutes - (time.perf_counter() - began) - RESERVE_S * len(speeds)
             epochs = min(MOST_EPOCHS, int(left / sum(speeds.values())))
         require(epochs >= 1, f"minutes: {args.minutes:g} are too few for one epoch of each")
-        warm_up = min(next(iter(configs.values())).schedule.warmup_epochs, epochs / 10)
-        for kind in args.attentions:
+        for kind, config in configs.items():
             print(f"{kind}: {epochs} epochs", flush=True)
-            more = {"schedule.epochs": str(epochs), "schedule.warmup_epochs": str(warm_up)}
-            train(args, kind, configure(args, kind, more), folder / kind, command)
+            whole = dataclasses.replace(config, schedule=config.schedule.within(epochs))
+            train(args, kind, whole, folder / kind, command)
         figure = args.out / "figure.png"
         pairs = choose_pairs(Path(args.root), count=args.scenes)
         accuracy = segmentation_figure({LABELS[kind]: str(folder / kind) for kind in args.attentions}, pairs, figure)
@@ -137,8 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{args.out}: done in {time.perf_counter() - began:.0f} s")
 
 
-def configure(args: argparse.Namespace, kind: str, more: dict[str, str] | None = None) -> TrainConfig:
-    overrides = {"data.root": args.root, **dict(args.set), **(more or {})}
+def configure(args: argparse.Namespace, kind: str) -> TrainConfig:
+    overrides = {"data.root": args.root, **dict(args.set)}
     if args.backbone:
         overrides["model.backbone"] = args.backbone.format(attention=kind)
     return load_recipe(find_recipe(args.recipe.format(attention=kind)), overrides)

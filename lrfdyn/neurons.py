@@ -112,8 +112,9 @@ class FoldedNorm(nn.Module):
         return x + self.shift.to(x.dtype).reshape(-1, 1, 1) if self.shifts else x
 
 
-def fused_norm(norm: nn.Module) -> Norm | None:
-    """The same of a batch norm; None for other kinds (synchronised across processes, without running statistics)."""
+def fused_norm(norm: nn.Module, count_batch: bool = True) -> Norm | None:
+    """The same of a batch norm; None for other kinds (synchronised across processes, without running statistics).
+    A norm in training counts its batches; with `count_batch=False` that is left to the caller."""
     if _observed(norm):
         return None
     if isinstance(norm, FoldedNorm):
@@ -123,6 +124,6 @@ def fused_norm(norm: nn.Module) -> Norm | None:
     mean, var, count, momentum = norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum
     if mean is None or var is None or count is None or momentum is None:
         return None
-    if norm.training:
+    if norm.training and count_batch:
         count.add_(1)
     return Norm(norm.weight, norm.bias, mean, var, norm.training, momentum, norm.eps)

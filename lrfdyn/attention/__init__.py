@@ -6,10 +6,11 @@ import inspect
 from typing import Any
 
 from lrfdyn.attention.base import Attention, AttentionHost, StateTerm
+from lrfdyn.attention.causal import CausalSSA
 from lrfdyn.attention.lrf_dyn import LRFDyn
 from lrfdyn.attention.lrf_ssa import LRFSSA
 from lrfdyn.attention.sdsa import SDSA
-from lrfdyn.attention.ssa import SSA, VSA, CausalSSA
+from lrfdyn.attention.ssa import SSA, VSA
 from lrfdyn.errors import LrfdynError, unknown_name
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -66,8 +66,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """With `residual` (the host's last layer must take one), added to the output."""
-        spikes = self.spikes(*self.project(x))
-        return self.proj(spikes) if residual is None else self.proj(spikes, residual=residual)
+        projected, shortcut = self._project(x)
+        spikes = self.spikes(*projected)
+        if residual is None:
+            return self.proj(spikes)
+        return self.proj(spikes, residual=shortcut if residual is x else residual)
 
     def spikes(self, *projected: Tensor) -> Tensor:
         """What the firing neuron sends to the last layer."""
@@ -75,9 +78,16 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor) -> list[Tensor]:
         """The spikes of the projections, in their order."""
+        return list(self._project(x)[0])
+
+    def _project(self, x: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        """These spikes, and `x` for a shortcut around the attention: layers that can, compute them together."""
         require(x.dim() == 5, f"x: expected [T, B, C, H, W], got {list(x.shape)}")
         require(x.shape[2] == self.dim, f"x: expected {self.dim} channels [T, B, C, H, W], got {list(x.shape)}")
-        return [getattr(self, name)(x) for name in self.projections]
+        layers = [getattr(self, name) for name in self.projections]
+        if all(hasattr(layer, "together") for layer in layers):
+            return layers[0].together(layers, x)
+        return [layer(x) for layer in layers], x
 
     def mix(self, *spikes: Tensor) -> Tensor:
         """The attention output before the firing neuron, `[T, B, value_dim, H, W]`, of the projections' spikes."""

@@ -31,7 +31,9 @@ class LocalReceptiveFields(nn.Module):
         if not self.dilations:
             return residual
         tokens = x.flatten(0, 1)
-        y = lrf(tokens, self.weight, self.dilations, tokens if residual is x else residual.flatten(0, 1))
+        added = tokens if residual is x else residual.flatten(0, 1)
+        # Spikes come with their bits from the kernels of a GPU.
+        y = lrf(tokens, self.weight, self.dilations, added, getattr(x, "packed", None))
         return y.unflatten(0, x.shape[:2])
 
     def matrix(self, grid: tuple[int, int]) -> Tensor:

@@ -27,7 +27,8 @@ class LRFSSA(SSA):
         self.lrf = LocalReceptiveFields(self.value_dim, dilations)
 
     def mix(self, *spikes: Tensor) -> Tensor:
-        return self.lrf(spikes[-1], residual=super().mix(*spikes))
+        mixed, v = self.mix_and_values(*spikes)
+        return self.lrf(v, residual=mixed)
 
     def weights(self, x: Tensor) -> Tensor:
         if not self.lrf.dilations:

@@ -1,4 +1,4 @@
-"""Spiking self-attention (Spikformer), its causal form, and softmax attention as the ANN reference."""
+"""Spiking self-attention (Spikformer), and softmax attention as the ANN reference."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.attention.base import Attention, AttentionHost, StateTerm, from_heads, to_heads
+from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
 
 
 class SSA(Attention):
     """s q (k^T v), no softmax."""
 
-    causal: ClassVar[bool] = False
+    causal: ClassVar[bool] = False  # True in causal.py
 
     def mix(self, *spikes: Tensor) -> Tensor:
         q, k, v = (to_heads(x, self.heads) for x in spikes)
@@ -24,6 +25,18 @@ class SSA(Attention):
         else:
             y = spike_attention(q, k, v, self.scale, self._packed(*spikes))
         return from_heads(y, like=spikes[-1])
+
+    def mix_and_values(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The mixed tokens, and v again, for what else reads it: on a GPU both gradients are added in one pass."""
+        if self.causal or not use_triton(q, k, v):
+            return SSA.mix(self, q, k, v), v
+        packed = self._packed(q, k, v)
+        by_heads = (to_heads(q, self.heads), to_heads(k, self.heads), to_heads(v, self.heads))
+        y, again = spike_attention(*by_heads, self.scale, packed, fork=True)
+        again = from_heads(again, like=v)
+        if packed is not None:
+            again.packed = v.packed  # type: ignore[attr-defined]
+        return from_heads(y, like=v), again
 
     def _packed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """The bits that the kernels of a GPU leave with spikes, by heads."""
@@ -54,12 +67,6 @@ class SSA(Attention):
             StateTerm("q, k spikes", "2 N d", 2 * n * self.dim, self.spike_bits),
             StateTerm("v spikes", "N d", n * self.value_dim, self.spike_bits),
         ]
-
-
-class CausalSSA(SSA):
-    """s sum_{j <= n} (q_n k_j) v_j in raster order."""
-
-    causal = True
 
 
 class VSA(SSA):

@@ -7,6 +7,7 @@ Under torchrun or accelerate launch the same command uses all processes.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("recipe", nargs="?", help="the name of a recipe, or the path of a .yaml file; none lists the recipes")
     add("--out", type=Path, help="folder of the run; default results/training/RECIPE/seedN")
+    add("--epochs", type=int, metavar="N", help="the whole schedule in N epochs, every part of it in proportion")
     add("--resume", default="no", metavar="auto|no|FILE", help="go on from the newest checkpoint, or from this one")
     add("--restart", action="store_true", help="discard what the folder holds of an earlier run")
     add("--dry-run", action="store_true", help="print the resolved recipe and what it takes, and stop")
@@ -57,6 +59,8 @@ def run(arguments: argparse.Namespace) -> None:
         return
     path = find_recipe(arguments.recipe)
     config = load_recipe(path, overrides(arguments))
+    if arguments.epochs is not None:
+        config = dataclasses.replace(config, schedule=config.schedule.within(arguments.epochs))
     if arguments.dry_run:
         dry_run(config, arguments)
         return

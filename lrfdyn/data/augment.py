@@ -38,6 +38,7 @@ class Augmentation:
     rand_augment_probability: float = 0.5  # that a layer touches an image (1 in the paper, 0.5 in timm)
     erase: float = 0.0  # probability [0.25]
     erase_area: tuple[float, float] = (0.02, 1 / 3)
+    erase_fill: Literal["noise", "mean"] = "noise"  # normal noise per pixel, or the mean colour (zero, normalised)
     mixup: float = 0.0  # alpha of the Beta distribution [0.8], 0: off
     cutmix: float = 0.0  # alpha [1.0], 0: off
     mix_probability: float = 1.0  # that a step is mixed at all
@@ -67,6 +68,9 @@ class Augmentation:
             self.crop in ("none", "pad", "resized"), f"crop: expected none, pad or resized, got {self.crop!r}"
         )  # fmt: skip
         require(
+            self.erase_fill in ("noise", "mean"), f"erase_fill: expected noise or mean, got {self.erase_fill!r}"
+        )  # fmt: skip
+        require(
             0 <= self.rand_augment_magnitude <= 10,
             f"rand_augment_magnitude: expected 0..10, got {self.rand_augment_magnitude}",
         )
@@ -94,7 +98,8 @@ def augment_images(
     images = normalise(levels, mean, deviation)
     if settings.erase:
         boxes = erase_boxes(keys, settings.erase, settings.erase_area, height, width)
-        images = erase(images, boxes, keys.bits(draws.ERASE_NOISE).view(np.int64))
+        noise = keys.bits(draws.ERASE_NOISE).view(np.int64) if settings.erase_fill == "noise" else None
+        images = erase(images, boxes, noise)
     return images.contiguous(memory_format=torch.channels_last)
 
 
@@ -138,20 +143,23 @@ def erase_boxes(keys: draws.Keys, probability: float, area: tuple[float, float],
     return np.stack((top, top + h, left, left + w), 1)
 
 
-def erase(images: Tensor, boxes: np.ndarray, noise_keys: np.ndarray) -> Tensor:
-    """Normal noise in the boxes."""
+def erase(images: Tensor, boxes: np.ndarray, noise_keys: np.ndarray | None) -> Tensor:
+    """Normal noise in the boxes, or zeros where there are no keys for it."""
     (hit,) = np.nonzero((boxes[:, 1] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 2]))
     if not len(hit):
         return images
     index, box = to_device(hit, images.device), to_device(boxes[hit], images.device)
     part = images.index_select(0, index)
-    noise = draws.device_normal(to_device(noise_keys[hit], images.device), part[0].numel()).view(part.shape)
+    fill = torch.zeros((), dtype=images.dtype, device=images.device)
+    if noise_keys is not None:
+        keys = to_device(noise_keys[hit], images.device)
+        fill = draws.device_normal(keys, part[0].numel()).view(part.shape).to(images.dtype)
     rows = torch.arange(images.shape[2], device=images.device)
     columns = torch.arange(images.shape[3], device=images.device)
     inside_rows = (rows >= box[:, 0:1]) & (rows < box[:, 1:2])
     inside_columns = (columns >= box[:, 2:3]) & (columns < box[:, 3:4])
     inside = (inside_rows[:, :, None] & inside_columns[:, None, :])[:, None]
-    return images.index_copy(0, index, torch.where(inside, noise.to(images.dtype), part))
+    return images.index_copy(0, index, torch.where(inside, fill, part))
 
 
 @dataclass(frozen=True)

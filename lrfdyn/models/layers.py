@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from lrfdyn.errors import require
 from lrfdyn.neurons import fused_dynamics, fused_norm
-from lrfdyn.ops.bn_lif import bn_lif
+from lrfdyn.ops.bn_lif import bn_lif, joined
 from lrfdyn.ops.dispatch import autocast_dtype, use_triton
 from lrfdyn.ops.spike_conv import spike_conv
+from lrfdyn.ops.split import split
 
 
 def fold_time(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -121,11 +122,55 @@ class SpikingConv(ConvBN):
         dtype = autocast_dtype(x)
         steps = x[:1] if repeats > 1 else x
         # The norm takes the bias of the convolution, so that no pass over memory is spent on adding it.
-        y = spike_conv(
-            steps.flatten(0, 1).to(dtype), conv.weight.to(dtype), conv.stride, conv.padding, conv.groups, packed
-        )  # fmt: skip
-        y = y.unflatten(0, steps.shape[:2])
+        y = spike_conv(steps.to(dtype), conv.weight.to(dtype), conv.stride, conv.padding, conv.groups, packed)
         return bn_lif(y, norm, dynamics, offset=conv.bias, repeats=repeats, residual=residual, pool=pool)
+
+    @staticmethod
+    def together(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        """The spikes of several layers of one input, and the input again, for a shortcut around what follows.
+
+        On a GPU, 1x1 convolutions of the same kind are one matrix product, one norm and one neuron, and the gradient of
+        the shortcut costs no pass of its own.
+        """
+        merged = _merged(layers, x) if use_triton(x, layers[0].conv.weight) else None
+        return ([layer(x) for layer in layers], x) if merged is None else merged
+
+
+def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor], Tensor] | None:
+    """See `SpikingConv.together`; None where a part is observed by hooks, or the layers differ in kind."""
+    convs = [layer.conv for layer in layers]
+    kinds = [fused_dynamics(layer.neuron) for layer in layers]
+    plain = all(type(layer) is SpikingConv and type(layer.conv) is nn.Conv2d for layer in layers)
+    if not plain or kinds[0] is None or any(kind != kinds[0] for kind in kinds) or is_repeated(x):
+        return None
+    if any(c.kernel_size != (1, 1) or c.stride != (1, 1) or c.padding != (0, 0) or c.groups != 1 for c in convs):
+        return None
+    if any((c.bias is None) != (convs[0].bias is None) for c in convs):
+        return None
+    norms = [norm for norm in (fused_norm(layer.bn, count_batch=False) for layer in layers) if norm is not None]
+    if len(norms) < len(layers) or len({(norm.training, norm.momentum, norm.eps) for norm in norms}) > 1:
+        return None
+    if norms[0].training:
+        counts = [layer.bn.num_batches_tracked for layer in layers]
+        torch._foreach_add_([count for count in counts if count is not None], 1)
+    dtype = autocast_dtype(x)
+    x = x.to(dtype)
+    packed = getattr(x, "packed", None)
+    weight = torch.cat([c.weight.to(dtype) for c in convs]) if len(convs) > 1 else convs[0].weight.to(dtype)
+    y, shortcut = spike_conv(x, weight, packed=packed, fork=True)
+    if len(layers) == 1:
+        return [bn_lif(y, norms[0], kinds[0], offset=convs[0].bias)], shortcut
+    biases = [c.bias for c in convs if c.bias is not None]
+    offset = torch.cat(biases) if biases else None
+    with joined(norms) as norm:
+        spikes = bn_lif(y, norm, kinds[0], offset=offset)
+    sizes = [c.out_channels for c in convs]
+    parts = split(spikes, sizes, 2)
+    bits = getattr(spikes, "packed", None)
+    if bits is not None:
+        for part, of_part in zip(parts, bits.split(sizes, 1), strict=True):
+            part.packed = of_part  # type: ignore[attr-defined]
+    return parts, shortcut
 
 
 class MembraneConv(ConvBN):

@@ -57,7 +57,8 @@ class MLP(nn.Module):
         self.fc2 = SpikingConv(hidden, dim, LIF(), bias=True)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return self.fc2(self.fc1(x), residual=residual)
+        (hidden,), shortcut = SpikingConv.together([self.fc1], x)
+        return self.fc2(hidden, residual=shortcut if residual is x else residual)
 
 
 class Block(nn.Module):

@@ -21,12 +21,16 @@ def triton_present() -> bool:
     return os.environ.get("LRFDYN_TRITON", "1") != "0" and importlib.util.find_spec("triton") is not None
 
 
+def _on_kernel_device(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
 def use_triton(*tensors: Tensor | None) -> bool:
     """Whether an operation on these tensors takes its kernel: all on a GPU, in a type that the kernels know."""
     if _plain_only or torch.compiler.is_compiling():
         return False
     given = [t for t in tensors if t is not None]
-    return all(t.is_cuda and t.dtype in KERNEL_DTYPES and t.numel() > 0 for t in given) and triton_present()
+    return all(_on_kernel_device(t) and t.dtype in KERNEL_DTYPES and t.numel() > 0 for t in given) and triton_present()
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +54,7 @@ def segment(
         return logits[..., : x.shape[-2], : x.shape[-1]]
 
     look = whole if window is None else lambda x: in_windows(whole, x, window)
-    with plain_operations():
+    with plain_operations(), any_size():
         scores = look(images)
         if flip:
             mirrored = look(images.flip(-1)).flip(-1)
@@ -61,6 +62,16 @@ def segment(
     if scores.shape[-2:] == torch.Size(size):
         return scores
     return F.interpolate(scores, size=size, mode="bilinear")
+
+
+@contextmanager
+def any_size() -> Iterator[None]:
+    """Without the search for the fastest convolutions, which training turns on: it would begin anew with each size."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def best_class(scores: Tensor, size: tuple[int, int]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -69,6 +70,10 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         _positive("optimizer", self, "learning_rate", "eps", "clip_norm", "per_images", "head_rate")
         _share("optimizer", self, "momentum", "ema_decay")
+        require(
+            all(0 <= beta < 1 for beta in self.betas),
+            f"optimizer.betas: expected two numbers in [0, 1), got {self.betas}",
+        )
         require(self.weight_decay >= 0, f"optimizer.weight_decay: expected a number >= 0, got {self.weight_decay}")
 
 
@@ -90,7 +95,12 @@ class ScheduleConfig:
         require(self.epochs >= 1, f"schedule.epochs: expected an integer >= 1, got {self.epochs}")
         require(
             0 <= self.warmup_epochs <= self.epochs,
-            f"schedule.warmup_epochs: expected 0 to the {self.epochs} epochs, got {self.warmup_epochs:g}",
+            f"schedule.warmup_epochs: expected 0 to the {self.epochs} epochs, got {self.warmup_epochs:g} "
+            "(lrfdyn train --epochs N shortens every part)",
+        )
+        require(
+            self.mix_epochs is None or self.mix_epochs >= 0,
+            f"schedule.mix_epochs: expected an integer >= 0, got {self.mix_epochs}",
         )
         for key in ("warmup_rate", "minimum_rate", "cooldown_epochs", "power"):
             require(getattr(self, key) >= 0, f"schedule.{key}: expected a number >= 0, got {getattr(self, key)}")
@@ -98,6 +108,19 @@ class ScheduleConfig:
     @property
     def total_epochs(self) -> int:
         return self.epochs + self.cooldown_epochs
+
+    def within(self, total: int) -> ScheduleConfig:
+        """The same course in `total` epochs: warm-up, cool-down and the end of mixing in proportion."""
+        require(total >= 1, f"epochs: expected an integer >= 1, got {total}")
+        share = total / self.total_epochs
+        cooldown = min(round(self.cooldown_epochs * share), total - 1)
+        return dataclasses.replace(
+            self,
+            epochs=total - cooldown,
+            cooldown_epochs=cooldown,
+            warmup_epochs=round(self.warmup_epochs * share, 2),
+            mix_epochs=None if self.mix_epochs is None else round(self.mix_epochs * share),
+        )
 
 
 @dataclass(frozen=True)
@@ -315,7 +338,7 @@ def _tuples(value: Any) -> Any:
 def _positive(section: str, config: Any, *keys: str) -> None:
     for key in keys:
         value = getattr(config, key)
-        require(value is None or value > 0, f"{section}.{key}: expected a positive number, got {value}")
+        require(value is None or 0 < value < math.inf, f"{section}.{key}: expected a positive number, got {value}")
 
 
 def _share(section: str, config: Any, *keys: str) -> None:

@@ -17,10 +17,20 @@ from lrfdyn.training.config import OptimizerConfig, ScheduleConfig
 
 class Lamb(torch.optim.Optimizer):
     """LAMB (You et al., 2020): Adam's direction, scaled per tensor to the norm of the weights. `trust_clip`: the scale
-    is at most 1, as in LAMBC."""
+    is at most 1, as in LAMBC. With `capturable` the count of steps is on the device, as the rate must be, and nothing
+    is decided on the host: a CUDA graph can hold the step."""
 
-    def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float, trust_clip: bool) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "trust_clip": trust_clip})
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor,
+        betas: tuple[float, float],
+        eps: float,
+        trust_clip: bool,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0}
+        super().__init__(params, {**defaults, "trust_clip": trust_clip, "capturable": capturable})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -32,23 +42,24 @@ class Lamb(torch.optim.Optimizer):
             states = [self.state[p] for p in parameters]
             for state, parameter in zip(states, parameters, strict=True):
                 if not state:
-                    state["step"] = torch.tensor(0.0)
+                    state["step"] = torch.tensor(0.0, device=parameter.device if group["capturable"] else None)
                     state["exp_avg"] = torch.zeros_like(parameter)
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
-                state["step"] += 1
+            torch._foreach_add_([state["step"] for state in states], 1)
             self._update(group, parameters, [p.grad for p in parameters], states)
 
     def _update(self, group: dict[str, Any], parameters: list[Tensor], grads: list[Any], states: list[Any]) -> None:
-        (beta1, beta2), count = group["betas"], states[0]["step"].item()
+        beta1, beta2 = group["betas"]
         means, squares = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
+        first, second, rate = self._numbers(group, states[0]["step"], means[0])
         torch._foreach_lerp_(means, grads, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
         scale = torch._foreach_sqrt(squares)
-        torch._foreach_div_(scale, math.sqrt(1 - beta2**count))
+        torch._foreach_div_(scale, second)
         torch._foreach_add_(scale, group["eps"])
         steps = torch._foreach_div(means, scale)
-        torch._foreach_div_(steps, 1 - beta1**count)
+        torch._foreach_div_(steps, first)
         if group["weight_decay"]:
             torch._foreach_add_(steps, parameters, alpha=group["weight_decay"])
             # Tensors without decay (norms, biases) take Adam's step as it is, as in the usual implementations.
@@ -56,7 +67,16 @@ class Lamb(torch.optim.Optimizer):
                 weights, length = parameter.norm(), step.norm()
                 trust = torch.where((weights > 0) & (length > 0), weights / length, 1.0)
                 step.mul_(trust.clamp(max=1.0) if group["trust_clip"] else trust)
-        torch._foreach_add_(parameters, steps, alpha=-float(group["lr"]))
+        torch._foreach_mul_(steps, rate)
+        torch._foreach_sub_(parameters, steps)
+
+    @staticmethod
+    def _numbers(group: dict[str, Any], count: Tensor, like: Tensor) -> tuple[Any, Any, Any]:
+        """The corrections of both moments and the rate: numbers, or tensors beside `like`."""
+        n: Any = count.double() if group["capturable"] else count.item()
+        beta1, beta2 = group["betas"]
+        numbers = 1 - beta1**n, (1 - beta2**n) ** 0.5, group["lr"]
+        return tuple(x.to(like.device, like.dtype) if isinstance(x, Tensor) else x for x in numbers)  # type: ignore[return-value]
 
 
 def keeps_size(name: str, parameter: Tensor, dynamics: set[str]) -> bool:
@@ -93,16 +113,17 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """`capturable`: the steps can be part of a CUDA graph, with learning rates that are tensors on the device."""
     groups = parameter_groups(model, config)
-    if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=config.momentum)
-    if config.name == "lamb":
-        return Lamb(groups, rate, config.betas, config.eps, config.trust_clip)
+    device = next(model.parameters()).device
     if capturable:
-        device = next(model.parameters()).device
         for group in groups:
             group["lr"] = torch.tensor(rate, device=device)
-        return torch.optim.AdamW(groups, lr=rate, betas=config.betas, eps=config.eps, fused=True, capturable=True)
-    return torch.optim.AdamW(groups, lr=rate, betas=config.betas, eps=config.eps)
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, fused=capturable)
+    if config.name == "lamb":
+        return Lamb(groups, rate, config.betas, config.eps, config.trust_clip, capturable)
+    # On a CPU, where nothing is captured, AdamW refuses the word.
+    graph = {"fused": True, "capturable": device.type == "cuda"} if capturable else {}
+    return torch.optim.AdamW(groups, lr=rate, betas=config.betas, eps=config.eps, **graph)
 
 
 def rate_at(schedule: ScheduleConfig, base_rate: float, epoch: float) -> float:
@@ -148,9 +169,9 @@ class MovingAverage:
         pairs = list(zip(self.values, self.live(), strict=True))
         floating = [(a, b) for a, b in pairs if a.is_floating_point()]
         torch._foreach_lerp_([a for a, _ in floating], [b for _, b in floating], 1 - self.decay)
-        for average, value in pairs:
-            if not average.is_floating_point():
-                average.copy_(value)
+        counts = [(a, b) for a, b in pairs if not a.is_floating_point()]
+        if counts:
+            torch._foreach_copy_([a for a, _ in counts], [b for _, b in counts])
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

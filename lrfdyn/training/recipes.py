@@ -10,7 +10,9 @@ from typing import Any
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.training.config import TrainConfig, key_types, parse_config
 
-FOLDERS = (Path("recipes"), Path(__file__).parent.parent.parent / "recipes")  # here, or beside the package
+PACKAGE = Path(__file__).parent.parent
+# Here, in the installed package, or beside it: in the repository the second is a link to the third.
+FOLDERS = (Path("recipes"), PACKAGE / "recipes", PACKAGE.parent / "recipes")
 
 
 def list_recipes() -> dict[str, Path]:

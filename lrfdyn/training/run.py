@@ -70,9 +70,12 @@ def claim_folder(out: Path, resume: str, restart: bool) -> None:
     for stale in checkpoints.glob(".*.tmp"):
         stale.unlink(missing_ok=True)  # of a process that was killed while it wrote
     if restart:
-        shutil.rmtree(checkpoints, ignore_errors=True)
-        shutil.rmtree(out / "tensorboard", ignore_errors=True)
-    elif resume == "no" and state.list_checkpoints(checkpoints):
+        # All of it: a summary that outlived its run would pass for that of the next one.
+        for folder in ("checkpoints", "tensorboard", "model"):
+            shutil.rmtree(out / folder, ignore_errors=True)
+        for name in ("summary.json", "log.jsonl", "log.csv", "classes.csv"):
+            (out / name).unlink(missing_ok=True)
+    elif resume == "no" and (state.list_checkpoints(checkpoints) or (out / "summary.json").exists()):
         raise LrfdynError(
             f"out: {out} holds a run; --resume auto continues it, --restart discards it, --out takes another folder"
         )
@@ -132,6 +135,7 @@ def summarise(trainer: Trainer, model: SpikingModel, last: dict[str, Any], recip
         "processes": trainer.processes,
         "device": torch.cuda.get_device_name() if trainer.device.type == "cuda" else trainer.device.type,
         "precision": config.run.precision,
+        "cuda_graph": not trainer.graph_obstacle,
         "ema": config.optimizer.ema_decay is not None,
         "fingerprint": config.fingerprint(),
         "command": command,

@@ -126,6 +126,11 @@ def restore_training(
         moments.setdefault(parameter, {})[key] = value.clone()
     groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
     set_optimizer_state_dict(model, optimizer, {"state": moments, "param_groups": groups}, options=options)  # type: ignore[dict-item]
+    # Files hold plain layouts; fused optimisers want moments laid out like their (channels-last) parameters.
+    for weight, entries in optimizer.state.items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor) and value.shape == weight.shape and value.stride() != weight.stride():
+                entries[key] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from lrfdyn.errors import LrfdynError
 
 WARM_UP_STEPS = 3
 
@@ -14,11 +17,11 @@ WARM_UP_STEPS = 3
 class TrainStep:
     """`step(images, targets)` runs forward, backward and the optimiser, and returns the loss, still on the device.
 
-    `amp` is autocast's type (None: off). With `graph`, the first call on a GPU runs a few throw-away steps, restores
-    what they changed, and captures. Whatever a graph cannot hold runs eagerly: other shapes than the first (a smaller
-    last batch), several processes, an optimiser that decides on the host. `captured` says which of the two it was, and
-    `why_not` the reason. A learning rate that changes must be a tensor (`capturable_adamw` makes it one), or the graph
-    would go on with the number it saw.
+    `amp` is autocast's type (None: off), `clip_norm` the longest gradient, `scaler` a GradScaler for float16. With
+    `graph`, the first call on a GPU runs a few throw-away steps, restores what they changed, and captures. Whatever a
+    graph cannot hold runs eagerly: other shapes than the first (a smaller last batch), several processes, an optimiser
+    that decides on the host. `captured` says which of the two it was, and `why_not` the reason. A learning rate that
+    changes must be a tensor (`capturable_adamw` makes it one), or the graph would go on with the number it saw.
     """
 
     def __init__(
@@ -29,8 +32,11 @@ class TrainStep:
         *,
         amp: torch.dtype | None = None,
         graph: bool = True,
+        clip_norm: float | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.model, self.optimizer, self.loss, self.amp = model, optimizer, loss, amp
+        self.clip_norm, self.scaler = clip_norm, scaler
         self.captured = False
         self.why_not = "" if graph else "not asked for"
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -59,8 +65,17 @@ class TrainStep:
         # The cache of cast weights outlives a captured region; casting again costs little.
         with torch.autocast(device, self.amp, enabled=self.amp is not None, cache_enabled=False):
             loss = self.loss(self.model(images), targets)
-        loss.backward()
-        self.optimizer.step()
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        if self.clip_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            # The norm stays on the device: asking whether it is finite would be waiting for it.
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm, error_if_nonfinite=False)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         return loss.detach()
 
     def _obstacle(self, images: Tensor) -> str:
@@ -68,11 +83,7 @@ class TrainStep:
             return "not on a GPU"
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return "several processes"
-        if self.amp == torch.float16:
-            return "float16 needs a gradient scaler, which decides on the host"
-        if not all(group.get("capturable", False) for group in self.optimizer.param_groups):
-            return "the optimiser is not capturable"
-        return ""
+        return why_not_capturable(self.optimizer, self.amp, self.scaler is not None)
 
     def _fits(self, images: Tensor, targets: Tensor) -> bool:
         assert self._inputs is not None
@@ -84,18 +95,32 @@ class TrainStep:
         # On the host: a copy on the device would count in the peak of memory.
         before = {name: value.detach().to("cpu", copy=True) for name, value in self.model.state_dict().items()}
         moments = {p: {k: _copy(v) for k, v in state.items()} for p, state in self.optimizer.state.items()}
+        scale = None if self.scaler is None else self.scaler.state_dict()
+        drawn = torch.cuda.get_rng_state(images.device)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*without CUDA graph capture.*")  # that comes next
             for _ in range(WARM_UP_STEPS):
                 self._eager(*self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         self._restore(before, moments)
+        if self.scaler is not None and scale is not None:
+            self.scaler.load_state_dict(scale)
+        torch.cuda.set_rng_state(drawn, images.device)
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._loss = self._eager(*self._inputs)
+        try:
+            with torch.cuda.graph(graph):
+                self._loss = self._eager(*self._inputs)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise LrfdynError(
+                f"cuda_graph: the step cannot be captured ({reason}); --run.cuda_graph off runs it without"
+            ) from error
         self._graph = graph
 
     @torch.no_grad()
@@ -108,6 +133,19 @@ class TrainStep:
                 if isinstance(value, Tensor):
                     # A state that the warm-up created starts at zero.
                     value.copy_(moments[parameter][name]) if parameter in moments else value.zero_()
+
+
+def why_not_capturable(optimizer: torch.optim.Optimizer, amp: torch.dtype | None, scaled: bool) -> str:
+    """What a step with this optimiser would decide on the host; empty where it is nothing."""
+    for group in optimizer.param_groups:
+        # SGD has no such option: its fused form is the one that takes a tensor as rate.
+        if not isinstance(group["lr"], Tensor) or not group.get("capturable", group.get("fused")):
+            return "the optimiser is not capturable"
+    if amp == torch.float16 and not scaled:
+        return "float16 needs a gradient scaler"
+    if scaled and not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return f"{type(optimizer).__name__} with a gradient scaler decides on the host"
+    return ""
 
 
 def _copy(value: Any) -> Any:

@@ -64,6 +64,10 @@ class Trainer:
         if config.model.backbone is not None:
             load_backbone(model, Path(config.model.backbone).expanduser())
         model.to(self.device)
+        if self.device.type == "cuda":
+            torch.backends.cudnn.benchmark = True  # shapes never change
+            if self.processes == 1:  # sharding takes plain layouts only
+                model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dtype = torch.float64 if run.precision == "fp64" else torch.float32
         model.to(self.dtype)
         self.parameters = sum(p.numel() for p in model.parameters())
@@ -78,21 +82,21 @@ class Trainer:
         # Where the run is: `done` steps in all, and of this epoch the sum of the losses.
         self.done = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.train_seconds = self.wall_seconds = 0.0
+        self.timed_steps, self.train_seconds, self.wall_seconds = 0, 0.0, 0.0
+        self.warm = False  # whether this process has made a step
         self.last_checkpoint: Path | None = None
         self.log: RunLog | None = None
 
     def _graph_obstacle(self) -> str:
         """Why the step is not captured as a CUDA graph; empty where it is."""
-        run, optimizer = self.config.run, self.config.optimizer
+        run = self.config.run
+        scaled_lamb = run.precision == "fp16" and self.config.optimizer.name == "lamb"
         obstacles = {
             "run.cuda_graph is off": run.cuda_graph == "off",
             "not on a GPU": self.device.type != "cuda",
             "several processes": self.processes > 1,
             "gradients are accumulated": run.accumulate > 1,
-            "gradients are clipped": optimizer.clip_norm is not None,
-            f"{optimizer.name} decides on the host": optimizer.name != "adamw",
-            "float16 needs a gradient scaler": run.precision == "fp16",
+            "lamb with fp16 decides on the host": scaled_lamb,
         }
         return next((reason for reason, found in obstacles.items() if found), "")
 
@@ -103,7 +107,14 @@ class Trainer:
             amp = DTYPES.get(self.config.run.precision)
             self.model: nn.Module = model
             self.optimizer: Any = optimizer
-            self.captured_step = TrainStep(model, optimizer, self.task.loss, amp=amp)
+            self.captured_step = TrainStep(
+                model,
+                optimizer,
+                self.task.loss,
+                amp=amp,
+                clip_norm=self.config.optimizer.clip_norm,
+                scaler=torch.amp.GradScaler(self.device.type) if amp == torch.float16 else None,
+            )
         else:
             with warnings.catch_warnings():
                 warnings.filterwarnings(
@@ -116,9 +127,15 @@ class Trainer:
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     @property
+    def scaler(self) -> Any:
+        """Of float16; None elsewhere."""
+        return getattr(self.captured_step or self.accelerator, "scaler", None)
+
+    @property
     def speed(self) -> float:
-        """Training images per second so far."""
-        return round(self.done * self.config.run.batch_size / max(self.train_seconds, 1e-9), 1)
+        """Training images per second so far; the first step after a start, which compiles and captures, is left
+        out."""
+        return round(self.timed_steps * self.config.run.batch_size / max(self.train_seconds, 1e-9), 1)
 
     @property
     def is_main(self) -> bool:
@@ -153,18 +170,21 @@ class Trainer:
                 self.average.update()
             self.loss_sum += loss
             self.done += 1
-            now = time.perf_counter()
-            self.train_seconds += now - clock
-            clock = now
-            self.wall_seconds = now - started
             last = index + 1 == self.steps
-            if self.done % run.log_steps == 0 or last:
-                self._log_step(epoch, loss)
+            # Only here does the host wait for the device, so that the time below is that of the work.
+            value = self._mean(loss) if self.done % run.log_steps == 0 or last else None
+            now = time.perf_counter()
+            if self.warm:
+                self.train_seconds += now - clock
+                self.timed_steps += 1
+            self.warm, clock = True, now
+            self.wall_seconds = now - started
+            if value is not None:
+                self._log_step(epoch, value)
             if self.done % run.checkpoint_steps == 0 and not last:
                 self.save()
                 clock = time.perf_counter()
             self.reporter.step(self)
-        self.train_seconds += time.perf_counter() - clock  # what a GPU still had to do when the last step was told
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         mixing = self.config.schedule.mix_epochs
@@ -203,8 +223,11 @@ class Trainer:
         targets = self.task.targets(batch, self.dtype)
         return targets if self.distill is None else self.distill(batch.images, targets)
 
-    def _log_step(self, epoch: int, loss: Tensor) -> None:
-        value = float(self.accelerator.reduce(loss.double().clone(), "mean"))
+    def _mean(self, loss: Tensor) -> float:
+        """Over all processes."""
+        return float(self.accelerator.reduce(loss.double().clone(), "mean"))
+
+    def _log_step(self, epoch: int, value: float) -> None:
         if not math.isfinite(value):
             raise LrfdynError(
                 f"loss: it is {value} at step {self.done} (epoch {epoch + 1}); {self._last_words()} "
@@ -219,7 +242,7 @@ class Trainer:
         run, schedule = self.config.run, self.config.schedule
         record: dict[str, Any] = {
             "epoch": epoch + 1,
-            "train_loss": float(self.accelerator.reduce(self.loss_sum.clone(), "mean")) / self.steps,
+            "train_loss": self._mean(self.loss_sum) / self.steps,
             "learning_rate": self.rate,
         }
         if (epoch + 1) % run.test_epochs == 0 or epoch + 1 == schedule.total_epochs:
@@ -242,7 +265,7 @@ class Trainer:
     def save(self) -> None:
         """Writes a checkpoint; every process takes part."""
         tensors = state.training_tensors(self.model, self.raw_optimizer, self.average)
-        loss_sum = float(self.accelerator.reduce(self.loss_sum.clone(), "mean"))
+        loss_sum = self._mean(self.loss_sum)
         generators = gather(state.random_state(), self.processes)
         if not self.is_main:
             return
@@ -252,15 +275,15 @@ class Trainer:
                 f"weights: {name} is not finite after step {self.done}; {self._last_words()} "
                 "with a lower optimizer.learning_rate or with optimizer.clip_norm"
             )
-        scaler = getattr(self.accelerator, "scaler", None)
         meta = {
             "step": self.done,
             "config": self.config.as_dict(),
             "fingerprint": self.config.fingerprint(),
             "processes": self.processes,
             "random": generators,
-            "scaler": None if scaler is None else scaler.state_dict(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "loss_sum": loss_sum,
+            "timed_steps": self.timed_steps,
             "train_seconds": self.train_seconds,
             "wall_seconds": self.wall_seconds,
         }
@@ -280,10 +303,10 @@ class Trainer:
         state.restore_training(tensors, self.model, self.raw_optimizer, self.average)
         self.done = meta["step"]
         self.loss_sum.fill_(meta["loss_sum"])
-        self.train_seconds, self.wall_seconds = meta["train_seconds"], meta["wall_seconds"]
-        scaler = getattr(self.accelerator, "scaler", None)
-        if scaler is not None and meta["scaler"] is not None:
-            scaler.load_state_dict(meta["scaler"])
+        self.timed_steps, self.train_seconds = meta["timed_steps"], meta["train_seconds"]
+        self.wall_seconds = meta["wall_seconds"]
+        if self.scaler is not None and meta["scaler"] is not None:
+            self.scaler.load_state_dict(meta["scaler"])
         self.last_checkpoint = path
         if meta["processes"] == self.processes:
             state.set_random_state(meta["random"][self.rank])

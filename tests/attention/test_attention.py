@@ -247,6 +247,40 @@ def test_lrf_ssa_without_dilations_is_ssa_bit_for_bit(host, training):
     assert torch.equal(plain.weights(x), local.weights(x))
 
 
+@hosts
+def test_causal_ssa_with_stencils_is_both_terms(host):
+    plain, local = build("causal_ssa", host, (4, 6)), build("causal_ssa", host, (4, 6), seed=1, dilations=(1, 3))
+    assert "lrf.weight" not in plain.state_dict()
+    local.load_state_dict({**local.state_dict(), **plain.state_dict()})
+    x = images(2, 2, DIM, (4, 6))
+    spikes = [getattr(plain.eval(), name)(x) for name in "qkv"]
+    stencils = lrf_reference(spikes[2].flatten(0, 1), local.lrf.weight, (1, 3)).unflatten(0, (2, 2))
+    assert stencils.abs().max() > 0.1
+    torch.testing.assert_close(local.eval().mix(*spikes), plain.mix(*spikes) + stencils)
+    # The mixing matrix: causal scores, and stencils that look at the rows below.
+    scores, fields = plain.scores(x), local.lrf.matrix((4, 6))
+    assert torch.equal(scores, scores.tril())
+    per_channel = scores.repeat_interleave(local.value_dim // HEADS, 1) + fields
+    torch.testing.assert_close(local.weights(x), per_channel.abs().mean(1))
+    assert torch.equal(plain.weights(x), plain.weights(x).tril())
+    assert local.weights(x).triu(1).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("m", [8, 14], ids="token{}".format)
+def test_only_the_stencils_of_causal_ssa_look_ahead(m):
+    attention = build("causal_ssa", dilations=(1,)).eval()
+    x = images(3, 2, DIM, (3, 5))
+    changed = x.clone()
+    changed.view(3, 2, DIM, 15)[..., m] = 3 * random(3, 2, DIM, seed=9)
+    spikes = [[getattr(attention, p)(i) for p in "qkv"] for i in (x, changed)]
+    difference = (attention.mix(*spikes[0]) - attention.mix(*spikes[1])).flatten(3).abs().amax((0, 1, 2))
+    row, column = divmod(m, 5)
+    near = [n for n in range(m) if abs(n // 5 - row) <= 1 and abs(n % 5 - column) <= 1]
+    far = [n for n in range(m) if n not in near]
+    assert difference[near].min() > 1e-3
+    assert difference[far].max() == 0
+
+
 # --- causality
 
 
@@ -382,6 +416,8 @@ Q_AND_K, V = (2 * 24 * 8, 1), (24 * 8, 1)
 STATE = [
     ("ssa", {}, [(8 * 8 // 2, 32), Q_AND_K, V], 128 + 48 + 24),
     ("causal_ssa", {}, [(32, 32)], 128),
+    # 3 rows of v, and 2 of q and k
+    ("causal_ssa", {"dilations": (1,)}, [(32, 32), (3 * 6 * 8, 1), (2 * 2 * 6 * 8, 1)], 128 + 18 + 24),
     ("vsa", {}, [(2 * 24 * 24, 32), Q_AND_K, V], 4608 + 48 + 24),
     ("lrf_ssa", {"dilations": (1,)}, [(32, 32), Q_AND_K, V], 200),
     ("lrf_ssa", {"dilations": ()}, [(32, 32), Q_AND_K, V], 200),
@@ -423,7 +459,8 @@ def test_part_of_a_byte_is_a_byte():
 
 def test_registry():
     assert set(LABELS) == set(ATTENTIONS)
-    assert attention_options("ssa") == attention_options("causal_ssa") == attention_options("vsa") == {}
+    assert attention_options("ssa") == attention_options("vsa") == {}
+    assert attention_options("causal_ssa") == {"dilations": ()}
     assert attention_options("lrf_ssa") == {"dilations": (3, 5)}
     assert attention_options("lrf_dyn") == {"dilations": (3, 5), "dendrites": 8, "token": "value"}
     for kind in FIVE:

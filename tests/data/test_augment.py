@@ -55,6 +55,17 @@ def test_erase() -> None:
         expected[:, top:bottom, left:right] = noise[i, :, top:bottom, left:right]
         assert torch.equal(result[i], expected)
     assert (images == 9).all()
+    flat = a.erase(images, boxes, None)
+    assert torch.equal(flat == 0, result != 9)
+    assert torch.equal(flat[flat != 0], result[result == 9])
+
+
+def test_erased_parts_get_the_mean_colour() -> None:
+    settings = a.Augmentation(erase=1.0, erase_fill="mean")
+    images = a.augment_images(
+        torch.full((8, 3, 16, 16), 255, dtype=torch.uint8), settings, keys(8), (0.5,) * 3, (0.25,) * 3
+    )
+    assert set(images.unique().tolist()) == {0.0, 2.0}
 
 
 def test_erase_boxes() -> None:
@@ -146,7 +157,8 @@ def test_everything_together(channels: int) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("flip", 1.5), ("crop", "random"), ("mixup", -1), ("label_smoothing", 1.0), ("repeats", 0),
-     ("rand_augment_magnitude", 11), ("crop_scale", (0.5, 0.1)), ("crop_scale", (0.5, 2)), ("erase_area", (0.1,))],
+     ("rand_augment_magnitude", 11), ("crop_scale", (0.5, 0.1)), ("crop_scale", (0.5, 2)), ("erase_area", (0.1,)),
+     ("erase_fill", "black")],
 )  # fmt: skip
 def test_bad_settings_are_named(name: str, value: object) -> None:
     with pytest.raises(LrfdynError, match=f"^{name}: "):

@@ -16,6 +16,7 @@ pytest.importorskip("triton", reason="the kernels need triton")
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
+torch.backends.cudnn.allow_tf32 = False  # both sides of a comparison in full float32
 if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("the kernels need a GPU or Triton's interpreter", allow_module_level=True)
 
@@ -56,6 +57,8 @@ def compare(
     if binary:
         assert out.shape == expected.shape
         assert ((out.double() - expected).abs() > 1e-3).double().mean() <= FLIPPED
+        if out.numel() > 10**6:  # a few neurons in a million flip, and behind a pool their gradient goes elsewhere
+            tolerance = max(tolerance, 2e-3)
     else:
         close(out, expected, tolerance, "output")
     grad = rand(*out.shape, seed=99, dtype=out.dtype)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
-from lrfdyn.training.config import parse_config
+from lrfdyn.training.config import ScheduleConfig, parse_config
 from lrfdyn.training.recipes import find_recipe, load_recipe
 from tests.training.runs import TINY, tiny, write_recipe
 
@@ -17,6 +19,9 @@ from tests.training.runs import TINY, tiny, write_recipe
         ("optimizer", {"learning_rat": 1}, "key in optimizer: unknown name 'learning_rat'; did you mean learning_rate"),
         ("optimizer", {"learning_rate": "fast"}, "optimizer.learning_rate: expected a number, got 'fast'"),
         ("optimizer", {"learning_rate": True}, "optimizer.learning_rate: expected a number, got True"),
+        ("optimizer", {"betas": [0.9, 1]}, r"optimizer.betas: expected two numbers in \[0, 1\), got \(0.9, 1.0\)"),
+        ("optimizer", {"learning_rate": float("inf")}, "optimizer.learning_rate: expected a positive number, got inf"),
+        ("schedule", {"mix_epochs": -1}, "schedule.mix_epochs: expected an integer >= 0, got -1"),
         ("optimizer", {"learning_rate": -1}, "optimizer.learning_rate: expected a positive number, got -1.0"),
         ("optimizer", {"name": "adam"}, "optimizer.name: unknown name 'adam'; did you mean adamw"),
         ("optimizer", {"betas": [0.9]}, r"optimizer.betas: expected 2 numbers, got \[0.9\]"),
@@ -100,3 +105,18 @@ def test_share_of_the_batch():
         LrfdynError, match=r"run.batch_size: expected a multiple of 6 \(3 processes x run.accumulate 2\)"
     ):
         tiny(run={"accumulate": 2}).run.micro_batch(3)
+
+
+def test_schedule_in_fewer_epochs(tmp_path, capsys):
+    official = ScheduleConfig(epochs=300, warmup_epochs=20, cooldown_epochs=10, mix_epochs=200)
+    short = official.within(100)
+    assert (short.epochs, short.cooldown_epochs, short.warmup_epochs, short.mix_epochs) == (97, 3, 6.45, 65)
+    assert short.total_epochs == 100
+    assert official.within(310) == official
+    for total in (1, 2, 3):
+        assert official.within(total).total_epochs == total
+    assert main(["train", "cifar100_spikformer_4_384_ssa", "--epochs", "31", "--dry-run", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["epochs"], facts["recipe"]["schedule"]["epochs"]) == (31, 30)
+    assert main(["train", "cifar100_spikformer_4_384_ssa", "--epochs", "0", "--dry-run"]) == 2
+    assert "epochs: expected an integer >= 1, got 0" in capsys.readouterr().err

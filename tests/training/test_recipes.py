@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +18,7 @@ from lrfdyn.training.describe import describe
 from lrfdyn.training.recipes import FOLDERS, list_recipes, load_recipe
 from tests.training.runs import tiny
 
-RECIPES = sorted(path for path in FOLDERS[1].glob("*.yaml") if not path.name.startswith("_"))
+RECIPES = sorted(path for path in FOLDERS[2].glob("*.yaml") if not path.name.startswith("_"))
 OMEGA = {"omega0": (), "omega1": (1,), "omega3": (1, 3), "omega5": (1, 3, 5)}
 
 
@@ -47,7 +52,7 @@ def test_recipes_of_the_tables_are_there():
         for host in ("spikformer_4_384", "qkformer_4_384"):
             for kind in ("ssa", "causal_ssa", "lrf_ssa", "lrf_dyn"):
                 assert f"{data}_{host}_{kind}" in known
-            for kind in ("lrf_ssa", "lrf_dyn"):
+            for kind in ("lrf_ssa", "lrf_dyn", "causal_ssa"):
                 assert {f"{data}_{host}_{kind}_{omega}" for omega in OMEGA} <= known
     for host in ("spikformer_8_512", "spikformer_8_768", "qkformer_10_384", "qkformer_10_512", "sdt_v3_s", "sdt_v3_l"):
         assert {f"imagenet_{host}_{kind}" for kind in ("ssa", "lrf_ssa", "lrf_dyn")} <= known
@@ -113,3 +118,28 @@ def test_without_a_recipe_the_names_are_printed(capsys):
 def test_dry_run_of_unknown_data():
     with pytest.raises(LrfdynError, match=r"data.name: a dry run knows digits, cifar10"):
         describe(tiny(data={"name": "webdataset"}))
+
+
+def test_installed_package_has_its_recipes(tmp_path):
+    """A wheel, unpacked elsewhere, with nothing of the repository in sight."""
+    pytest.importorskip("setuptools", minversion="77")
+    source = FOLDERS[2].parent
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(source / name, tree)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(source / "recipes", tree / "recipes")
+    shutil.copytree(source / "lrfdyn", tree / "lrfdyn", symlinks=True, ignore=ignore)
+    build = "from setuptools import build_meta; build_meta.build_wheel('..')"
+    subprocess.run([sys.executable, "-c", build], cwd=tree, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    place = tmp_path / "place"
+    zipfile.ZipFile(wheel).extractall(place)
+    shutil.rmtree(tree)
+    command = [sys.executable, "-m", "lrfdyn", "train"]
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    done = subprocess.run(command, cwd=place.parent, env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [path.stem for path in RECIPES]
+    dry = [*command, "digits_ssa", "--dry-run"]
+    assert subprocess.run(dry, cwd=place.parent, env=environment, capture_output=True, check=False).returncode == 0

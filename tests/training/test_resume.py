@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,3 +139,15 @@ def test_resume_from_a_named_checkpoint(whole, tmp_path):
         final_state(tmp_path)[0].items(), final_state(whole)[0].values(), strict=True
     ):  # fmt: skip
         assert value.equal(other), name
+
+
+def test_nothing_of_an_earlier_run_passes_for_the_next(whole, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "checkpoints")  # as where only the result was kept
+    with pytest.raises(LrfdynError, match="holds a run"):
+        train(tiny(), out)
+    assert in_child(lambda: train(tiny(run={"seed": 5}), out, restart=True, reporter=Killer(2))) == signal.SIGKILL
+    assert not (out / "summary.json").exists()
+    assert not (out / "model").exists()
+    assert [record["step"] for record in read_log(out / "log.jsonl")] == [1, 2]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from lrfdyn.errors import require
-from lrfdyn.ops.bn_lif.reference import Integer, Norm, bn_lif_reference
+from lrfdyn.ops.bn_lif.reference import Integer, Norm, bn_lif_reference, joined
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lif import Dynamics
 
-__all__ = ["Integer", "Norm", "bn_lif", "bn_lif_reference"]
+__all__ = ["Integer", "Norm", "bn_lif", "bn_lif_reference", "joined"]
 
 
 def bn_lif(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lrfdyn.errors import require
 from lrfdyn.ops.lif import Dynamics, integer_spike, lif
 
 
@@ -30,6 +34,28 @@ class Norm:
     training: bool
     momentum: float = 0.1
     eps: float = 1e-5
+
+
+@contextmanager
+def joined(norms: Sequence[Norm]) -> Iterator[Norm]:
+    """Several norms as one over all their channels. Their running statistics are updated when the context ends."""
+    first = norms[0]
+    require(
+        all((n.training, n.momentum, n.eps) == (first.training, first.momentum, first.eps) for n in norms),
+        "norms: expected the same mode, momentum and eps",
+    )
+    mean, var = (torch.cat([getattr(n, name) for n in norms]) for name in ("running_mean", "running_var"))
+    yield replace(
+        first,
+        weight=torch.cat([n.weight for n in norms]),
+        bias=torch.cat([n.bias for n in norms]),
+        running_mean=mean,
+        running_var=var,
+    )
+    if first.training:
+        sizes = [n.running_mean.numel() for n in norms]
+        targets = [n.running_mean for n in norms] + [n.running_var for n in norms]
+        torch._foreach_copy_(targets, [*mean.split(sizes), *var.split(sizes)])
 
 
 def bn_lif_reference(

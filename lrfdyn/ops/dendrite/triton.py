@@ -20,7 +20,6 @@ import triton.language as tl
 from torch import Tensor
 
 from lrfdyn.ops.dendrite.modes import LARGEST_DECAY
-from lrfdyn.ops.spike_conv.triton import unpack_flat
 
 # Tokens loaded together, so that enough loads are in flight while the recurrence waits for none of them.
 TOKENS = 8
@@ -63,6 +62,20 @@ def _load_tokens(x, start, step: tl.constexpr, N, C: tl.constexpr, cols, inside,
     for k in tl.static_range(L):
         n = start + step * k
         tokens = tokens + (tl.load(x + n * C + cols, mask=inside & (n >= 0) & (n < N), other=0.0).to(tl.float32),)
+    return tokens
+
+
+@triton.jit
+def _load_spikes(x, start, bit, N, C: tl.constexpr, cols, inside, L: tl.constexpr, PACKED: tl.constexpr):
+    """L tokens from `start` backwards; packed, the spikes of one time step out of bytes that hold all of them."""
+    if PACKED:
+        tokens = ()
+        for k in tl.static_range(L):
+            n = start - k
+            byte = tl.load(x + n * C + cols, mask=inside & (n >= 0), other=0).to(tl.int32)
+            tokens = tokens + (((byte >> bit) & 1).to(tl.float32),)
+    else:
+        tokens = _load_tokens(x, start, -1, N, C, cols, inside, L)
     return tokens
 
 
@@ -131,8 +144,8 @@ def _dendrite_forward(
 
 @triton.jit
 def _dendrite_backward(
-    u, decay, frequency, weight, grad, grad_u, partial, B, N: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
-    L: tl.constexpr, LARGEST: tl.constexpr, BC: tl.constexpr,
+    u, decay, frequency, weight, grad, grad_u, partial, B, STEP_IMAGES, N: tl.constexpr, C: tl.constexpr,
+    M: tl.constexpr, L: tl.constexpr, LARGEST: tl.constexpr, PACKED: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = _inside(cols, C, BC)
@@ -143,14 +156,18 @@ def _dendrite_backward(
     up_im = _zeros(M, BC)
     for sequence in range(tl.program_id(1), B, tl.num_programs(1)):
         base = tl.cast(sequence, tl.int64) * N * C
+        bit = sequence // STEP_IMAGES
+        source = u + base
+        if PACKED:
+            source = u + tl.cast(sequence % STEP_IMAGES, tl.int64) * N * C
         q_re = _zeros(M, BC)
         q_im = _zeros(M, BC)
         p_re = _zeros(M, BC)
         p_im = _zeros(M, BC)
-        tokens = _load_tokens(u + base, N - 1, -1, N, C, cols, inside, L)
+        tokens = _load_spikes(source, N - 1, bit, N, C, cols, inside, L, PACKED)
         grads = _load_tokens(grad + base, N - 1, -1, N, C, cols, inside, L)
         for start in range(0, N, L):
-            next_tokens = _load_tokens(u + base, N - 1 - start - L, -1, N, C, cols, inside, L)
+            next_tokens = _load_spikes(source, N - 1 - start - L, bit, N, C, cols, inside, L, PACKED)
             next_grads = _load_tokens(grad + base, N - 1 - start - L, -1, N, C, cols, inside, L)
             for k in tl.static_range(L):
                 total = tl.zeros((BC,), tl.float32)
@@ -218,26 +235,25 @@ class _Dendrite(torch.autograd.Function):
         u = u.contiguous()
         decay, frequency, weight = (t.float().contiguous() for t in (decay, frequency, weight))
         out, _ = _forward(u, decay, frequency, weight, None, False, dtype)
-        ctx.save_for_backward(u if packed is None else packed, decay, frequency, weight)
-        ctx.spikes = None if packed is None else (u.shape[0] // packed.shape[0], u.dtype)
+        ctx.save_for_backward(u if packed is None else packed.contiguous(), decay, frequency, weight)
+        ctx.given = (packed is not None, u.dtype)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         u, decay, frequency, weight = ctx.saved_tensors
-        if ctx.spikes is not None:
-            u = unpack_flat(u, *ctx.spikes)
+        packed, dtype = ctx.given
         grad = grads[0].contiguous()
-        batch, tokens, channels = u.shape
+        batch, tokens, channels = grad.shape
         modes = weight.shape[1]
         bc = BACKWARD_CHANNELS
         # A program takes several sequences, so that its sums are few beside the tokens it reads.
         programs = max(1, min(batch, BACKWARD_PROGRAMS // triton.cdiv(channels, bc)))
         partial = weight.new_empty(programs, 4 * modes, channels)
-        grad_u = torch.empty_like(u)
+        grad_u = torch.empty_like(grad, dtype=dtype)
         _dendrite_backward[(triton.cdiv(channels, bc), programs)](
-            u, decay, frequency, weight, grad, grad_u, partial, batch, N=tokens, C=channels, M=modes, L=TOKENS,
-            LARGEST=LARGEST_DECAY, BC=bc, num_warps=1,
+            u, decay, frequency, weight, grad, grad_u, partial, batch, u.shape[0], N=tokens, C=channels, M=modes,
+            L=TOKENS, LARGEST=LARGEST_DECAY, PACKED=packed, BC=bc, num_warps=1,
         )  # fmt: skip
         out = tuple(torch.empty_like(t) for t in (decay, frequency, weight))
         _finish[(triton.cdiv(channels, 32), modes)](partial, weight, *out, programs, channels, M=modes, BG=32, BC=32)

@@ -18,11 +18,18 @@ __all__ = ["lrf", "lrf_reference"]
 WIDEST = 32
 
 
-def lrf(x: Tensor, weight: Tensor, dilations: Sequence[int], residual: Tensor | None = None) -> Tensor:
+def lrf(
+    x: Tensor,
+    weight: Tensor,
+    dilations: Sequence[int],
+    residual: Tensor | None = None,
+    packed: Tensor | None = None,
+) -> Tensor:
     """`residual` + sum over dilations of the depth-wise 3x3 convolution of `x` `[B, C, H, W]`.
 
     `weight` is `[len(dilations), C, 3, 3]`; zero padding keeps the size. Without dilations nothing is computed:
-    `residual` itself comes back (zeros if there is none).
+    `residual` itself comes back (zeros if there is none). `packed` `[B / T, C, H, W]` may hold the same `x`, spikes of
+    T time steps, as bits: on a GPU they are kept for the backward pass instead.
     """
     require(x.dim() == 4, f"x: expected [B, C, H, W], got {list(x.shape)}")
     require(all(d >= 1 for d in dilations), f"dilations: expected integers >= 1, got {tuple(dilations)}")
@@ -33,7 +40,7 @@ def lrf(x: Tensor, weight: Tensor, dilations: Sequence[int], residual: Tensor | 
 
         identity = residual is x
         x = x.to(autocast_dtype(x))
-        return lrf_triton(x, weight, dilations, None if identity else residual, identity)
+        return lrf_triton(x, weight, dilations, None if identity else residual, identity, packed)
     out = residual
     for stencil, dilation in zip(weight, dilations, strict=True):
         local = F.conv2d(x, stencil.unsqueeze(1), padding=dilation, dilation=dilation, groups=x.shape[1])

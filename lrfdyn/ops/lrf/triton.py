@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 # Channels and images per program.
-FORWARD, BACKWARD, BACKWARD_WHOLE = (64, 1), (64, 2), (32, 4)
+FORWARD, BACKWARD, BACKWARD_WHOLE = (64, 2), (64, 2), (32, 8)
 # Tokens of a grid that is held in registers as a whole.
 WHOLE = 64
 
@@ -39,13 +39,35 @@ def _inside(cols, C: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def _load_row(x, i, cols, inside, C: tl.constexpr, H, W: tl.constexpr):
-    """The W tokens of row i in float32; zeros if there is no such row."""
+def _load_row(x, i, cols, inside, S: tl.constexpr, H, W: tl.constexpr):
+    """The W tokens of row i, S apart, in float32; zeros if there is no such row."""
     row = ()
     mask = inside & (i >= 0) & (i < H)
     for j in tl.static_range(W):
-        row = row + (tl.load(x + (i * W + j) * C + cols, mask=mask, other=0.0).to(tl.float32),)
+        row = row + (tl.load(x + (i * W + j) * S + cols, mask=mask, other=0.0).to(tl.float32),)
     return row
+
+
+@triton.jit
+def _load_values(x, i, cols, inside, step, S: tl.constexpr, H, W: tl.constexpr, PACKED: tl.constexpr):
+    """The same; packed, the spikes of one time step out of bytes that hold all of them."""
+    if PACKED:
+        row = ()
+        for j in tl.static_range(W):
+            bits = tl.load(x + (i * W + j) * S + cols, mask=inside, other=0).to(tl.int32)
+            row = row + (((bits >> step) & 1).to(tl.float32),)
+    else:
+        row = _load_row(x, i, cols, inside, S, H, W)
+    return row
+
+
+@triton.jit
+def _image(x, image, size, IMAGES, PACKED: tl.constexpr):
+    """An image of x, and its time step: packed, all steps of an image share their bytes."""
+    step = image // IMAGES
+    if PACKED:
+        image = image % IMAGES
+    return x + tl.cast(image, tl.int64) * size, step
 
 
 @triton.jit
@@ -93,16 +115,17 @@ def _load_taps(weight, cols, inside, C: tl.constexpr, COUNT: tl.constexpr, FLIP:
 
 @triton.jit
 def _lrf_forward(
-    x, weight, residual, out, B, H, C: tl.constexpr, DILATIONS: tl.constexpr, COUNT: tl.constexpr, W: tl.constexpr,
-    RESIDUAL: tl.constexpr, IDENTITY: tl.constexpr, IMAGES: tl.constexpr, BC: tl.constexpr,
+    x, weight, residual, out, B, H, C: tl.constexpr, XS: tl.constexpr, DILATIONS: tl.constexpr, COUNT: tl.constexpr,
+    W: tl.constexpr, RESIDUAL: tl.constexpr, IDENTITY: tl.constexpr, IMAGES: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = _inside(cols, C, BC)
     taps = _load_taps(weight, cols, inside, C, COUNT, False)
     for image in range(tl.program_id(0) * IMAGES, tl.minimum(B, (tl.program_id(0) + 1) * IMAGES)):
         base = tl.cast(image, tl.int64) * H * W * C
+        source = x + tl.cast(image, tl.int64) * H * W * XS
         for i in range(H):
-            here = _load_row(x + base, i, cols, inside, C, H, W)
+            here = _load_row(source, i, cols, inside, XS, H, W)
             acc = ()
             if RESIDUAL:
                 acc = _load_row(residual + base, i, cols, inside, C, H, W)
@@ -113,9 +136,9 @@ def _lrf_forward(
                     acc = acc + (tl.zeros((BC,), tl.float32),)
             for n in tl.static_range(COUNT):
                 acc = _add_taps(acc, here, taps, 9 * n + 3, DILATIONS[n], W)
-                above = _load_row(x + base, i - DILATIONS[n], cols, inside, C, H, W)
+                above = _load_row(source, i - DILATIONS[n], cols, inside, XS, H, W)
                 acc = _add_taps(acc, above, taps, 9 * n, DILATIONS[n], W)
-                below = _load_row(x + base, i + DILATIONS[n], cols, inside, C, H, W)
+                below = _load_row(source, i + DILATIONS[n], cols, inside, XS, H, W)
                 acc = _add_taps(acc, below, taps, 9 * n + 6, DILATIONS[n], W)
             for j in tl.static_range(W):
                 tl.store(out + base + (i * W + j) * C + cols, acc[j].to(out.dtype.element_ty), mask=inside)
@@ -123,8 +146,9 @@ def _lrf_forward(
 
 @triton.jit
 def _lrf_backward(
-    x, weight, grad, grad_x, partial, B, H, C: tl.constexpr, DILATIONS: tl.constexpr, COUNT: tl.constexpr,
-    W: tl.constexpr, IDENTITY: tl.constexpr, IMAGES: tl.constexpr, BC: tl.constexpr,
+    x, weight, grad, grad_x, partial, B, H, STEP_IMAGES, C: tl.constexpr, XS: tl.constexpr, DILATIONS: tl.constexpr,
+    COUNT: tl.constexpr, W: tl.constexpr, IDENTITY: tl.constexpr, PACKED: tl.constexpr, IMAGES: tl.constexpr,
+    BC: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = _inside(cols, C, BC)
@@ -134,8 +158,9 @@ def _lrf_backward(
         sums = sums + (tl.zeros((BC,), tl.float32),)
     for image in range(tl.program_id(0) * IMAGES, tl.minimum(B, (tl.program_id(0) + 1) * IMAGES)):
         base = tl.cast(image, tl.int64) * H * W * C
+        source, step = _image(x, image, H * W * XS, STEP_IMAGES, PACKED)
         for i in range(H):
-            value = _load_row(x + base, i, cols, inside, C, H, W)
+            value = _load_values(source, i, cols, inside, step, XS, H, W, PACKED)
             here = _load_row(grad + base, i, cols, inside, C, H, W)
             acc = ()
             if IDENTITY:
@@ -161,11 +186,11 @@ def _lrf_backward(
 
 
 @triton.jit
-def _load_grid(x, cols, inside, C: tl.constexpr, N: tl.constexpr):
-    """All tokens of a small grid, as they are stored."""
+def _load_grid(x, cols, inside, S: tl.constexpr, N: tl.constexpr):
+    """All tokens of a small grid, S apart, as they are stored."""
     grid = ()
     for n in tl.static_range(N):
-        grid = grid + (tl.load(x + n * C + cols, mask=inside, other=0.0),)
+        grid = grid + (tl.load(x + n * S + cols, mask=inside, other=0),)
     return grid
 
 
@@ -178,16 +203,29 @@ def _row(grid, i: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
+def _values(row, step, W: tl.constexpr, PACKED: tl.constexpr):
+    """A loaded row in float32; packed, one time step of it."""
+    out = ()
+    for j in tl.static_range(W):
+        if PACKED:
+            out = out + (((row[j].to(tl.int32) >> step) & 1).to(tl.float32),)
+        else:
+            out = out + (row[j].to(tl.float32),)
+    return out
+
+
+@triton.jit
 def _lrf_forward_whole(
-    x, weight, residual, out, B, C: tl.constexpr, DILATIONS: tl.constexpr, COUNT: tl.constexpr, H: tl.constexpr,
-    W: tl.constexpr, RESIDUAL: tl.constexpr, IDENTITY: tl.constexpr, IMAGES: tl.constexpr, BC: tl.constexpr,
+    x, weight, residual, out, B, C: tl.constexpr, XS: tl.constexpr, DILATIONS: tl.constexpr, COUNT: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, RESIDUAL: tl.constexpr, IDENTITY: tl.constexpr, IMAGES: tl.constexpr,
+    BC: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = _inside(cols, C, BC)
     taps = _load_taps(weight, cols, inside, C, COUNT, False)
     for image in range(tl.program_id(0) * IMAGES, tl.minimum(B, (tl.program_id(0) + 1) * IMAGES)):
         base = tl.cast(image, tl.int64) * (H * W) * C
-        grid = _load_grid(x + base, cols, inside, C, H * W)
+        grid = _load_grid(x + tl.cast(image, tl.int64) * (H * W) * XS, cols, inside, XS, H * W)
         for i in tl.static_range(H):
             here = _row(grid, i, W)
             acc = ()
@@ -210,8 +248,9 @@ def _lrf_forward_whole(
 
 @triton.jit
 def _lrf_backward_whole(
-    x, weight, grad, grad_x, partial, B, C: tl.constexpr, DILATIONS: tl.constexpr, COUNT: tl.constexpr, H: tl.constexpr,
-    W: tl.constexpr, IDENTITY: tl.constexpr, IMAGES: tl.constexpr, BC: tl.constexpr,
+    x, weight, grad, grad_x, partial, B, STEP_IMAGES, C: tl.constexpr, XS: tl.constexpr, DILATIONS: tl.constexpr,
+    COUNT: tl.constexpr, H: tl.constexpr, W: tl.constexpr, IDENTITY: tl.constexpr, PACKED: tl.constexpr,
+    IMAGES: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = _inside(cols, C, BC)
@@ -222,11 +261,12 @@ def _lrf_backward_whole(
     for image in range(tl.program_id(0) * IMAGES, tl.minimum(B, (tl.program_id(0) + 1) * IMAGES)):
         base = tl.cast(image, tl.int64) * (H * W) * C
         grid = _load_grid(grad + base, cols, inside, C, H * W)
-        following = _load_grid(x + base, cols, inside, C, W)
+        source, step = _image(x, image, H * W * XS, STEP_IMAGES, PACKED)
+        following = _load_grid(source, cols, inside, XS, W)
         for i in tl.static_range(H):
-            value = _row(following, 0, W)
+            value = _values(following, step, W, PACKED)
             if i + 1 < H:
-                following = _load_grid(x + base + (i + 1) * W * C, cols, inside, C, W)
+                following = _load_grid(source + (i + 1) * W * XS, cols, inside, XS, W)
             here = _row(grid, i, W)
             acc = ()
             if IDENTITY:
@@ -257,49 +297,67 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
+def _tokens(x: Tensor) -> tuple[Tensor, int]:
+    """`[B, C, H, W]` with channels adjacent and a constant step between tokens (C, or more where the channels are a
+    part of wider rows), copied only if it is not; and that step."""
+    _, channels, height, width = x.shape
+    step = x.stride(3)
+    if step < channels or x.stride() != (height * width * step, 1, width * step, step):
+        return _channels_last(x), channels
+    return x, step
+
+
 class _Lrf(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, dilations: tuple[int, ...], residual: Tensor | None, identity: bool
-    ) -> Tensor:
-        x = _channels_last(x)
+        ctx: Any, x: Tensor, weight: Tensor, dilations: tuple[int, ...], residual: Tensor | None, identity: bool,
+        packed: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        x, step = _tokens(x)
         batch, channels, height, width = x.shape
         taps = weight.flatten(2).mT.float().contiguous()
         residual = None if residual is None else _channels_last(residual)
         dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-        out = torch.empty_like(x, dtype=dtype, memory_format=torch.channels_last)
+        out = torch.empty(batch, height, width, channels, dtype=dtype, device=x.device).permute(0, 3, 1, 2)
         bc, images = FORWARD
         kernel = _lrf_forward_whole if height * width <= WHOLE else _lrf_forward
         kernel[(triton.cdiv(batch, images), triton.cdiv(channels, bc))](
-            x, taps, residual, out, batch, H=height, C=channels, DILATIONS=dilations, COUNT=len(dilations), W=width,
-            RESIDUAL=residual is not None, IDENTITY=identity, IMAGES=images, BC=bc, num_warps=1,
+            x, taps, residual, out, batch, H=height, C=channels, XS=step, DILATIONS=dilations, COUNT=len(dilations),
+            W=width, RESIDUAL=residual is not None, IDENTITY=identity, IMAGES=images, BC=bc, num_warps=1,
         )  # fmt: skip
-        ctx.save_for_backward(x, taps)
-        ctx.given = (dilations, identity, weight.dtype)
+        ctx.save_for_backward(x if packed is None else packed, taps)
+        ctx.given = (dilations, identity, weight.dtype, x.dtype, packed is not None)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None, None, None]:
         x, taps = ctx.saved_tensors
-        dilations, identity, dtype = ctx.given
+        dilations, identity, dtype, x_dtype, packed = ctx.given
         grad = _channels_last(grads[0])
-        batch, channels, height, width = x.shape
+        x, step = _tokens(x)
+        batch, channels, height, width = grad.shape
         whole = height * width <= WHOLE
         bc, images = BACKWARD_WHOLE if whole else BACKWARD
         programs = triton.cdiv(batch, images)
         partial = taps.new_empty(programs, len(dilations), 9, channels)
-        grad_x = torch.empty_like(x)
+        grad_x = torch.empty_like(grad, dtype=x_dtype, memory_format=torch.channels_last)
         kernel = _lrf_backward_whole if whole else _lrf_backward
         kernel[(programs, triton.cdiv(channels, bc))](
-            x, taps, grad, grad_x, partial, batch, H=height, C=channels, DILATIONS=dilations, COUNT=len(dilations),
-            W=width, IDENTITY=identity, IMAGES=images, BC=bc, num_warps=1,
+            x, taps, grad, grad_x, partial, batch, H=height, STEP_IMAGES=x.shape[0], C=channels, XS=step,
+            DILATIONS=dilations, COUNT=len(dilations), W=width, IDENTITY=identity, PACKED=packed, IMAGES=images, BC=bc,
+            num_warps=1,
         )  # fmt: skip
         grad_weight = partial.sum(0).mT.unflatten(-1, (3, 3)).to(dtype)
-        return grad_x, grad_weight, None, grad if ctx.needs_input_grad[3] else None, None
+        return grad_x, grad_weight, None, grad if ctx.needs_input_grad[3] else None, None, None
 
 
 def lrf_triton(
-    x: Tensor, weight: Tensor, dilations: Sequence[int], residual: Tensor | None = None, identity: bool = False
+    x: Tensor,
+    weight: Tensor,
+    dilations: Sequence[int],
+    residual: Tensor | None = None,
+    identity: bool = False,
+    packed: Tensor | None = None,
 ) -> Tensor:
     """See `lrf`; with `identity`, `x` itself is added as well. Rows are unrolled, so wide ones compile slowly."""
-    return _Lrf.apply(x, weight, tuple(dilations), residual, identity)
+    return _Lrf.apply(x, weight, tuple(dilations), residual, identity, packed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,22 +17,24 @@ __all__ = ["causal_spike_attention", "spike_attention", "spike_attention_referen
 Packed = tuple[Tensor, Tensor, Tensor]
 
 
-def spike_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, packed: Packed | None = None) -> Tensor:
+def spike_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, packed: Packed | None = None, fork: bool = False
+) -> Any:
     """`scale` q k^T v for `q`, `k` `[..., N, d]` and `v` `[..., N, e]`, in the cheaper order.
 
     `packed` may hold the same spikes as bits, `[B, heads, N, d]` for `q` `[T * B, heads, N, d]`: on a GPU they are
-    kept for the backward pass instead.
+    kept for the backward pass instead. With `fork`, `v` is the second output, for whatever else reads it: on a GPU the
+    two gradients are then added without a pass of their own.
     """
     _check(q, k, v)
     if _has_kernel(q, k, v, causal=False):
         from lrfdyn.ops.spike_attention.triton import spike_attention_triton
 
-        return spike_attention_triton(q, k, v, scale, packed=packed)
+        return spike_attention_triton(q, k, v, scale, packed=packed, fork=fork)
     n, d, e = q.shape[-2], q.shape[-1], v.shape[-1]
     # q (k^T v) takes 2 N d e products and keeps a d x e matrix; (q k^T) v takes N^2 (d + e) and keeps N x N.
-    if 2 * n * d * e <= n * n * (d + e):
-        return (q @ (k.mT @ v)) * scale
-    return ((q @ k.mT) @ v) * scale
+    y = (q @ (k.mT @ v) if 2 * n * d * e <= n * n * (d + e) else (q @ k.mT) @ v) * scale
+    return (y, v) if fork else y
 
 
 def causal_spike_attention(

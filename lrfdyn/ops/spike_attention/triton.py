@@ -94,19 +94,21 @@ def _attention_forward(
 
 @triton.jit
 def _attention_backward(
-    q, k, v, grad, gq, gk, gv, scale, N, IMAGES, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, HEADS: tl.constexpr,
-    CAUSAL: tl.constexpr, DW: tl.constexpr, EW: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    PRECISION: tl.constexpr, PACKED: tl.constexpr,
+    q, k, v, grad, gq, gk, gv, extra, scale, N, IMAGES, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, gqb, gqn, gvb,
+    gvn, xb, xh, xn, HEADS: tl.constexpr, CAUSAL: tl.constexpr, DW: tl.constexpr, EW: tl.constexpr, BN: tl.constexpr,
+    BD: tl.constexpr, BE: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr, EXTRA: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of q, k (laid out `[batch, N, heads, d]`) and v (`[batch, N, heads, e]`)."""
+    """Gradients of q, k and v, heads side by side in rows of any width. `extra` is added to that of v."""
     dtype = grad.dtype.element_ty
     q, step = _spike_head(q, qb, qh, HEADS, IMAGES, PACKED)
     k, step = _spike_head(k, kb, kh, HEADS, IMAGES, PACKED)
     v, step = _spike_head(v, vb, vh, HEADS, IMAGES, PACKED)
     grad = _head(grad, ob, oh, HEADS)
-    gq = _head(gq, N * HEADS * DW, DW, HEADS)
-    gk = _head(gk, N * HEADS * DW, DW, HEADS)
-    gv = _head(gv, N * HEADS * EW, EW, HEADS)
+    gq = _head(gq, gqb, DW, HEADS)
+    gk = _head(gk, gqb, DW, HEADS)
+    gv = _head(gv, gvb, EW, HEADS)
+    if EXTRA:
+        extra = _head(extra, xb, xh, HEADS)
     state = tl.zeros((BD, BE), tl.float32)  # k^T v
     other = tl.zeros((BD, BE), tl.float32)  # q^T grad
     if not CAUSAL:
@@ -122,15 +124,18 @@ def _attention_backward(
             at, mask = _tile(grad, start, N, on, EW, BN, BE)
             gt = (tl.load(at, mask=mask, other=0.0) * scale).to(dtype)
             y = tl.dot(gt, tl.trans(state.to(gt.dtype)), input_precision=PRECISION)
-            at, mask = _tile(gq, start, N, HEADS * DW, DW, BN, BD)
+            at, mask = _tile(gq, start, N, gqn, DW, BN, BD)
             tl.store(at, y.to(gq.dtype.element_ty), mask=mask)
             vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
             y = tl.dot(vt, tl.trans(other.to(gt.dtype)), input_precision=PRECISION)
-            at, mask = _tile(gk, start, N, HEADS * DW, DW, BN, BD)
+            at, mask = _tile(gk, start, N, gqn, DW, BN, BD)
             tl.store(at, y.to(gk.dtype.element_ty), mask=mask)
             kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
             y = tl.dot(kt, other.to(gt.dtype), input_precision=PRECISION)
-            at, mask = _tile(gv, start, N, HEADS * EW, EW, BN, BE)
+            if EXTRA:
+                at, mask = _tile(extra, start, N, xn, EW, BN, BE)
+                y += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+            at, mask = _tile(gv, start, N, gvn, EW, BN, BE)
             tl.store(at, y.to(gv.dtype.element_ty), mask=mask)
     else:
         for start in range(0, N, BN):
@@ -141,7 +146,7 @@ def _attention_backward(
             score = tl.where(_below(BN), tl.dot(gt, tl.trans(vt), input_precision=PRECISION), 0.0)
             y = tl.dot(gt, tl.trans(state.to(gt.dtype)), input_precision=PRECISION)
             y = tl.dot(score.to(kt.dtype), kt, y, input_precision=PRECISION)
-            at, mask = _tile(gq, start, N, HEADS * DW, DW, BN, BD)
+            at, mask = _tile(gq, start, N, gqn, DW, BN, BD)
             tl.store(at, y.to(gq.dtype.element_ty), mask=mask)
             state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
         for back in range(0, N, BN):
@@ -154,12 +159,15 @@ def _attention_backward(
             score = tl.where(_below(BN), tl.dot(gt, tl.trans(vt), input_precision=PRECISION), 0.0)
             y = tl.dot(vt, tl.trans(other.to(vt.dtype)), input_precision=PRECISION)
             y = tl.dot(tl.trans(score.to(qt.dtype)), qt, y, input_precision=PRECISION)
-            at, mask = _tile(gk, start, N, HEADS * DW, DW, BN, BD)
+            at, mask = _tile(gk, start, N, gqn, DW, BN, BD)
             tl.store(at, y.to(gk.dtype.element_ty), mask=mask)
             score = tl.where(_below(BN), tl.dot(qt, tl.trans(kt), input_precision=PRECISION), 0.0)
             y = tl.dot(kt, other.to(kt.dtype), input_precision=PRECISION)
             y = tl.dot(tl.trans(score.to(gt.dtype)), gt, y, input_precision=PRECISION)
-            at, mask = _tile(gv, start, N, HEADS * EW, EW, BN, BE)
+            if EXTRA:
+                at, mask = _tile(extra, start, N, xn, EW, BN, BE)
+                y += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+            at, mask = _tile(gv, start, N, gvn, EW, BN, BE)
             tl.store(at, y.to(gv.dtype.element_ty), mask=mask)
             other = tl.dot(tl.trans(qt), gt, other, input_precision=PRECISION)
 
@@ -172,7 +180,7 @@ def _options(q: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
     precision = "ieee" if q.dtype == torch.float32 else "tf32"
     return {
         "HEADS": heads, "CAUSAL": causal, "DW": d, "EW": e, "BN": block, "BD": bd, "BE": be, "PRECISION": precision,
-        "num_warps": 8 if bd * be > 4096 else 4, "num_stages": 1,
+        "num_warps": 1 if bd * be <= 1024 and q.dtype != torch.float32 else 8 if bd * be > 4096 else 4, "num_stages": 1,
     }  # fmt: skip
 
 
@@ -193,38 +201,60 @@ def _empty_heads(like: Tensor) -> Tensor:
 Packed = tuple[Tensor, Tensor, Tensor]
 
 
+def _gradients(grad: Tensor, d: int, side_by_side: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty gradients of q, k `[batch, heads, N, d]` and v, like `grad` `[batch, heads, N, e]`: heads side by side in
+    a row, and the rows of all three in one if those of q, k and v are."""
+    batch, heads, tokens, e = grad.shape
+    sizes = [heads * d, heads * d, heads * e]
+    if side_by_side:
+        parts = grad.new_empty(batch, tokens, sum(sizes)).split(sizes, -1)
+    else:
+        parts = tuple(grad.new_empty(batch, tokens, size) for size in sizes)
+    gq, gk, gv = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
+    return gq, gk, gv
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, packed: Packed | None
-    ) -> Tensor:  # fmt: skip
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, packed: Packed | None, fork: bool
+    ) -> Any:  # fmt: skip
+        given = v
         q, k, v = _dense_rows(q), _dense_rows(k), _dense_rows(v)
         out = _empty_heads(v)
         _attention_forward[(q.shape[0] * q.shape[1],)](
             q, k, v, out, scale, q.shape[2], *_strides(q, k, v, out), **_options(q, v, causal)
         )
         ctx.save_for_backward(*((q, k, v) if packed is None else (_dense_rows(x) for x in packed)))
-        ctx.given = (scale, causal, packed is not None)
-        return out
+        ctx.given = (scale, causal, packed is not None, q.stride(2) > q.shape[1] * q.shape[3])
+        return (out, given.view_as(given)) if fork else out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         q, k, v = ctx.saved_tensors
-        scale, causal, packed = ctx.given
+        scale, causal, packed, side_by_side = ctx.given
         grad = _dense_rows(grads[0])
+        extra = _dense_rows(grads[1]) if len(grads) > 1 else None
         batch, heads, tokens, d = (grad.shape[0], *q.shape[1:])
-        gq, gk = (grad.new_empty(batch, tokens, heads, d).transpose(1, 2) for _ in range(2))
-        gv = _empty_heads(grad)
+        gq, gk, gv = _gradients(grad, d, side_by_side)
         _attention_backward[(batch * heads,)](
-            q, k, v, grad, gq, gk, gv, scale, tokens, q.shape[0], *_strides(q, k, v, grad), PACKED=packed,
-            **_options(gq, gv, causal),
+            q, k, v, grad, gq, gk, gv, extra, scale, tokens, q.shape[0], *_strides(q, k, v, grad),
+            gq.stride(0), gq.stride(2), gv.stride(0), gv.stride(2), *_strides(grad if extra is None else extra),
+            PACKED=packed, EXTRA=extra is not None, **_options(gq, gv, causal),
         )  # fmt: skip
-        return gq, gk, gv, None, None, None
+        return gq, gk, gv, None, None, None, None
 
 
 def spike_attention_triton(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False, packed: Packed | None = None
-) -> Tensor:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    causal: bool = False,
+    packed: Packed | None = None,
+    fork: bool = False,
+) -> Any:
     """`scale` q (k^T v) for `[batch, heads, N, d]`, batch = T * B, `d` and `e` up to 256. `packed` holds the same
-    spikes as one byte per neuron, `[B, heads, N, d]`."""
-    return _Attention.apply(q, k, v, scale, causal, packed)
+    spikes as one byte per neuron, `[B, heads, N, d]`. With `fork`, `v` comes back as a second output, for whatever
+    else reads it: that gradient is then added where the gradient of `v` is made."""
+    return _Attention.apply(q, k, v, scale, causal, packed, fork)

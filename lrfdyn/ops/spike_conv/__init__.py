@@ -8,49 +8,73 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lrfdyn.ops.ownership import exclusive
+
 __all__ = ["spike_conv"]
 
 
+def _channels_last(x: Tensor) -> Tensor:
+    """`[T, B, C, H, W]` in the memory of `[T, B, H, W, C]`: itself where it is so."""
+    rows = x.permute(0, 1, 3, 4, 2)
+    return x if rows.is_contiguous() else rows.contiguous().permute(0, 1, 4, 2, 3)
+
+
 def _rows(x: Tensor) -> Tensor:
-    """`[B, C, H, W]` in channels-last memory as the matrix `[B * H * W, C]`."""
-    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+    """The same as the matrix `[T * B * H * W, C]`."""
+    return x.permute(0, 1, 3, 4, 2).flatten(0, 3)
 
 
 class _SpikeConv(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, packed: Tensor | None, weight: Tensor, stride: tuple[int, ...], padding: tuple[int, ...],
-        groups: int,
-    ) -> Tensor:  # fmt: skip
+        groups: int, fork: bool,
+    ) -> Any:  # fmt: skip
+        given, x = x, _channels_last(x)
         pointwise = weight.shape[2:] == (1, 1) and set(stride) == {1} and set(padding) == {0} and groups == 1
         ctx.save_for_backward(x if packed is None else packed, weight)
-        ctx.given = (x.shape[0], x.dtype, packed is not None, pointwise, stride, padding, groups)
+        ctx.given = (x.shape, x.stride(), x.dtype, packed is not None, pointwise, stride, padding, groups)
         if pointwise:
             # A matrix product in channels-last memory.
-            y = _rows(x) @ weight.flatten(1).T
-            return y.view(x.shape[0], *x.shape[2:], -1).permute(0, 3, 1, 2)
-        return F.conv2d(x, weight, None, stride, padding, groups=groups)
+            y = (_rows(x) @ weight.flatten(1).T).view(*x.shape[:2], *x.shape[3:], -1).permute(0, 1, 4, 2, 3)
+        else:
+            y = F.conv2d(x.flatten(0, 1), weight, None, stride, padding, groups=groups).unflatten(0, x.shape[:2])
+        return (y, given.view_as(given)) if fork else y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         saved, weight = ctx.saved_tensors
-        images, dtype, packed, pointwise, stride, padding, groups = ctx.given
-        grad = grads[0].contiguous(memory_format=torch.channels_last)
+        shape, strides, dtype, packed, pointwise, stride, padding, groups = ctx.given
+        grad = _channels_last(grads[0])
+        mine = len(grads) > 1 and exclusive(grads[1])
+        other = grads[1] if len(grads) > 1 else None
         for_x, _, for_weight = ctx.needs_input_grad[:3]
         if packed and (for_weight or not pointwise):
             from lrfdyn.ops.spike_conv.triton import unpack
 
-            saved = unpack(saved, images // saved.shape[0], dtype)
+            saved = unpack(saved, shape[0], dtype)
+        grad_x = grad_weight = None
         if pointwise:
-            rows = _rows(grad)
-            grad_weight = (rows.T @ _rows(saved)).view_as(weight) if for_weight else None
+            rows, matrix = _rows(grad), weight.flatten(1)
+            if for_weight:
+                grad_weight = (rows.T @ _rows(saved)).view_as(weight)
             del saved  # unpacked spikes and the gradient of x together are the peak of memory in a step
-            grad_x = (rows @ weight.flatten(1)).view(images, *grad.shape[2:], -1).permute(0, 3, 1, 2) if for_x else None
+            if for_x and other is not None and mine and (other.stride(), other.dtype) == (strides, grad.dtype):
+                # What came along the other path is added inside the product.
+                _rows(other).addmm_(rows, matrix)
+                grad_x, other = other, None
+            elif for_x:
+                grad_x = torch.empty_strided(shape, strides, dtype=grad.dtype, device=grad.device)
+                torch.mm(rows, matrix, out=_rows(grad_x))
         else:
             grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-                grad, saved, weight, None, stride, padding, (1, 1), False, (0, 0), groups, (for_x, for_weight, False)
-            )
-        return grad_x, None, grad_weight, None, None, None
+                grad.flatten(0, 1), saved.flatten(0, 1), weight, None, stride, padding, (1, 1), False, (0, 0), groups,
+                (for_x, for_weight, False),
+            )  # fmt: skip
+            grad_x = None if grad_x is None else grad_x.unflatten(0, shape[:2])
+        if grad_x is not None and other is not None:
+            grad_x = grad_x + other
+        return grad_x, None, grad_weight, None, None, None, None
 
 
 def spike_conv(
@@ -60,11 +84,12 @@ def spike_conv(
     padding: tuple[int, ...] = (0, 0),
     groups: int = 1,
     packed: Tensor | None = None,
-) -> Tensor:
-    """`conv2d` without bias of `x` `[T * B, C, H, W]` in channels-last memory.
+    fork: bool = False,
+) -> Any:
+    """`conv2d` without bias of every time step of `x` `[T, B, C, H, W]`, best in channels-last memory.
 
     `packed` `[B, C, H, W]` holds binary `x` as one byte per neuron, a bit per time step; then that is what is kept for
-    the backward pass instead of `x`.
+    the backward pass instead of `x`. With `fork`, `x` comes back as a second output, for a shortcut around the layers
+    that follow: the gradient of the shortcut is then added inside the product that makes the gradient of `x`.
     """
-    x = x.contiguous(memory_format=torch.channels_last)
-    return _SpikeConv.apply(x, packed, weight, stride, padding, groups)
+    return _SpikeConv.apply(x, packed, weight, stride, padding, groups, fork)

@@ -22,15 +22,10 @@ def _unpack(packed, out, n, T: tl.constexpr, BLOCK: tl.constexpr):
         out += n
 
 
-def unpack_flat(packed: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """Spikes `[T * B, ...]` of one byte per neuron, `[B, ...]`."""
-    packed = packed.contiguous()
-    out = torch.empty(steps * packed.shape[0], *packed.shape[1:], dtype=dtype, device=packed.device)
-    n = packed.numel()
-    _unpack[(triton.cdiv(n, BLOCK),)](packed, out, n, T=steps, BLOCK=BLOCK)
-    return out
-
-
 def unpack(packed: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """The same of `[B, C, H, W]` in channels-last memory."""
-    return unpack_flat(packed.permute(0, 2, 3, 1), steps, dtype).permute(0, 3, 1, 2)
+    """Spikes `[T, B, C, H, W]` of one byte per neuron, `[B, C, H, W]`, both in channels-last memory."""
+    rows = packed.permute(0, 2, 3, 1).contiguous()
+    out = torch.empty(steps, *rows.shape, dtype=dtype, device=packed.device)
+    n = rows.numel()
+    _unpack[(triton.cdiv(n, BLOCK),)](rows, out, n, T=steps, BLOCK=BLOCK)
+    return out.permute(0, 1, 4, 2, 3)

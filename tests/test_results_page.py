@@ -1,0 +1,120 @@
+"""The results page: made from the runs that exist, honest about those that do not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("yaml")
+from lrfdyn.training.recipes import dump_yaml, list_recipes, load_recipe
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_results", ROOT / "docs" / "make_results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules["make_results"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def record(folder: Path, recipe: str, top1: float, seed: int = 0, epochs: int = 4, ended: bool = True) -> None:
+    """The files of a run, with made-up numbers."""
+    name = f"cifar100_spikformer_4_384_{recipe}"
+    config = load_recipe(list_recipes()[name], {"run.seed": str(seed), "schedule.cooldown_epochs": "0"})
+    values = config.as_dict()
+    values["schedule"] |= {"epochs": epochs, "warmup_epochs": 1}
+    out = folder / f"{recipe}_seed{seed}_{epochs}"
+    out.mkdir(parents=True)
+    (out / "recipe.yaml").write_text(dump_yaml(values))
+    count = epochs if ended else epochs - 1
+    lines: list[dict[str, Any]] = [{"kind": "step", "step": 1, "loss": 4.6}]
+    for epoch in range(1, count + 1):
+        accuracy = top1 * epoch / count
+        lines.append({"kind": "epoch", "step": epoch, "epoch": epoch, "train_loss": 4.0 / epoch, "top1": accuracy})
+    (out / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "ep')
+    if ended:
+        kind = config.model.attention
+        dilations = {"ssa": None}.get(
+            str(kind), list((3, 5) if config.model.dilations is None else config.model.dilations)
+        )
+        summary = {"recipe": name, "attention": kind, "dilations": dilations, "top1": top1, "parameters": 9_000_000}
+        summary |= {"images_per_s": 14_000.4, "wall_s": 390.6, "device": "NVIDIA H200", "seed": seed}
+        (out / "summary.json").write_text(json.dumps(summary))
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
+    ]
+    return {first: rest for first, *rest in cells}
+
+
+def test_partial_set(page, tmp_path):
+    record(tmp_path / "runs", "ssa", 70.0)
+    record(tmp_path / "runs", "lrf_ssa_omega1", 71.0)
+    record(tmp_path / "runs", "lrf_dyn_omega3", 72.0)
+    record(tmp_path / "runs", "lrf_dyn_omega3", 73.0, seed=1)
+    record(tmp_path / "runs", "lrf_dyn", 74.25)
+    record(tmp_path / "runs", "lrf_dyn_qkv", 69.5)
+    record(tmp_path / "runs", "causal_ssa", 65.0, ended=False)
+    page.main(tmp_path / "runs", tmp_path)
+    text = (tmp_path / "results.md").read_text()
+    table = rows(text)
+    assert table["LRF-SSA, here"] == ["70.00", "71.00", "not run", "not run", "not run"]
+    assert table["LRF-SSA, paper"] == ["77.86", "78.26", "78.52", "78.64", ""]
+    assert table["LRF-Dyn, here"] == ["not run", "not run", "72.50 ± 0.50 (2 seeds)", "not run", "74.25"]
+    assert table["LRF-Dyn (qkv token), here"][-1] == "69.50"
+    assert table["causal SSA, here"] == ["not run"] * 5, "a run that did not end has no result"
+    (stopped,) = (row for name, row in table.items() if "causal_ssa" in name)
+    assert "stopped at 3 of 4" in stopped
+    absent = text.partition("## Not run yet")[2].partition("##")[0]
+    assert "`cifar100_spikformer_4_384_causal_ssa_omega0`" in absent
+    assert "`cifar100_spikformer_4_384_lrf_ssa_omega3`" in absent
+    assert "lrf_ssa_omega0" not in absent, "ssa is that"
+    assert "lrf_dyn_omega3`" not in absent
+    assert "Seeds: 2 here (0, 1)" in text
+    assert "Epochs: 4 here" in text
+    assert "| 9,000,000 | 14,000 | 391 | NVIDIA H200 |" in text
+    figure = (tmp_path / "images" / "cifar100_curves.svg").read_text()
+    for label in ("LRF-Dyn (1, 3), 4 epochs, seed 1", "causal SSA"):
+        assert label in figure
+    page.draw(page.read_runs(tmp_path / "runs"), tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_text() == figure
+
+
+def test_other_lengths_are_not_compared_with_each_other(page, tmp_path):
+    record(tmp_path, "ssa", 70.0, epochs=4)
+    record(tmp_path, "ssa", 60.0, epochs=2, seed=1)
+    text = page.render(page.read_runs(tmp_path))
+    long, _, short = text.partition("## Accuracy after 2 epochs")
+    assert "## Accuracy after 4 epochs" in long
+    assert rows(long)["LRF-SSA, here"][0] == "70.00"
+    assert rows(short.partition("## What")[0])["LRF-SSA, here"][0] == "60.00"
+
+
+def test_without_runs_everything_is_missing(page, tmp_path):
+    text = page.render(page.read_runs(tmp_path / "none"))
+    assert "No run is recorded yet" in text
+    assert text.count("- `cifar100_spikformer_4_384_") == 12
+    for name in page.missing([]):
+        assert name in list_recipes()
+
+
+def test_page_is_up_to_date(page):
+    runs = page.read_runs(ROOT / "results" / "cifar100")
+    assert page.render(runs) == (ROOT / "docs" / "results.md").read_text(encoding="utf-8"), (
+        "python docs/make_results.py"
+    )
+    assert not runs or (ROOT / "docs" / page.FIGURE).exists()

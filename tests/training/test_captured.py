@@ -1,0 +1,189 @@
+"""The trainer with the step that a GPU captures, here without a graph: results, resumption, checkpoints and times."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from lrfdyn.training import state
+from lrfdyn.training.config import OptimizerConfig
+from lrfdyn.training.logs import read_log
+from lrfdyn.training.optim import build_optimizer
+from lrfdyn.training.recipes import merge
+from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.trainer import Trainer
+from tests.training.runs import STEPS, final_state, tiny, train
+
+
+@pytest.fixture
+def capturing(monkeypatch):
+    monkeypatch.setattr(Trainer, "_graph_obstacle", lambda _: "")
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+def test_same_training_and_exact_resumption(name, tmp_path, monkeypatch):
+    # Without the random numbers of stochastic depth and in float64, so that only the algebra can differ.
+    config = tiny(optimizer={"name": name}, run={"precision": "fp64"}, model={"drop_path": 0.0})
+    train(config, tmp_path / "plain")
+    monkeypatch.setattr(Trainer, "_graph_obstacle", lambda _: "")
+    train(config, tmp_path / "whole")
+    tensors, _, log = final_state(tmp_path / "whole")
+    plain, _, plain_log = final_state(tmp_path / "plain")
+    assert tensors.keys() == plain.keys()
+    # Spikes turn rounding into jumps, so only the first losses must agree to many digits.
+    for ours, theirs in zip(log[:5], plain_log[:5], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+        assert ours["learning_rate"] == theirs["learning_rate"]
+    # From the middle of an epoch, as after an interruption.
+    middle = tmp_path / "middle"
+    with pytest.raises(InterruptedError):
+        train(config, middle, reporter=Stop(14))
+    train(config, middle, resume="auto")
+    resumed, meta, resumed_log = final_state(middle)
+    assert meta["step"] == STEPS
+    assert all(value.equal(tensors[key]) for key, value in resumed.items())
+    assert resumed_log == log
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+def test_moments_come_back_in_the_layout_of_their_weights(name):
+    """Fused optimisers walk weights, gradients and moments side by side in memory."""
+
+    def build():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).to(
+            memory_format=torch.channels_last
+        )
+        config = OptimizerConfig(name=name, learning_rate=0.1)
+        return model, build_optimizer(model, config, 0.1, capturable=True)
+
+    def step(model, optimizer, seed):
+        optimizer.zero_grad()
+        images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        model(images.to(memory_format=torch.channels_last)).square().mean().backward()
+        optimizer.step()
+
+    ours, theirs = build(), build()
+    for seed in range(3):
+        step(*ours, seed)
+    tensors = {k: v.contiguous() for k, v in state.training_tensors(*ours, None).items()}
+    state.restore_training(tensors, *theirs, None)
+    for seed in range(3, 6):
+        step(*ours, seed)
+        step(*theirs, seed)
+    for a, b in zip(ours[0].parameters(), theirs[0].parameters(), strict=True):
+        assert a.stride() == b.stride()
+        assert torch.equal(a, b)
+        for key, value in ours[1].state[a].items():
+            assert torch.equal(value, theirs[1].state[b][key])
+            assert value.stride() == theirs[1].state[b][key].stride()
+
+
+class Stop(Reporter):
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def step(self, trainer):
+        if trainer.done == self.at:
+            raise InterruptedError
+
+
+def test_rate_of_the_optimiser_follows_the_schedule(capturing, tmp_path):
+    rates: list[list[float]] = []
+
+    class Watch(Reporter):
+        def step(self, trainer):
+            rates.append([float(group["lr"]) for group in trainer.raw_optimizer.param_groups])
+            assert all(isinstance(group["lr"], torch.Tensor) for group in trainer.raw_optimizer.param_groups)
+
+    train(tiny(), tmp_path, reporter=Watch())
+    logged = [r["learning_rate"] for r in read_log(tmp_path / "log.jsonl") if r["kind"] == "step"]
+    assert len(set(logged)) > 15
+    assert rates == [[pytest.approx(rate)] * 2 for rate in logged]
+
+
+def test_checkpoints_at_intervals(tmp_path):
+    config = tiny(schedule={"epochs": 5}, run={"checkpoint_epochs": 2, "checkpoint_steps": 1000})
+    written: list[int] = []
+
+    class Watch(Reporter):
+        def epoch(self, record):
+            written.append(len(state.list_checkpoints(tmp_path / "checkpoints")))
+
+    train(config, tmp_path, reporter=Watch())
+    assert written == [0, 1, 1, 2, 2]
+    names = [int(p.stem.removeprefix("step-")) for p in state.list_checkpoints(tmp_path / "checkpoints")]
+    assert names == [5 * 11, 4 * 11]
+
+
+def test_speed_is_that_of_the_steps_behind_the_first(tmp_path, monkeypatch):
+    """The first step compiles, and what the device still has to do when an epoch ends belongs to the epoch."""
+    first, slow_end = 1.0, 0.4
+    step, mean = Trainer._step, Trainer._mean
+
+    def slow_first(self, batches):
+        time.sleep(first if self.done == 0 else 0)
+        return step(self, batches)
+
+    def waits(self, loss):  # the host hears of the loss when the queue is empty
+        time.sleep(slow_end if loss is not self.loss_sum else 0)
+        return mean(self, loss)
+
+    monkeypatch.setattr(Trainer, "_step", slow_first)
+    monkeypatch.setattr(Trainer, "_mean", waits)
+    summary = train(tiny(schedule={"epochs": 1}, run={"log_steps": 100}), tmp_path)
+    seconds = 10 * 128 / summary["images_per_s"]
+    assert slow_end < seconds < slow_end + first
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestOnGPU:
+    CONFIG: ClassVar[dict[str, Any]] = {"run": {"device": "cuda", "precision": "bf16", "log_steps": 5}}
+
+    def test_the_host_waits_for_logs_only(self, tmp_path, monkeypatch):
+        mode = torch.cuda.set_sync_debug_mode
+        mean, end = Trainer._mean, Trainer._end_epoch
+
+        def waiting(function):
+            def call(*arguments):
+                mode("default")
+                try:
+                    return function(*arguments)
+                finally:
+                    mode("error")
+
+            return call
+
+        class Strict(Reporter):
+            def start(self, trainer):
+                self.trainer = trainer
+
+            def step(self, trainer):  # the first step captures, and may wait
+                mode("error")
+
+        strict = Strict()
+        monkeypatch.setattr(Trainer, "_mean", waiting(mean))
+        monkeypatch.setattr(Trainer, "_end_epoch", waiting(end))
+        try:
+            train(tiny(**merge(self.CONFIG, {"run": {"checkpoint_steps": 1000}})), tmp_path, reporter=strict)
+        finally:
+            mode("default")
+        assert strict.trainer.captured_step.captured
+
+    @pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+    def test_captured_equals_eager_and_goes_on_where_it_stopped(self, name, tmp_path):
+        config = merge(self.CONFIG, {"optimizer": {"name": name}, "run": {"precision": "fp32", "log_steps": 1}})
+        train(tiny(**config), tmp_path / "graph")
+        train(tiny(**merge(config, {"run": {"cuda_graph": "off"}})), tmp_path / "eager")
+        graph, eager = final_state(tmp_path / "graph")[2], final_state(tmp_path / "eager")[2]
+        for ours, theirs in zip(graph[:4], eager[:4], strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+        with pytest.raises(InterruptedError):
+            train(tiny(**config), tmp_path / "stopped", reporter=Stop(14))
+        train(tiny(**config), tmp_path / "stopped", resume="auto")
+        for ours, theirs in zip(final_state(tmp_path / "stopped")[2], graph, strict=True):
+            key = "loss" if "loss" in ours else "train_loss"
+            assert ours[key] == pytest.approx(theirs[key], rel=2e-2)
