@@ -4,7 +4,7 @@ from lrfdyn.attention import ATTENTIONS
 from lrfdyn.attention.swap import swap_attention
 from lrfdyn.errors import LrfdynError
 from lrfdyn.hub import from_pretrained
-from lrfdyn.models import create_model, list_models
+from lrfdyn.models import create_model, create_segmenter, list_models
 from lrfdyn.models.official import load_official
 from lrfdyn.version import __version__
 
@@ -13,6 +13,7 @@ __all__ = [
     "LrfdynError",
     "__version__",
     "create_model",
+    "create_segmenter",
     "from_pretrained",
     "list_models",
     "load_official",

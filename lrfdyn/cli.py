@@ -7,11 +7,17 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from lrfdyn.commands import evaluate, models, reproduce, train
+from lrfdyn.commands import evaluate, figure_segmentation, models, reproduce, train
 from lrfdyn.errors import LrfdynError, unknown_name
 from lrfdyn.version import __version__
 
-COMMANDS = {"reproduce": reproduce, "models": models, "train": train, "evaluate": evaluate}
+COMMANDS = {
+    "reproduce": reproduce,
+    "models": models,
+    "train": train,
+    "evaluate": evaluate,
+    "figure-segmentation": figure_segmentation,
+}
 
 
 class Parser(argparse.ArgumentParser):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,18 @@ def _flush_folder(path: Path) -> None:
         pass
     finally:
         os.close(handle)
+
+
+def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """A .csv file of rows with the same keys."""
+
+    def write(file: Path) -> None:
+        with file.open("w", newline="", encoding="utf-8") as text:
+            table = csv.DictWriter(text, list(rows[0]))
+            table.writeheader()
+            table.writerows(rows)
+
+    write_atomic(path, write)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from lrfdyn.commands.train import add_keys, overrides
 from lrfdyn.errors import LrfdynError, require
+from lrfdyn.tasks import describe_results
 from lrfdyn.training.config import TrainConfig, parse_config
 from lrfdyn.training.recipes import apply_override, find_recipe, load_recipe
 
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("source", help="the folder of a run, a checkpoint, or the name or path of a recipe")
     add("--weights", type=Path, help="with a recipe: a .safetensors file or a folder of save_pretrained")
     add("--raw", action="store_true", help="the weights themselves and not their moving average")
+    add("--classes", action="store_true", help="of segmentation: print a line for every class too")
     add("--json", action="store_true", help="print JSON")
     add_keys(parser)
 
@@ -34,7 +36,16 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(result, indent=1))
         return
-    print(f"{source}: top-1 {result['top1']:.2f} %, top-5 {result['top5']:.2f} %, loss {result['test_loss']:.4f}")
+    print(f"{source}: {describe_results(result)}, loss {result['test_loss']:.4f}")
+    if arguments.classes and "classes" in result:
+        print_classes(result["classes"])
+
+
+def print_classes(rows: list[dict[str, Any]]) -> None:
+    """Of segmentation: every class that occurs or was predicted, the best first."""
+    for row in sorted((row for row in rows if row["iou"] is not None), key=lambda row: -row["iou"]):
+        accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
+        print(f"{row['class']:<24} IoU {row['iou']:6.2f} %  accuracy {accuracy:>6} %  {row['pixels']:>12,} pixels")
 
 
 def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:

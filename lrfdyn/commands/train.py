@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from lrfdyn.errors import LrfdynError
+from lrfdyn.tasks import NAMES, describe_results
 from lrfdyn.training.config import TrainConfig, key_types, type_name
 from lrfdyn.training.recipes import dump_yaml, find_recipe, list_recipes, load_recipe
 from lrfdyn.training.reporter import Reporter
@@ -161,7 +162,8 @@ class Bar(Reporter):
     def epoch(self, record: dict[str, Any]) -> None:
         if not self.active:
             return
-        tested = f", top-1 {record['top1']:.2f} %" if "top1" in record else ""
+        results = describe_results(record)
+        tested = f", {results}" if results else ""
         self.news = f", loss {record['train_loss']:.3f}{tested}"
         self.say(f"epoch {record['epoch']}: loss {record['train_loss']:.4f}{tested}")
 
@@ -174,7 +176,9 @@ def summary_table(summary: dict[str, Any], out: Path) -> Table:
     for key in ("recipe", "model", "attention", "token", "dilations", "epochs", "seed"):
         if summary[key] is not None:
             table.add_row(key, str(summary[key]))
-    table.add_row("top-1", f"{summary['top1']:.2f} %")
+    for key, name in NAMES.items():
+        if key in summary:
+            table.add_row(name, f"{summary[key]:.2f} %")
     table.add_row("parameters", f"{summary['parameters']:,}")
     table.add_row("images/s", f"{summary['images_per_s']:,.0f}")
     table.add_row("wall time", f"{summary['wall_s']:,.0f} s")

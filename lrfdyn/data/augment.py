@@ -45,9 +45,12 @@ class Augmentation:
     cutmix_share: float = 0.5  # of the mixed steps, where both are on
     label_smoothing: float = 0.0  # [0.1]
     repeats: int = 1  # augmentations of every image in a global batch [3]; fewer distinct images per epoch
+    # Of images with masks only, which take no other settings than these two and flip.
+    scale: tuple[float, float] = (1.0, 1.0)  # of the short side over the crop [0.5, 2]
+    photometric: bool = False  # brightness, contrast, saturation and hue at random
 
     def __post_init__(self) -> None:
-        for name in ("crop_scale", "crop_ratio", "erase_area"):  # lists, as configuration files have them
+        for name in ("crop_scale", "crop_ratio", "erase_area", "scale"):  # lists, as configuration files have them
             low_high = tuple(getattr(self, name))
             require(
                 len(low_high) == 2 and 0 < low_high[0] <= low_high[1],

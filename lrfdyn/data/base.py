@@ -203,6 +203,13 @@ def _shards(root: Path | None, augment: Augmentation, **options: Any) -> DataSou
     return Shards(_given(root, "webdataset"), augment, **options)
 
 
+def _ade20k(root: Path | None, augment: Augmentation, **options: Any) -> DataSource:
+    from lrfdyn.data.ade20k import Ade20k
+
+    return Ade20k(_given(root, "ade20k"), augment, **options)
+
+
+MASKED = ("ade20k",)  # data sets of images with masks
 DATA: dict[str, Callable[..., DataSource]] = {
     "digits": _digits,
     "cifar10": _cifar("cifar10"),
@@ -210,15 +217,19 @@ DATA: dict[str, Callable[..., DataSource]] = {
     "imagenet": _folder("imagenet", 224),
     "imagenette": _folder("imagenette", 128),
     "webdataset": _shards,
+    "ade20k": _ade20k,
 }
 
 
 def create_data(name: str, root: Path | str | None, augment: Augmentation, **options: Any) -> DataSource:
     """The data set `name` from the folder `root`. `options` are the constructor's: `image_size`, `workers`,
     `on_corrupt`, `crop_share` for folders and shards; also `train`, `test`, `num_classes`, `shuffle_shards` for
-    shards."""
+    shards; those of `Ade20k` for ade20k."""
     if name not in DATA:
         raise unknown_name("data", name, DATA)
+    for key in () if name in MASKED else ("scale", "photometric"):
+        given = getattr(augment, key)
+        require(given == getattr(Augmentation, key), f"augmentation.{key}: is for images with masks, got {given}")
     try:
         return DATA[name](None if root is None else Path(root), augment, **options)
     except TypeError as error:

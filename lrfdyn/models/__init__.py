@@ -7,6 +7,7 @@ from lrfdyn.models.registry import create_model, list_models, register_model
 from lrfdyn.models.sdt_v1 import SDTV1
 from lrfdyn.models.sdt_v2 import SDTV2
 from lrfdyn.models.sdt_v3 import SDTV3
+from lrfdyn.models.segmenter import Segmenter, create_segmenter
 from lrfdyn.models.sew_resnet import SEWResNet
 from lrfdyn.models.spikformer import Spikformer
 
@@ -17,9 +18,11 @@ __all__ = [
     "MSResNet",
     "QKFormer",
     "SEWResNet",
+    "Segmenter",
     "Spikformer",
     "SpikingModel",
     "create_model",
+    "create_segmenter",
     "list_models",
     "register_model",
 ]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from lrfdyn.data import DataSource, create_data
-from lrfdyn.models import SpikingModel, create_model
-from lrfdyn.models.registry import model_class
+from lrfdyn.models import SpikingModel
+from lrfdyn.tasks import task_of
 from lrfdyn.training.config import TrainConfig
 
 
@@ -19,10 +18,7 @@ def build_data(config: TrainConfig) -> DataSource:
 
 
 def build_model(config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> SpikingModel:
-    facts: dict[str, Any] = {"num_classes": num_classes, "image_size": image_size, "in_channels": in_channels}
-    if "image_size" not in model_class(config.model.name).options():
-        del facts["image_size"]  # a host that takes any size
-    return create_model(config.model.name, **{**facts, **config.model.arguments()})
+    return task_of(config.data.name).build(config, num_classes, image_size, in_channels)
 
 
 def data_model(config: TrainConfig, source: DataSource) -> SpikingModel:

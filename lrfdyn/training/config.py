@@ -31,6 +31,9 @@ class ModelConfig:
     drop_path: float | None = None
     weights: str | None = None  # a .safetensors file to start from
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of the host
+    # Of segmentation: a trained classifier of the host to start the backbone from, and options of the FPN head.
+    backbone: str | None = None
+    head: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
         """What `create_model` is called with, besides the data's facts."""
@@ -62,9 +65,10 @@ class OptimizerConfig:
     trust_clip: bool = False  # of LAMB: its scale is at most 1
     clip_norm: float | None = None
     ema_decay: float | None = None  # None: no moving average of the weights
+    head_rate: float = 1.0  # what the head's learning rate is multiplied by
 
     def __post_init__(self) -> None:
-        _positive("optimizer", self, "learning_rate", "eps", "clip_norm", "per_images")
+        _positive("optimizer", self, "learning_rate", "eps", "clip_norm", "per_images", "head_rate")
         _share("optimizer", self, "momentum", "ema_decay")
         require(
             all(0 <= beta < 1 for beta in self.betas),
@@ -75,7 +79,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Linear warm-up, half a cosine, and a cool-down at the lowest rate; `epochs` counts the first two."""
+    """Linear warm-up, half a cosine or a power, and a cool-down at the lowest rate; `epochs` counts the first two."""
 
     epochs: int = 300
     warmup_epochs: float = 20
@@ -84,6 +88,8 @@ class ScheduleConfig:
     cooldown_epochs: int = 0
     cosine: Literal["whole", "after_warmup"] = "whole"  # what the cosine spans
     mix_epochs: int | None = None  # mixup and cutmix end after so many epochs
+    decay: Literal["cosine", "poly"] = "cosine"  # poly begins where the warm-up ends
+    power: float = 1.0  # of poly
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"schedule.epochs: expected an integer >= 1, got {self.epochs}")
@@ -96,7 +102,7 @@ class ScheduleConfig:
             self.mix_epochs is None or self.mix_epochs >= 0,
             f"schedule.mix_epochs: expected an integer >= 0, got {self.mix_epochs}",
         )
-        for key in ("warmup_rate", "minimum_rate", "cooldown_epochs"):
+        for key in ("warmup_rate", "minimum_rate", "cooldown_epochs", "power"):
             require(getattr(self, key) >= 0, f"schedule.{key}: expected a number >= 0, got {getattr(self, key)}")
 
     @property

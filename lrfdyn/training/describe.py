@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models.summary import count_parameters
+from lrfdyn.tasks import Task, task_of
 from lrfdyn.training.build import build_model
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.optim import parameter_groups
@@ -37,6 +37,7 @@ FACTS = {
     "cifar100": Facts(100, 32, 3, 50_000),
     "imagenette": Facts(10, 128, 3, 9_469),
     "imagenet": Facts(1000, 224, 3, 1_281_167),
+    "ade20k": Facts(150, 512, 3, 20_210),
 }
 
 
@@ -45,7 +46,8 @@ def data_facts(config: TrainConfig) -> Facts:
     if data.name not in FACTS:
         raise LrfdynError(f"data.name: a dry run knows {', '.join(FACTS)}, got {data.name!r}")
     facts = FACTS[data.name]
-    return Facts(facts.num_classes, data.image_size or facts.image_size, facts.in_channels, facts.train_images)
+    classes = data.options.get("num_classes", facts.num_classes)
+    return Facts(classes, data.image_size or facts.image_size, facts.in_channels, facts.train_images)
 
 
 def describe(config: TrainConfig, processes: int = 1, memory: bool = True) -> dict[str, Any]:
@@ -91,13 +93,13 @@ def activation_bytes(model: nn.Module, config: TrainConfig, facts: Facts, batch:
     # Fake tensors say to be on a CPU: operations ask the device whether autocast is on, which meta cannot answer.
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu").train()
-        few, more = (_kept_bytes(model, facts, size, amp) for size in PROBE_BATCHES)
+        few, more = (_kept_bytes(model, facts, size, amp, task_of(config.data.name)) for size in PROBE_BATCHES)
     per_image = (more - few) // (PROBE_BATCHES[1] - PROBE_BATCHES[0])
     kept = few + per_image * (batch - PROBE_BATCHES[0])
     return kept * (2 if config.run.precision == "fp64" else 1)
 
 
-def _kept_bytes(model: nn.Module, facts: Facts, batch: int, amp: torch.dtype | None) -> int:
+def _kept_bytes(model: nn.Module, facts: Facts, batch: int, amp: torch.dtype | None, task: Task) -> int:
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, int] = {}
     alive: list[Tensor] = []  # a storage that is gone could lend its address to the next one
@@ -114,5 +116,6 @@ def _kept_bytes(model: nn.Module, facts: Facts, batch: int, amp: torch.dtype | N
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
         torch.autocast("cpu", amp, enabled=amp is not None),
     ):
-        F.cross_entropy(model(images), torch.zeros(batch, facts.num_classes))
+        logits = model(images)
+        task.loss(logits, task.blank_targets(logits))
     return sum(kept.values())

@@ -86,19 +86,26 @@ def keeps_size(name: str, parameter: Tensor, dynamics: set[str]) -> bool:
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Two groups: with weight decay and without."""
+    """With weight decay and without, and apart from them those of the head where its rate is another."""
     dynamics = {
         f"{path}.{name}"
         for path, module in model.named_modules()
         if isinstance(module, Dendrites)
         for name in ("raw_decay", "turns")
     }
-    groups: dict[bool, list[Tensor]] = {False: [], True: []}
+    groups: dict[tuple[float, bool], list[Tensor]] = {}
+    for factor in (1.0, config.head_rate):
+        groups |= {(factor, False): [], (factor, True): []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            groups[keeps_size(name, parameter, dynamics)].append(parameter)
+            factor = config.head_rate if name.startswith("head.") else 1.0
+            groups[factor, keeps_size(name, parameter, dynamics)].append(parameter)
     decays = {False: config.weight_decay, True: 0.0}
-    return [{"params": params, "weight_decay": decays[kept]} for kept, params in groups.items() if params]
+    return [
+        {"params": params, "weight_decay": decays[kept], **({} if factor == 1 else {"rate_factor": factor})}
+        for (factor, kept), params in groups.items()
+        if params
+    ]
 
 
 def build_optimizer(
@@ -125,6 +132,9 @@ def rate_at(schedule: ScheduleConfig, base_rate: float, epoch: float) -> float:
         return schedule.warmup_rate + (base_rate - schedule.warmup_rate) * epoch / schedule.warmup_epochs
     if epoch >= schedule.epochs:
         return schedule.minimum_rate
+    if schedule.decay == "poly":
+        left = (schedule.epochs - epoch) / (schedule.epochs - schedule.warmup_epochs)
+        return schedule.minimum_rate + (base_rate - schedule.minimum_rate) * left**schedule.power
     # timm's cosine runs from the first epoch and is entered where the warm-up ends; MAE's begins there.
     start = schedule.warmup_epochs if schedule.cosine == "after_warmup" else 0
     wave = (1 + math.cos(math.pi * (epoch - start) / (schedule.epochs - start))) / 2
@@ -133,10 +143,11 @@ def rate_at(schedule: ScheduleConfig, base_rate: float, epoch: float) -> float:
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
+        own = rate * group.get("rate_factor", 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(own)
         else:
-            group["lr"] = rate
+            group["lr"] = own
 
 
 class MovingAverage:

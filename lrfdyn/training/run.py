@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from lrfdyn.attention import attention_options
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.files import writable_folder, write_atomic, write_json
+from lrfdyn.files import writable_folder, write_atomic, write_json, write_table
 from lrfdyn.hub import save_pretrained
 from lrfdyn.models import SpikingModel
 from lrfdyn.training import state
@@ -54,7 +54,10 @@ def run_training(
     require(trainer.last_checkpoint is not None, "schedule.epochs: nothing was trained")
     assert trainer.last_checkpoint is not None
     model = trained_model(trainer, trainer.last_checkpoint)
-    save_pretrained(model, out / "model", description=f"Trained with `{command or recipe}`.")
+    description = f"Trained with `{command or recipe}`."
+    save_pretrained(model, out / "model", description=description, pipeline_tag=trainer.task.pipeline)
+    if "classes" in trainer.tested:
+        write_table(out / "classes.csv", trainer.tested["classes"])
     summary = summarise(trainer, model, records[-1], recipe, command)
     write_json(out / "summary.json", summary)
     return summary
@@ -70,7 +73,7 @@ def claim_folder(out: Path, resume: str, restart: bool) -> None:
         # All of it: a summary that outlived its run would pass for that of the next one.
         for folder in ("checkpoints", "tensorboard", "model"):
             shutil.rmtree(out / folder, ignore_errors=True)
-        for name in ("summary.json", "log.jsonl", "log.csv"):
+        for name in ("summary.json", "log.jsonl", "log.csv", "classes.csv"):
             (out / name).unlink(missing_ok=True)
     elif resume == "no" and (state.list_checkpoints(checkpoints) or (out / "summary.json").exists()):
         raise LrfdynError(
@@ -125,9 +128,7 @@ def summarise(trainer: Trainer, model: SpikingModel, last: dict[str, Any], recip
         "data": config.data.name,
         "epochs": config.schedule.total_epochs,
         "seed": config.run.seed,
-        "top1": last["top1"],  # percent, of the last epoch and never of the best
-        "top5": last["top5"],
-        "test_loss": last["test_loss"],
+        **{key: last[key] for key in trainer.task.results},  # percent, of the last epoch and never of the best
         "parameters": trainer.parameters,
         "images_per_s": last["images_per_s"],
         "wall_s": last["wall_s"],

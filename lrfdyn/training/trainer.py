@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.data import Batch
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models import SpikingModel
+from lrfdyn.models.segmenter import load_backbone
+from lrfdyn.tasks import task_of
 from lrfdyn.training import state
 from lrfdyn.training.build import build_data, data_model
 from lrfdyn.training.config import TrainConfig, differences
 from lrfdyn.training.distill import build_distill
-from lrfdyn.training.evaluation import test
 from lrfdyn.training.logs import RunLog
 from lrfdyn.training.optim import MovingAverage, build_optimizer, rate_at, set_rate
 from lrfdyn.training.processes import build_accelerator, gather, seed_generators
@@ -47,7 +47,8 @@ class Trainer:
         self.accelerator = build_accelerator(run)
         self.device, self.rank = self.accelerator.device, self.accelerator.process_index
         self.processes: int = self.accelerator.num_processes
-        self.source = build_data(config)
+        self.source, self.task = build_data(config), task_of(config.data.name)
+        self.tested: dict[str, Any] = {}  # what the last test found
         self.micro_batch = run.micro_batch(self.processes)
         self.steps = self.source.steps_per_epoch(self.micro_batch, self.processes) // run.accumulate
         self.total_steps = self.steps * config.schedule.total_epochs
@@ -60,6 +61,8 @@ class Trainer:
         model = data_model(config, self.source)
         if config.model.weights is not None:
             load_weights(Path(config.model.weights), model)
+        if config.model.backbone is not None:
+            load_backbone(model, Path(config.model.backbone).expanduser())
         model.to(self.device)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes never change
@@ -107,7 +110,7 @@ class Trainer:
             self.captured_step = TrainStep(
                 model,
                 optimizer,
-                F.cross_entropy,
+                self.task.loss,
                 amp=amp,
                 clip_norm=self.config.optimizer.clip_norm,
                 scaler=torch.amp.GradScaler(self.device.type) if amp == torch.float16 else None,
@@ -208,7 +211,7 @@ class Trainer:
             # Gradients travel once per step, with the last part.
             part = nullcontext() if i + 1 == len(batches) else self.accelerator.no_sync(self.model)
             with part:
-                loss = F.cross_entropy(self.model(batch.images.to(self.dtype)), self._targets(batch)) / len(batches)
+                loss = self.task.loss(self.model(batch.images.to(self.dtype)), self._targets(batch)) / len(batches)
                 self.accelerator.backward(loss)
             total += loss.detach()
         if self.config.optimizer.clip_norm is not None:
@@ -217,7 +220,7 @@ class Trainer:
         return total
 
     def _targets(self, batch: Batch) -> Tensor:
-        targets = batch.targets.to(self.dtype)
+        targets = self.task.targets(batch, self.dtype)
         return targets if self.distill is None else self.distill(batch.images, targets)
 
     def _mean(self, loss: Tensor) -> float:
@@ -244,7 +247,10 @@ class Trainer:
         }
         if (epoch + 1) % run.test_epochs == 0 or epoch + 1 == schedule.total_epochs:
             with nullcontext() if self.average is None else self.average.swapped():
-                record |= test(self.model, self.source, run.test_batch_size, self.accelerator, self.dtype)
+                self.tested = self.task.test(
+                    self.model, self.source, run.test_batch_size, self.accelerator, self.dtype
+                )  # fmt: skip
+            record |= {key: self.tested[key] for key in self.task.results}
         self.loss_sum.zero_()
         self.wall_seconds = time.perf_counter() - started
         record["images_per_s"] = self.speed

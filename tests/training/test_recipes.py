@@ -25,12 +25,17 @@ OMEGA = {"omega0": (), "omega1": (1,), "omega3": (1, 3), "omega5": (1, 3, 5)}
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe(path: Path):
     config = load_recipe(path)
+    if config.model.name.startswith("timm/"):
+        pytest.importorskip("timm")
+        config = load_recipe(path, {"model.options": "{pretrained: false}"})
     facts = describe(config, memory=False)
     data, _, rest = path.stem.partition("_")
+    rest = rest.removeprefix("subset_")
     assert data == config.data.name
     if data != "digits":
-        assert rest.startswith(config.model.name)
-        rest = rest.removeprefix(config.model.name).lstrip("_")
+        name = config.model.name.removeprefix("timm/")
+        assert rest.startswith(name)
+        rest = rest.removeprefix(name).lstrip("_")
     for name, dilations in OMEGA.items():
         if rest.endswith(name):
             assert config.model.dilations == dilations
@@ -53,6 +58,8 @@ def test_recipes_of_the_tables_are_there():
         assert {f"imagenet_{host}_{kind}" for kind in ("ssa", "lrf_ssa", "lrf_dyn")} <= known
     for host in ("sdt_v1_8_512", "sdt_v2_15m", "sdt_v2_55m", "sew_resnet34", "ms_resnet34"):
         assert f"imagenet_{host}" in known
+    for host in ("sdt_v3_s", "sdt_v3_m", "sdt_v3_l"):
+        assert {f"ade20k_{host}_{kind}" for kind in ("ssa", "lrf_ssa", "lrf_dyn")} <= known
 
 
 def test_memory_is_counted():

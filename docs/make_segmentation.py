@@ -1,0 +1,214 @@
+"""Writes docs/segmentation.md: counts from results/segmentation, measurements from results/ade20k_subset."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from lrfdyn.attention import LABELS
+from lrfdyn.segmentation.paper import PAPER
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+ORDER = ("ssa", "lrf_ssa", "lrf_dyn")
+
+TEXT = """\
+# Semantic segmentation
+
+<!-- Made by docs/make_segmentation.py from results/; `python docs/make_segmentation.py` writes it anew. -->
+
+From images to coloured masks on ADE20K (150 classes): any host as a backbone, a spiking FPN head on its stages, the
+same training engine as for classification.
+
+    pip install 'lrfdyn[train,segmentation]'
+
+```python
+import lrfdyn
+
+model = lrfdyn.create_segmenter("sdt_v3_s", attention="lrf_dyn")  # images [B, 3, H, W] -> logits [B, 150, H, W]
+```
+
+## The network
+
+The backbone gives the maps of its stages, for SDT-V3 at strides 2, 4, 8 and 16. The head is Semantic FPN with a neuron
+in front of every convolution: a 1x1 convolution with batch norm per stage, sums from coarse to fine (nearest), a 3x3
+convolution with batch norm per stage, all 128 channels wide; then 3x3 convolutions and doublings bring every stage to
+stride 4, where they are added, fire once more and are classified. The logits are scaled to the image. With SDT-V3 the
+neurons are integer spikes up to 4, which is T = 4 binary steps in one; with other hosts they are LIF neurons over the
+host's time steps, and the firing rate is classified.
+
+The paper gives the head 1.4 M parameters. Fused at stride 4, as in Semantic FPN, it has that many. The code published
+with SDT-V3 fuses at stride 2, with two convolutions more (last column); `--model.head '{{output_stride: 2}}'` builds
+that one.
+
+{parameters}
+The paper's column is as printed. Its backbones are counted with the last layer of the ImageNet classifier, which is
+gone here, and "10.0" in the row of SDT-V3-L with LRF-SSA is the size of SDT-V3-M. With LRF-Dyn ours
+has fewer parameters than SSA because the default token, the value, needs no queries and keys; `--model.token qkv` keeps
+them. timm has no PVT of the first version, so PVT-v2 of about the size stands in; the ANN heads have a neck of 256
+channels, batch norm behind the other convolutions and ReLU, as they were published.
+
+## Full data set
+
+Unpack `ADEChallengeData2016` as it comes (`images/` and `annotations/`, each with `training/` and `validation/`). In a
+mask 0 is ignored and 1..150 are the classes 0..149. A mask without its image's size, with larger values, or that is
+missing is an error that names the file.
+
+    lrfdyn train ade20k_sdt_v3_s_lrf_dyn --data.root /data/ADEChallengeData2016 \\
+        --model.backbone results/training/imagenet_sdt_v3_s_lrf_dyn/seed0
+
+`--model.backbone` is the folder of a classifier that was trained on ImageNet first: a run of `lrfdyn train`, or a model
+saved with `save_pretrained` (`lrfdyn.models.official.load_official` reads the published weights). Its last layer is
+left out. On eight GPUs the same command runs under `torchrun --standalone --nproc_per_node 8 -m lrfdyn train ...`;
+batch norm and the confusion matrix are over all processes.
+
+The recipe is SDT-V3's published one: AdamW 1e-3, weight decay 0.005, twice the rate in the head, 1,500 steps of
+warm-up, then a straight line to zero (`schedule.decay: poly`, `power: 1`) over 160,000 steps of 16 crops of 512. The
+short side is scaled to 0.5 to 2 times the crop, then crop, flip and photometric distortion; pictures smaller than the
+crop are padded. What differs from it is said in `recipes/_ade20k.yaml`. Recipes are
+`ade20k_sdt_v3_{{s,m,l}}_{{ssa,lrf_ssa,lrf_dyn}}`, and through timm (`pip install 'lrfdyn[timm]'`)
+`ade20k_{{resnet18,resnet50,pvt_v2_b2,pvt_v2_b3,poolformer_s12,poolformer_s24}}`.
+
+| `data.options` | meaning |
+|---|---|
+| `workers: 8` | processes that decode while training runs |
+| `resident: true` | decode everything once and keep it in the device's memory |
+| `test_size: 512` | short side of the test images; the prediction is scaled back to the mask. `null`: as they are |
+| `window: 512` | test in overlapping squares of that side instead of on the whole image |
+| `flip: true` | test together with the mirror image |
+| `num_classes: 20` | another data set in the same layout |
+
+## Results of a run
+
+`summary.json` has `miou`, `mean_accuracy` and `pixel_accuracy` in percent, of the last epoch, over the whole validation
+set from one confusion matrix; classes that neither occur nor are predicted are left out of the mean. `classes.csv` has
+the same for every class.
+
+    lrfdyn evaluate RUN --classes                                    # again, with a line per class
+    lrfdyn evaluate RUN --data.options '{{flip: true, window: 512}}'   # other ways to look
+
+Whole test images have many sizes, for which the fused kernels would be compiled one by one; tests and predictions
+take the plain operations. Bilinear scaling adds up gradients in no fixed order on a GPU, so two runs there differ in
+the last bits; on a CPU they do not.
+
+## Pictures
+
+    lrfdyn predict --task segmentation --model RUN --out masks photo.jpg     # photo_mask.png, photo_overlay.png
+    lrfdyn figure-segmentation SSA=RUN1 LRF-Dyn=RUN2 --root DATA --out figure.png
+
+`lrfdyn.segmentation.predict.predict_segmentation` is the same as a function. A mask is a palette picture: its numbers
+are the classes, its colours ADE20K's usual ones. An image is seen with the short side that the model was trained on.
+
+## Measured on a small part of ADE20K
+
+{measured}
+## The paper's numbers
+
+On the full data set, from ImageNet weights. None of them was measured here.
+
+{paper}"""
+
+PENDING = """\
+**Pending: not measured yet.** The runs are SDT-V3-S with SSA, LRF-SSA and LRF-Dyn on 2,300 training and 400 validation
+pairs with a short side of 256, the same recipe (`ade20k_subset_sdt_v3_s_*`) and the same number of epochs for all.
+`python benchmarks/ade20k_subset.py --root DATA` trains and tests them on one GPU and writes `results/ade20k_subset`,
+from which this section is made.
+"""
+
+MEASURED = """\
+{model} on {train} training and {test} validation pairs with a short side of 256, {start}, {epochs} epochs of {batch}
+crops of {crop} each, the same recipe and seed for all, on one {device} in {precision}. **These are numbers of little
+data and short training, one seed each, on a part of the validation set in which many classes occur in one image or two:
+they compare with each other within that noise, and not with the paper's.**
+
+{table}
+`{command}` measured it: `results/ade20k_subset` has the logs, the numbers per class and the recipes.
+{figure}"""
+
+
+def table(header: list[str], body: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def millions(count: int) -> str:
+    return f"{count / 1e6:.2f}"
+
+
+def parameter_table(rows: list[dict[str, Any]]) -> str:
+    paper = {row.recipe: row.parameters for row in PAPER}
+    body = []
+    for row in sorted(rows, key=order):
+        name = row["model"].removeprefix("timm/") + (" (timm)" if row["model"].startswith("timm/") else "")
+        total = millions(row["backbone"] + row["head"])
+        stride_2 = millions(row["head_stride_2"]) if "head_stride_2" in row else ""
+        kind = LABELS.get(row["attention"], "")
+        body.append(
+            [
+                name,
+                kind,
+                millions(row["backbone"]),
+                millions(row["head"]),
+                total,
+                paper.get(row["recipe"], ""),
+                stride_2,
+            ]
+        )
+    return table(
+        ["backbone", "attention", "backbone (M)", "head (M)", "together", "paper (M)", "head at stride 2 (M)"], body
+    )
+
+
+def order(row: dict[str, Any]) -> tuple[Any, ...]:
+    """The ANNs, then ours by size and attention."""
+    if row["model"].startswith("timm/"):
+        return 0, row["backbone"]
+    return 1, "sml".index(row["model"][-1]), ORDER.index(row["attention"])
+
+
+def measured(folder: Path) -> str:
+    """The section on the subset; it says so where nothing was measured yet."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*/summary.json"))]
+    runs = sorted((run for run in found if run["attention"] in ORDER), key=lambda run: ORDER.index(run["attention"]))
+    if not runs:
+        return PENDING
+    first = runs[0]
+    body = [
+        [LABELS[run["attention"]], f"{run['miou']:.2f}", f"{run['mean_accuracy']:.2f}", f"{run['pixel_accuracy']:.2f}",
+         f"{run['parameters']:,}", f"{run['images_per_s']:,.0f}", f"{run['wall_s']:,.0f}"]
+        for run in runs
+    ]  # fmt: skip
+    header = ["attention", "mIoU %", "mean accuracy %", "pixel accuracy %", "parameters", "training images/s", "wall s"]
+    drawn = (folder / "figure.png").is_file()
+    figure = "\n![image, ground truth and three models](../results/ade20k_subset/figure.png)\n" if drawn else ""
+    return MEASURED.format(
+        model=first["model"],
+        train=f"{first['train_images']:,}",
+        test=f"{first['test_images']:,}",
+        start="from scratch" if first["backbone"] is None else f"from the backbone {first['backbone']}",
+        epochs=first["epochs"],
+        batch=first["batch_size"],
+        crop=first["crop"],
+        device=first["device"],
+        precision=first["precision"],
+        table=table(header, body),
+        command=first["command"],
+        figure=figure,
+    )
+
+
+def render(results: Path = RESULTS) -> str:
+    paper = [[row.name, row.parameters, str(row.time_steps), f"{row.miou:.1f}"] for row in PAPER]
+    return TEXT.format(
+        parameters=parameter_table(json.loads((RESULTS / "segmentation" / "parameters.json").read_text())),
+        measured=measured(results / "ade20k_subset"),
+        paper=table(["model", "parameters (M)", "T", "mIoU %"], paper),
+    )
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "segmentation.md").write_text(render(), encoding="utf-8")

@@ -1,0 +1,272 @@
+"""ADE20K SceneParse150 as it comes: `images/{training,validation}/*.jpg` and `annotations/{training,validation}/*.png`.
+
+A mask's 0 is no class and is ignored, 1..150 become the classes 0..149. Other data sets in the same layout are read
+with another `num_classes`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from lrfdyn.data import draws
+from lrfdyn.data.augment import Augmentation, normalise
+from lrfdyn.data.base import Batch, DataSource, Step, Steps
+from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
+from lrfdyn.data.device import to_device
+from lrfdyn.data.scene_augment import IGNORED, Pictures, photometric, random_crops
+from lrfdyn.errors import LrfdynError, require
+
+FOLDER = "ADEChallengeData2016"
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
+CLASSES = 150
+USED = ("flip", "scale", "photometric", "repeats")  # of the augmentation
+
+Picture = tuple[np.ndarray, np.ndarray]  # image [H, W, 3], mask [H, W] of classes and IGNORED
+
+
+@dataclass(frozen=True)
+class Pair:
+    image: Path
+    mask: Path
+
+
+def find_root(root: Path) -> Path:
+    return root / FOLDER if (root / FOLDER).is_dir() else root
+
+
+def find_pairs(root: Path, split: str) -> list[Pair]:
+    """The images of a split in the order of their names, each with its mask."""
+    images, masks = root / "images" / split, root / "annotations" / split
+    for folder in (images, masks):
+        require(folder.is_dir(), f"root: no such folder {folder}")
+    found = sorted(path for path in images.iterdir() if path.suffix.lower() in IMAGE_ENDINGS)
+    require(bool(found), f"root: {images} has no images")
+    pairs = [Pair(path, masks / f"{path.stem}.png") for path in found]
+    for pair in pairs:
+        require(pair.mask.is_file(), f"root: the image {pair.image} has no mask {pair.mask}")
+    return pairs
+
+
+def read_mask(path: Path, classes: int = CLASSES) -> np.ndarray:
+    """Classes from 0 on, IGNORED for none."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            mode, values = file.mode, np.asarray(file)
+    except Exception as error:  # damaged files make decoders fail in any way
+        raise LrfdynError(f"data: cannot read the mask {path} ({type(error).__name__}: {error})") from None
+    require(mode in ("L", "P"), f"data: the mask {path} is not of 8-bit numbers (mode {mode})")
+    largest = int(values.max())
+    require(largest <= classes, f"data: the mask {path} has the value {largest}, expected 0..{classes}")
+    return (values - np.uint8(1)).astype(np.uint8)  # 0 wraps to 255, which is IGNORED
+
+
+def read_pair(pair: Pair, classes: int = CLASSES, short_side: int | None = None) -> Picture:
+    """Image and mask; with `short_side` the image is scaled to it and the mask stays as it is."""
+    from PIL import Image
+
+    try:
+        with Image.open(pair.image) as file:
+            image = file.convert("RGB")
+    except Exception as error:
+        raise LrfdynError(f"data: cannot read the image {pair.image} ({type(error).__name__}: {error})") from None
+    mask = read_mask(pair.mask, classes)
+    size = f"{mask.shape[1]}x{mask.shape[0]}"
+    require(
+        image.size == mask.shape[::-1],
+        f"data: the mask {pair.mask} is {size} pixels, its image {image.size[0]}x{image.size[1]}",
+    )
+    if short_side is not None:
+        factor = short_side / min(image.size)
+        wide, high = (max(1, round(side * factor)) for side in image.size)
+        image = image.resize((wide, high), Image.Resampling.BILINEAR)
+    return np.asarray(image), mask
+
+
+class Loaded(NamedTuple):  # a tuple, because the DataLoader pins the memory of tuples
+    pixels: Tensor
+    masks: Tensor
+    places: np.ndarray  # starts, heights, widths
+    error: str
+
+
+@dataclass(frozen=True)
+class Loader(Dataset):
+    """From a training step to its pictures. Runs in the worker processes, where an error can only be told."""
+
+    pairs: list[Pair]
+    classes: int
+
+    def __getitem__(self, step: Step) -> Loaded:
+        try:
+            packed = Pictures.pack([read_pair(self.pairs[i], self.classes) for i in step.samples])
+        except LrfdynError as error:
+            return Loaded(torch.zeros(0), torch.zeros(0), np.zeros((3, 0)), str(error))
+        return Loaded(packed.pixels, packed.masks, np.stack((packed.starts, packed.heights, packed.widths)), "")
+
+
+class Ade20k(DataSource):
+    """Training crops of `image_size`, test images whole.
+
+    `resident`: all pictures are decoded once, by `workers` threads, and stay in the memory of the device; else
+    `workers` processes decode while training runs. `test_size` is the short side that test images are scaled to (None:
+    as they are; the prediction is scaled back and compared with the whole mask). `window` evaluates them in
+    overlapping squares of that side, `flip` together with their mirror image.
+    """
+
+    in_channels = 3
+    mean, deviation = IMAGENET_MEAN, IMAGENET_DEVIATION
+
+    def __init__(
+        self,
+        root: Path,
+        augment: Augmentation,
+        *,
+        image_size: int = 512,
+        num_classes: int = CLASSES,
+        resident: bool = False,
+        workers: int = 0,
+        test_size: int | None = None,
+        window: int | None = None,
+        flip: bool = False,
+    ) -> None:
+        try:
+            import PIL  # noqa: F401
+        except ImportError:
+            raise LrfdynError("data: decoding images needs Pillow; pip install 'lrfdyn[segmentation]'") from None
+        for name, value in (("image_size", image_size), ("num_classes", num_classes)):
+            require(isinstance(value, int) and value >= 1, f"{name}: expected an integer >= 1, got {value!r}")
+        for name, side in (("test_size", test_size), ("window", window)):
+            require(side is None or side >= 1, f"{name}: expected an integer >= 1, got {side!r}")
+        require(num_classes <= CLASSES, f"num_classes: masks of bytes hold up to {CLASSES}, got {num_classes}")
+        require(workers >= 0, f"workers: expected an integer >= 0, got {workers}")
+        check_augmentation(augment)
+        root = find_root(root)
+        self._train_pairs, self.test_pairs = find_pairs(root, "training"), find_pairs(root, "validation")
+        self.train_images, self.test_images = len(self._train_pairs), len(self.test_pairs)
+        self.num_classes, self.image_size, self.augment = num_classes, image_size, augment
+        self.window, self.flip = window, flip
+        self._workers, self._test_size, self._resident = workers, test_size, resident
+        self._pictures: dict[torch.device, Pictures] = {}
+        self._test_pictures: list[Picture] = []
+        if resident:
+            packed = Pictures.pack(self._decode(self._train_pairs, None))
+            self._pictures[torch.device("cpu")] = packed
+            self._test_pictures = self._decode(self.test_pairs, test_size)
+
+    def _decode(self, pairs: Sequence[Pair], short_side: int | None) -> list[Picture]:
+        with ThreadPoolExecutor(max(1, self._workers)) as pool:  # decoders release the interpreter
+            return list(pool.map(lambda pair: read_pair(pair, self.num_classes, short_side), pairs))
+
+    def _load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        for step, (pictures, index) in zip(steps, self._pictures_of(steps, device), strict=True):
+            keys = draws.Keys(step.seed, step.epoch, step.samples, step.repeats)
+            levels, mask, inside = random_crops(pictures, index, self.augment, keys, self.image_size)
+            if self.augment.photometric:
+                levels = photometric(levels, keys)
+            # What is padded has the mean colour: zero in the normalised image.
+            images = normalise(levels, self.mean, self.deviation) * inside
+            yield images.contiguous(memory_format=torch.channels_last), mask
+
+    def _pictures_of(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Pictures, np.ndarray]]:
+        """The pictures that hold those of a step, and which of them are its own."""
+        if self._resident:
+            if device not in self._pictures:
+                self._pictures[device] = self._pictures[torch.device("cpu")].to(device)
+            yield from ((self._pictures[device], step.samples) for step in steps)
+            return
+        batches = DataLoader(
+            Loader(self._train_pairs, self.num_classes),
+            batch_size=None,
+            sampler=steps,  # type: ignore[arg-type]
+            num_workers=min(self._workers, len(steps)),
+            pin_memory=device.type == "cuda",
+            collate_fn=_as_it_is,
+            generator=torch.Generator(),  # it would draw from the global one, which belongs to the model
+        )
+        for batch in batches:
+            require(not batch.error, batch.error)
+            pictures = Pictures(batch.pixels, batch.masks, *batch.places)
+            yield pictures.to(device), np.arange(len(pictures.starts))
+
+    def _train(self, steps: Steps, device: torch.device) -> Iterator[Batch]:
+        for images, labels in self._load_train(steps, device):
+            yield Batch(images, labels, labels, len(images))
+
+    def _load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        for pictures in self._test_pictures_of(slices):
+            images = torch.from_numpy(np.stack([image for image, _ in pictures])).permute(0, 3, 1, 2)
+            masks = torch.from_numpy(np.stack([mask for _, mask in pictures])).long()
+            images = normalise(to_device(images, device).float(), self.mean, self.deviation)
+            yield images.contiguous(memory_format=torch.channels_last), to_device(masks, device)
+
+    def _test_pictures_of(self, slices: Sequence[np.ndarray]) -> Iterator[list[Picture]]:
+        if self._resident:
+            yield from ([self._test_pictures[i] for i in indices] for indices in slices)
+            return
+        # A few slices ahead, so that the network does not wait for the decoder.
+        with ThreadPoolExecutor(max(1, self._workers)) as pool:
+            ahead: deque[list[Future[Picture]]] = deque()
+            for indices in [*slices, *[None] * (1 + self._workers)]:
+                if indices is not None:
+                    pairs = [self.test_pairs[i] for i in indices]
+                    ahead.append([pool.submit(read_pair, pair, self.num_classes, self._test_size) for pair in pairs])
+                if ahead and (indices is None or len(ahead) > self._workers):
+                    yield [picture.result() for picture in ahead.popleft()]
+
+    def test_batches(
+        self, *, batch_size: int, rank: int = 0, world_size: int = 1, device: torch.device | str = "cpu"
+    ) -> Iterator[Batch]:
+        """Every test image once over all ranks, as large as it is; images of one size come together. `labels` may be
+        larger or smaller than the image. All ranks get the same number of batches; `count` is 0 in those that fill
+        up."""
+        require(batch_size >= 1, f"batch_size: expected an integer >= 1, got {batch_size}")
+        batches = self._same_size(batch_size)
+        mine = batches[rank::world_size]
+        missing = -(-len(batches) // world_size) - len(mine)
+        for i, (images, labels) in enumerate(self._load_test([*mine, *batches[:missing]], torch.device(device))):
+            yield Batch(images, labels, labels, len(images) if i < len(mine) else 0)
+
+    def _same_size(self, batch_size: int) -> list[np.ndarray]:
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for i in range(self.test_images):
+            groups.setdefault(self._size(i), []).append(i)
+        return [
+            np.array(group[i : i + batch_size]) for group in groups.values() for i in range(0, len(group), batch_size)
+        ]
+
+    def _size(self, index: int) -> tuple[int, ...]:
+        """Of the mask; it decides that of the image."""
+        if self._resident:
+            return self._test_pictures[index][1].shape
+        from PIL import Image
+
+        with Image.open(self.test_pairs[index].mask) as file:
+            return file.size
+
+
+def check_augmentation(augment: Augmentation) -> None:
+    for field in fields(Augmentation):
+        given, usual = getattr(augment, field.name), field.default
+        require(
+            field.name in USED or given == usual,
+            f"augmentation.{field.name}: images with masks take {', '.join(USED)} only, got {given}",
+        )
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+__all__ = ["IGNORED", "Ade20k", "Pair", "find_pairs", "find_root", "read_mask", "read_pair"]

@@ -1,0 +1,1 @@
+"""Semantic segmentation: classes, inference on images of any size, metrics, pictures."""

@@ -1,0 +1,108 @@
+"""Class scores of images of any size: whole or in windows, with or without the mirror image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lrfdyn.errors import require
+from lrfdyn.models.segmenter import Segmenter
+from lrfdyn.ops.dispatch import plain_operations
+
+OVERLAP = 1 / 3  # of neighbouring windows
+MOST_SCORES = 2**25  # that are scaled at once
+
+
+def pad_to_stride(images: Tensor, stride: int) -> Tensor:
+    """Zeros, the mean colour, at the right and the bottom."""
+    height, width = images.shape[-2:]
+    return F.pad(images, (0, -width % stride, 0, -height % stride))
+
+
+def window_starts(length: int, window: int) -> list[int]:
+    """Windows that overlap by a third at least; the last one ends with the picture."""
+    if length <= window:
+        return [0]
+    step = max(1, round(window * (1 - OVERLAP)))
+    return [*range(0, length - window, step), length - window]
+
+
+def segment(
+    model: Segmenter,
+    images: Tensor,
+    size: tuple[int, ...] | None = None,
+    *,
+    window: int | None = None,
+    flip: bool = False,
+) -> Tensor:
+    """Scores `[B, classes, H, W]` of normalised images: logits, or with `flip` the logarithm of the mean probability.
+
+    `size` is that of the scores, by default the images'. Images are padded to the model's stride. The
+    fused kernels are compiled for one size each, so pictures of many sizes take the plain operations.
+    """
+    stride = model.stride
+    require(window is None or window >= stride, f"window: expected at least the stride {stride}, got {window}")
+    size = tuple(images.shape[-2:]) if size is None else size
+
+    def whole(x: Tensor) -> Tensor:
+        logits = model(pad_to_stride(x, stride))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits[..., : x.shape[-2], : x.shape[-1]]
+
+    look = whole if window is None else lambda x: in_windows(whole, x, window)
+    with plain_operations(), any_size():
+        scores = look(images)
+        if flip:
+            mirrored = look(images.flip(-1)).flip(-1)
+            scores = ((scores.softmax(1) + mirrored.softmax(1)) / 2).clamp(min=1e-30).log()
+    if scores.shape[-2:] == torch.Size(size):
+        return scores
+    return F.interpolate(scores, size=size, mode="bilinear")
+
+
+@contextmanager
+def any_size() -> Iterator[None]:
+    """Without the search for the fastest convolutions, which training turns on: it would begin anew with each size."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def best_class(scores: Tensor, size: tuple[int, int]) -> Tensor:
+    """The class with the largest score `[B, H, W]` after scaling to `size`, a few classes at a time: the scores of all
+    150 for a photograph would not fit in memory."""
+    if scores.shape[-2:] == torch.Size(size):
+        return scores.argmax(1)
+    at_once = max(1, MOST_SCORES // (len(scores) * size[0] * size[1]))
+    best: Tensor | None = None
+    for first, part in zip(range(0, scores.shape[1], at_once), scores.split(at_once, 1), strict=True):
+        value, index = F.interpolate(part, size=size, mode="bilinear").max(1)
+        if best is None:
+            best, where = value, index
+        else:
+            where = torch.where(value > best, index + first, where)
+            best = torch.maximum(value, best)
+    return where
+
+
+def in_windows(look: Callable[[Tensor], Tensor], images: Tensor, window: int) -> Tensor:
+    """The mean of the logits of all windows that see a pixel."""
+    height, width = images.shape[-2:]
+    total: Tensor | None = None
+    seen = torch.zeros(height, width, device=images.device)
+    for top in window_starts(height, window):
+        for left in window_starts(width, window):
+            place = (..., slice(top, top + window), slice(left, left + window))
+            logits = look(images[place])
+            if total is None:
+                total = logits.new_zeros(*logits.shape[:2], height, width)
+            total[place] += logits
+            seen[place] += 1
+    assert total is not None
+    return total / seen

@@ -1,0 +1,50 @@
+"""mIoU and accuracies from one confusion matrix over the whole set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lrfdyn.data.scene_augment import IGNORED
+from lrfdyn.errors import LrfdynError
+
+
+def build_confusion(classes: int) -> Any:
+    """torchmetrics' matrix `[true, predicted]`, summed over all processes when it is computed."""
+    try:
+        from torchmetrics.classification import MulticlassConfusionMatrix
+    except ImportError:
+        raise LrfdynError("test: mIoU needs torchmetrics; pip install 'lrfdyn[segmentation]'") from None
+    return MulticlassConfusionMatrix(classes, ignore_index=IGNORED, validate_args=False)
+
+
+def shares(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Intersection over union and accuracy of every class; nan for one that neither occurs nor is predicted (IoU), or
+    that does not occur (accuracy)."""
+    hits, true, predicted = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
+    return hits / (true + predicted - hits), hits / true
+
+
+def scores(matrix: Tensor) -> dict[str, float]:
+    """Percent, means over the classes for which there is a number."""
+    iou, accuracy = shares(matrix)
+    return {
+        "miou": 100 * float(iou.nanmean()),
+        "mean_accuracy": 100 * float(accuracy.nanmean()),
+        "pixel_accuracy": 100 * float(matrix.diagonal().sum() / matrix.sum()),
+    }
+
+
+def class_rows(matrix: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+    """One row per class: percent, None where there is no number, and its pixels."""
+    iou, accuracy = shares(matrix)
+    return [
+        {"class": name, "iou": _percent(iou[i]), "accuracy": _percent(accuracy[i]), "pixels": int(matrix[i].sum())}
+        for i, name in enumerate(names)
+    ]
+
+
+def _percent(value: Tensor) -> float | None:
+    return None if bool(value.isnan()) else round(100 * float(value), 4)

@@ -1,0 +1,138 @@
+"""From pictures to masks: a trained segmentation model on image files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lrfdyn.data.augment import normalise
+from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
+from lrfdyn.errors import LrfdynError, require
+from lrfdyn.files import writable_folder, write_atomic
+from lrfdyn.hub import from_pretrained
+from lrfdyn.models.segmenter import Segmenter
+from lrfdyn.segmentation.draw import class_shares, mask_image, overlay, pillow
+from lrfdyn.segmentation.inference import best_class, segment
+
+
+def load_segmenter(source: str, device: str | None = None) -> Segmenter:
+    """The model of a run's folder, of a folder of `save_pretrained`, or of a hub repository."""
+    folder = Path(source)
+    if (folder / "model" / "config.json").is_file():
+        source = str(folder / "model")
+    elif folder.is_dir():
+        require((folder / "config.json").is_file(), f"model: {folder} holds no model (config.json, or model/)")
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return from_pretrained(source, host=Segmenter, device=chosen)
+    except (RuntimeError, AssertionError) as error:  # what torch says of a device that is not there
+        raise LrfdynError(f"device: cannot use {chosen!r} ({str(error).splitlines()[0]})") from None
+
+
+@torch.no_grad()
+def predict_mask(model: Segmenter, image: Any, *, window: int | None = None, flip: bool = False) -> np.ndarray:
+    """Classes `[H, W]` uint8 of a Pillow image. It is seen with the short side that the model was trained on; the
+    scores are scaled back."""
+    factor = model.config["image_size"] / min(image.size)
+    seen = image.convert("RGB").resize(
+        tuple(max(1, round(side * factor)) for side in image.size), pillow().Image.Resampling.BILINEAR
+    )
+    like = next(model.parameters())
+    levels = torch.from_numpy(np.array(seen)).permute(2, 0, 1)[None].to(like.device)
+    images = normalise(levels, IMAGENET_MEAN, IMAGENET_DEVIATION).to(like.dtype)
+    scores = segment(model, images, window=window, flip=flip)
+    return best_class(scores, (image.height, image.width))[0].to(torch.uint8).cpu().numpy()
+
+
+def predict_segmentation(
+    model: str,
+    images: Sequence[Path],
+    out: Path,
+    *,
+    device: str | None = None,
+    flip: bool = False,
+    window: int | None = None,
+    report: Callable[[dict[str, Any]], object] | None = None,
+) -> list[dict[str, Any]]:
+    """Writes NAME_mask.png (a palette picture of classes) and NAME_overlay.png (with a legend) of every image to `out`.
+
+    Returns one record per image: `image`, `mask`, `overlay`, `width`, `height` and `classes`, the share of pixels per
+    class name, the largest first; or `image` and `error` for one that cannot be read. `report` hears every record.
+    """
+    require(len(images) > 0, "images: expected at least one file")
+    writable_folder(out, "out")
+    network = load_segmenter(model, device)
+    names = unique_names(images)
+    records = []
+    for path, name in zip(images, names, strict=True):
+        record = _predict(network, Path(path), out, name, flip=flip, window=window)
+        records.append(record)
+        if report is not None:
+            report(record)
+    return records
+
+
+def unique_names(images: Sequence[Path]) -> list[str]:
+    """The names of the files without ending; of those that are equal, the later ones are numbered."""
+    taken: set[str] = set()
+    names = []
+    for path in images:
+        stem = name = Path(path).stem
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{stem}_{number}"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _predict(model: Segmenter, path: Path, out: Path, name: str, *, flip: bool, window: int | None) -> dict[str, Any]:
+    try:
+        image = load_image(path)
+    except LrfdynError:
+        raise  # Pillow is missing, which is not the file's fault
+    except Exception as error:  # damaged files make decoders fail in any way
+        return {"image": str(path), "error": reason(error)}
+    mask = predict_mask(model, image, window=window, flip=flip)
+    classes = model.num_classes
+    files = {"mask": (f"{name}_mask.png", mask_image(mask, classes)),
+             "overlay": (f"{name}_overlay.png", overlay(image, mask, classes))}  # fmt: skip
+    try:
+        for file, picture in files.values():
+            write_atomic(out / file, partial(picture.save, format="PNG"))
+    except OSError as error:
+        raise LrfdynError(f"out: cannot write in {out} ({error.strerror or error})") from None
+    return {
+        "image": str(path),
+        **{kind: str(out / file) for kind, (file, _) in files.items()},
+        "width": image.width,
+        "height": image.height,
+        "classes": class_shares(mask, classes),
+    }
+
+
+def load_image(path: Path) -> Any:
+    """An RGB picture, turned as the camera was held."""
+    library = pillow()
+    with library.Image.open(path) as file:
+        return library.ImageOps.exif_transpose(file).convert("RGB")
+
+
+def open_image(path: Path) -> Any:
+    """`load_image` with an error that names the file."""
+    try:
+        return load_image(path)
+    except LrfdynError:
+        raise
+    except Exception as error:
+        raise LrfdynError(f"images: cannot read {path} ({reason(error)})") from None
+
+
+def reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

@@ -1,0 +1,55 @@
+"""What a network is trained for: its loss, its targets and how it is tested. The data set decides which it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lrfdyn.data import Batch, DataSource
+from lrfdyn.data.base import MASKED
+
+if TYPE_CHECKING:
+    from lrfdyn.models import SpikingModel
+    from lrfdyn.training.config import TrainConfig
+
+
+class Task(Protocol):
+    results: tuple[str, ...]  # numbers of a test that a summary keeps, percent but for the loss
+    headline: str  # the one of them that a progress bar shows
+    pipeline: str  # the hub's word for it
+
+    def build(self, config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> SpikingModel: ...
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor: ...
+
+    def targets(self, batch: Batch, dtype: torch.dtype) -> Tensor: ...
+
+    def blank_targets(self, logits: Tensor) -> Tensor:
+        """Targets of the right shape and kind, to count with."""
+
+    def test(
+        self, model: nn.Module, source: DataSource, batch_size: int, accelerator: Any, dtype: torch.dtype
+    ) -> dict[str, Any]:
+        """`results` over all test images and processes, and whatever else is worth keeping."""
+
+
+def task_of(data: str) -> Task:
+    """Of a data set, by its name."""
+    if data in MASKED:
+        from lrfdyn.tasks.segmentation import Segmentation
+
+        return Segmentation()
+    from lrfdyn.tasks.classification import Classification
+
+    return Classification()
+
+
+NAMES = {"top1": "top-1", "top5": "top-5", "miou": "mIoU", "mean_accuracy": "mean accuracy",
+         "pixel_accuracy": "pixel accuracy"}  # fmt: skip
+
+
+def describe_results(record: dict[str, Any]) -> str:
+    """The numbers of a test in one line."""
+    return ", ".join(f"{name} {record[key]:.2f} %" for key, name in NAMES.items() if key in record)

@@ -1,0 +1,160 @@
+"""Masks and overlays of image files, the figure, and the measurement's script."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lrfdyn.cli import main
+from lrfdyn.data.ade20k import IGNORED
+from lrfdyn.errors import LrfdynError
+from lrfdyn.models import create_model
+from lrfdyn.segmentation.classes import class_names, palette
+from lrfdyn.segmentation.draw import blend, class_shares, mask_image
+from lrfdyn.segmentation.predict import load_segmenter, predict_mask, predict_segmentation
+from tests.segmentation.make import RECIPE, TINY_HEAD, TINY_HOST, shapes, tiny_model, write_shapes
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A model of 150 classes, as a run leaves it, and a data set."""
+    folder = tmp_path_factory.mktemp("predict")
+    tiny_model(num_classes=150).save_pretrained(folder / "run" / "model")
+    write_shapes(folder / "data", train=2, validation=4)
+    return folder
+
+
+def test_masks_and_overlays(place, tmp_path):
+    image = Image.fromarray(shapes(1, 60, 90)[0])
+    image.save(tmp_path / "a.png")
+    (tmp_path / "other").mkdir()
+    image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "other" / "a.jpg")
+    (tmp_path / "broken.jpg").write_bytes(b"nothing")
+    images = [tmp_path / "a.png", tmp_path / "broken.jpg", tmp_path / "other" / "a.jpg", tmp_path / "none.png"]
+    heard = []
+    records = predict_segmentation(str(place / "run"), images, tmp_path / "out", report=heard.append)
+    assert records == heard
+    assert [Path(record["image"]) for record in records] == images
+    good, bad, second, missing = records
+    assert set(bad) == set(missing) == {"image", "error"}
+    assert bad["error"].startswith("UnidentifiedImageError")
+    assert missing["error"] == "No such file or directory"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "a_mask.png", "a_overlay.png", "a_2_mask.png", "a_2_overlay.png",
+    }  # fmt: skip
+    with Image.open(good["mask"]) as mask:
+        assert mask.mode == "P"
+        assert mask.size == (90, 60)
+        values = np.asarray(mask)
+        assert mask.getpalette()[:3] == [120, 120, 120]
+    assert good["classes"] == class_shares(values, 150)
+    assert sum(good["classes"].values()) == pytest.approx(1)
+    assert set(good["classes"]) <= set(class_names())
+    with Image.open(good["overlay"]) as picture:
+        assert picture.height == 60
+        assert picture.width > 90, "the legend"
+    assert (second["width"], second["height"]) == (60, 90)
+
+
+def test_flip_and_window_change_the_way_not_the_size(place, tmp_path):
+    model = load_segmenter(str(place / "run" / "model"), "cpu")
+    image = Image.fromarray(shapes(1, 60, 90)[0])
+    for options in ({}, {"flip": True}, {"window": 32}):
+        assert predict_mask(model, image, **options).shape == (60, 90)
+
+
+def test_mask_colours():
+    mask = np.array([[0, 2, IGNORED]], np.uint8)
+    assert np.array_equal(np.asarray(mask_image(mask, 150).convert("RGB"))[0], palette()[mask[0]])
+    grey = Image.new("RGB", (3, 1), (100, 100, 100))
+    mixed = np.asarray(blend(grey, mask, 150))
+    assert tuple(mixed[0, 2]) == (100, 100, 100), "pixels without a class stay as they are"
+    assert mixed[0, 1, 2] > mixed[0, 1, 0], "the sky is drawn in light blue"
+
+
+def test_not_a_segmentation_model(tmp_path):
+    create_model("sdt_v3_t", image_size=32, **TINY_HOST).save_pretrained(tmp_path / "classifier")
+    with pytest.raises(LrfdynError, match="holds a SDTV3, expected a Segmenter"):
+        load_segmenter(str(tmp_path / "classifier"))
+    with pytest.raises(LrfdynError, match=r"model: .* holds no model"):
+        load_segmenter(str(tmp_path))
+    with pytest.raises(LrfdynError, match="images: expected at least one file"):
+        predict_segmentation("x", [], tmp_path)
+
+
+def test_figure_command(place, tmp_path, capsys):
+    model, out = place / "run", tmp_path / "figure.png"
+    write = ["figure-segmentation", f"SSA={model}", f"LRF-Dyn={model}", "--root", str(place / "data")]
+    assert main([*write, "--count", "2", "--out", str(out), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["scenes"] == ["scene_000", "scene_003"]
+    assert result["pixel_accuracy"]["SSA"] == result["pixel_accuracy"]["LRF-Dyn"]
+    with Image.open(out) as picture:
+        assert picture.width > 4 * 300
+        assert picture.height > 2 * 300
+    assert main([*write, "--scenes", "scene_999", "--out", str(out)]) == 2
+    assert "unknown name 'scene_999'" in capsys.readouterr().err
+    assert main(["figure-segmentation", "x=1", "x=2", "--root", str(place / "data")]) == 2
+
+
+def load_script(folder: str, name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_measurement_of_the_three_attentions(tmp_path, capsys):
+    """The whole sequence at a small size: speed, three runs of the same length, summaries, figure."""
+    pytest.importorskip("accelerate")
+    data = write_shapes(tmp_path / "data", train=16, validation=3)
+    keys = {
+        "model.name": "sdt_v3_t",
+        "model.options": json.dumps(TINY_HOST),
+        "model.head": json.dumps(TINY_HEAD),
+        "data.image_size": "32",
+        "data.options": "{num_classes: 3, workers: 1}",
+        "optimizer.learning_rate": str(RECIPE["optimizer"]["learning_rate"]),
+        "run.batch_size": "4",
+        "run.precision": "fp32",
+    }
+    flags = [part for key, value in keys.items() for part in ("--set", key, value)]
+    out = tmp_path / "results"
+    script = load_script("benchmarks", "ade20k_subset")
+    script.WARM_UP, script.RESERVE_S, script.MOST_EPOCHS = 1, 1, 1
+    script.main(["--root", str(data), "--out", str(out), "--minutes", "2", "--timed", "2", "--scenes", "2", *flags])
+    summaries = {path.parent.name: json.loads(path.read_text()) for path in out.glob("*/summary.json")}
+    assert set(summaries) == {"sdt_v3_t_ssa", "sdt_v3_t_lrf_ssa", "sdt_v3_t_lrf_dyn"}
+    for summary in summaries.values():
+        assert summary["epochs"] == 1
+        assert 0 <= summary["miou"] <= 100
+        assert summary["backbone"] is None
+        assert "ade20k_subset.py" in summary["command"]
+    assert all((out / name / "log.jsonl").is_file() for name in summaries)
+    assert not any(str(tmp_path) in path.read_text() for path in out.glob("*/*"))
+    assert (out / "figure.png").is_file()
+    assert "seconds per epoch: ssa" in capsys.readouterr().out
+    section = load_script("docs", "make_segmentation").measured(out)
+    for summary in summaries.values():
+        assert f"| {summary['miou']:.2f} |" in section
+    assert "16 training and 3 validation pairs" in section
+    assert "figure.png" in section
+
+
+def test_page_is_up_to_date(tmp_path):
+    maker = load_script("docs", "make_segmentation")
+    page = maker.render()
+    assert page == (ROOT / "docs" / "segmentation.md").read_text(encoding="utf-8"), (
+        "run: python docs/make_segmentation.py"
+    )
+    assert max(map(len, page.splitlines())) <= 130
+    assert "Pending" in maker.render(tmp_path), "without results the page says so"
