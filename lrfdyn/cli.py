@@ -7,11 +7,18 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from lrfdyn.commands import evaluate, models, reproduce, train
+from lrfdyn.commands import analyze, evaluate, models, reproduce, theory, train
 from lrfdyn.errors import LrfdynError, unknown_name
 from lrfdyn.version import __version__
 
-COMMANDS = {"reproduce": reproduce, "models": models, "train": train, "evaluate": evaluate}
+COMMANDS = {
+    "reproduce": reproduce,
+    "models": models,
+    "train": train,
+    "evaluate": evaluate,
+    "analyze": analyze,
+    "theory": theory,
+}
 
 
 class Parser(argparse.ArgumentParser):
