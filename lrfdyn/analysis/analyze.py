@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from lrfdyn.analysis.energy import EnergyModel
@@ -129,7 +130,7 @@ def _labels(groups: Sequence[Group]) -> list[str]:
             label = f"{group.name}, {label}"
         labels.append(label if group.trained else f"{label} (random weights)")
     return [
-        label if labels.count(label) == 1 else f"{label}, {group.origin}"
+        label if labels.count(label) == 1 else f"{label}, {Path(group.origin).name}"
         for label, group in zip(labels, groups, strict=True)
     ]
 

@@ -22,8 +22,8 @@ REASON = (
     "Mixing adds up to h(λ) to the entropy, so the bound h(λ) + (1-λ)H(P) + λH(R) is below H(P) only where "
     "h(λ) <= λ(H(P) - H(R)), which no small λ > 0 satisfies: there the paper's last step does not follow. "
     "Its conclusion H((1-λ)P + λR) <= H(P) is true for every λ exactly where the cross entropy -Σ R log P is at most "
-    "H(P) (entropy is concave in λ and this difference is its slope at 0), which a local R on a falling P satisfies "
-    "and a dilated R does not once P has fallen off before the taps of R."
+    "H(P) (entropy is concave in λ and this difference is its slope at 0), which an R at least as local as a falling P "
+    "satisfies and a dilated R does not once P has fallen off before the taps of R."
 )
 RADIUS_NOTE = (
     "Theorem 1 needs α: VSA is at least as local as SSA wherever α >= 1 + β(N-1), because (α-βΔ)e^{βΔ} then grows with "

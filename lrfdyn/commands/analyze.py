@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     sources = [source for text in arguments.models for source in find_sources(text, images)]
     writable_folder(arguments.out, "out")
-    console = Console()
+    console = Console(width=max(100, Console().width))  # the table fits it; a narrower terminal breaks lines itself
     columns = (
         TextColumn("{task.description:<24}"),
         BarColumn(),
@@ -106,9 +106,8 @@ def choose_device(name: str) -> torch.device:
 
 def table(results: dict[str, Any]) -> Table:
     made = Table(title=results["title"], box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    made.add_column("model", overflow="fold")
-    for name in ("accuracy", "params", "state\nKiB", "peak\nMiB", "firing", "µJ/image", "share\nnear", "mean\ndist.",
-                 "entropy"):  # fmt: skip
+    made.add_column("model", overflow="fold", min_width=20)
+    for name in ("accuracy", "params", "state\nKiB", "peak\nMiB", "firing", "µJ per\nimage", "share\nnear", "entropy"):
         made.add_column(name, justify="right", no_wrap=True)
     for entry in results["attentions"].values():
         local = entry.get("locality") or {}
@@ -121,7 +120,6 @@ def table(results: dict[str, Any]) -> Table:
             f"{entry['firing_rate']:.1%}",
             f"{entry['energy']['energy_pj'] / 1e6:,.2f}",
             _number(local.get("short_range_share"), "{:.1%}"),
-            _number(local.get("mean_distance"), "{:.2f}"),
             _number(local.get("entropy_mean"), "{:.2f}"),
         )
     return made
