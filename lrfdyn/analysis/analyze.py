@@ -33,6 +33,12 @@ NOTES = {
 }
 
 
+NOTES_RANDOM = (
+    "Their firing, energy, locality and receptive fields say nothing about a trained model; parameters and memory do "
+    "not depend on it."
+)
+
+
 @dataclass
 class Group:
     """Runs of one and the same model; what is measured is measured on the first."""
@@ -88,6 +94,10 @@ def analyze(
             }
         )
     return _results(list(groups.values()), runs, images, command, time.perf_counter() - start)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _unused(key: str, taken: set[str]) -> str:
@@ -159,13 +169,16 @@ def _results(
     notes = [NOTES["weights"], NOTES["state"], NOTES["peak"]]
     untrained = [entry["label"] for entry in attentions.values() if not entry["trained"]]
     if untrained:
-        notes.insert(0, f"Random weights, not trained: {'; '.join(untrained)}. Their firing, energy, locality and "
-                     "receptive fields say nothing about a trained model; parameters and memory do not depend on it.")  # fmt: skip
+        notes.insert(0, f"Random weights, not trained: {'; '.join(untrained)}. {NOTES_RANDOM}")
     return {
         "format": RESULTS_FORMAT,
         "title": f"{', '.join(names)} on {what}",
-        "lead": f"{len(groups)} model{'s' if len(groups) > 1 else ''}, analysed on {images.count} "
-        + ("random images." if images.name == RANDOM else f"test images of {images.name}."),
+        "lead": f"{_plural(len(groups), 'model')}, analysed on "
+        + (
+            f"{_plural(images.count, 'image')} of noise."
+            if what == "noise"
+            else f"{_plural(images.count, 'test image')} of {what}."
+        ),
         "command": command,
         "created": datetime.now().isoformat(timespec="seconds"),
         "version": __version__,

@@ -1,8 +1,8 @@
 """Synaptic operations and energy, counted from the spikes that a model really sends.
 
-A spike into a layer is one accumulate (AC) per weight it meets: borders are exact, and an integer n is n spikes. A layer
-whose input is not spikes multiplies and accumulates (MAC) with every weight, whatever the value. The first layer of a
-static image is such a layer. `attention_counts` has the products inside attention.
+A spike into a layer is one accumulate (AC) per weight it meets: borders are exact, and an integer n is n spikes. A
+layer whose input is not spikes multiplies and accumulates (MAC) with every weight, whatever the value. The first layer
+of a static image is such a layer. `attention_counts` has the products inside attention.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class SynapticOperations:
             assert isinstance(module, RepConv)
             x, (c_in, c_out) = args[0].detach(), (module.conv1.in_channels, module.conv2.out_channels)
             whole = nn.Conv2d(c_in, c_out, 3, padding=1, device="meta")
-            self._count(name, "3x3 convolution", x, conv_uses(whole, *x.shape[-2:], x.device) * c_out, self.levels)
+            uses = conv_uses(whole, x.shape[-2], x.shape[-1], x.device) * c_out
+            self._count(name, "3x3 convolution", x, uses, self.levels)
 
         return hook
 
@@ -167,7 +168,7 @@ class SynapticOperations:
 
     def record(self) -> dict[str, Any]:
         """Per image: operations and energy of every layer, in the order in which they run, and their sums."""
-        layers = []
+        layers: list[dict[str, Any]] = []
         for name, layer in self.layers.items():
             real = bool(layer.real)
             accumulates = 0.0 if real else float(layer.accumulates) / self.images

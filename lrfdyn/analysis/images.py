@@ -57,9 +57,7 @@ class Images:
             return None
         model.eval()
         with torch.inference_mode():
-            right = sum(
-                int((model(x).argmax(1) == y).sum()) for x, y in zip(self.batches, self.labels, strict=True)
-            )
+            right = sum(int((model(x).argmax(1) == y).sum()) for x, y in zip(self.batches, self.labels, strict=True))
         return right / self.count
 
 
@@ -80,17 +78,13 @@ def load_images(
         raise unknown_name("data", name, [*DATA, RANDOM])
     size = {} if image_size is None else {"image_size": image_size}
     source = create_data(name, root, Augmentation(), **size)
-    require(
-        count <= source.test_images, f"images: {name} has {source.test_images} test images, got {count}"
-    )
+    require(count <= source.test_images, f"images: {name} has {source.test_images} test images, got {count}")
     images, labels = _spread(source, count, device)
     if len(labels) == 0:
         raise LrfdynError(f"data: no test image of {name} could be read")
     facts = {"num_classes": source.num_classes, "image_size": source.image_size, "in_channels": source.in_channels}
     split = batch_size
-    return Images(
-        name, len(labels), batch_size, device, facts, list(images.split(split)), list(labels.split(split))
-    )
+    return Images(name, len(labels), batch_size, device, facts, list(images.split(split)), list(labels.split(split)))
 
 
 def _spread(source: Any, count: int, device: torch.device) -> tuple[Tensor, Tensor]:

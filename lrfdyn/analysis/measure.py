@@ -18,7 +18,7 @@ from lrfdyn.analysis.energy import EnergyModel, SynapticOperations
 from lrfdyn.analysis.firing import FiringRates
 from lrfdyn.analysis.locality import Locality
 from lrfdyn.analysis.memory import attention_state, inference_peak
-from lrfdyn.analysis.observe import observe
+from lrfdyn.analysis.observe import Observer, observe
 from lrfdyn.analysis.receptive_field import receptive_field_record
 from lrfdyn.attention import Attention
 from lrfdyn.models import SpikingModel
@@ -37,7 +37,9 @@ def measure(
     attention layers has no locality and no attention state."""
     firing, operations, local = FiringRates(), SynapticOperations(energy), Locality()
     has_attention = any(isinstance(module, Attention) for module in model.modules())
-    observers = [firing, operations, *([local] if has_attention else [])]
+    observers: list[Observer] = [firing, operations]
+    if has_attention:
+        observers.append(local)
     observe(model, batches, observers, lambda n: progress("spikes and attention", n))
     field = receptive_field_record(model, batches, lambda n: progress("receptive field", n))
     rates = firing.record()

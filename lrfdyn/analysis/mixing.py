@@ -78,9 +78,7 @@ def stencil_taps(weight: Tensor, dilations: Sequence[int]) -> dict[tuple[int, in
     return taps
 
 
-def _neighbours(
-    queries: range, grid: tuple[int, int], dy: int, dx: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _neighbours(queries: range, grid: tuple[int, int], dy: int, dx: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows of the block whose neighbour at this offset is on the grid, and that neighbour's token."""
     height, width = grid
     token = torch.arange(queries.start, queries.stop, device=device)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lrfdyn.analysis.observe import as_batches
 from lrfdyn.models.base import SpikingModel
 
 DIGITS = 6  # of the map: more would only make files larger
+LARGEST_MAP = 64  # cells a side; larger images are averaged in blocks
 
 
 def receptive_field(
@@ -51,15 +53,17 @@ def share_inside(field: Tensor, centre: tuple[int, int]) -> list[dict[str, Any]]
 def receptive_field_record(
     model: SpikingModel, images: Tensor | Iterable[Tensor], on_batch: Callable[[int], None] = lambda _: None
 ) -> dict[str, Any]:
-    """The map, scaled to a maximum of 1, its share inside growing squares, and the side that holds half of it."""
+    """The map (in cells of `pixels_per_cell`), scaled to a maximum of 1, its share inside growing squares, and the side that holds half of it."""
     field = receptive_field(model, images, on_batch).double().cpu()
     stride = model.feature_info[-1].stride
     grid = (-(-field.shape[0] // stride), -(-field.shape[1] // stride))
     centre = (grid[0] // 2 * stride + stride // 2, grid[1] // 2 * stride + stride // 2)
-    top = field.max()
     shares = share_inside(field, (min(centre[0], field.shape[0] - 1), min(centre[1], field.shape[1] - 1)))
-    scaled = field / top if top > 0 else field
+    block = -(-max(field.shape) // LARGEST_MAP)
+    cells = F.avg_pool2d(field[None, None], block, ceil_mode=True)[0, 0]
+    scaled = cells / cells.max() if cells.max() > 0 else cells
     return {
+        "pixels_per_cell": block,
         "map": [[round(value, DIGITS) for value in row] for row in scaled.tolist()],
         "share_inside": shares,
         "half_side": next((s["side"] for s in shares if s["share"] >= 0.5), None),

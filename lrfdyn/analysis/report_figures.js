@@ -194,10 +194,12 @@ function entropyFigure(parent) {
 function fieldFigures(parent) {
   const maps = kinds.filter((kind) => kind.receptive_field?.map?.length);
   if (maps.length) {
-    const side = maps[0].receptive_field.map.length;
+    const cell = maps[0].receptive_field.pixels_per_cell ?? 1;
+    const pixels = cell * maps[0].receptive_field.map.length;
     figure(parent, { id: "receptive-fields", title: "Effective receptive fields",
       choices: [["linear", "Linear"], ["root", "Square root"]],
-      caption: `How strongly each of the ${side} × ${side} input pixels moves the output at the centre token, scaled ` +
+      caption: `How strongly ${cell > 1 ? `each block of ${cell} × ${cell} of the` : "each of the"} ` +
+        `${pixels} × ${pixels} input pixels moves the output at the centre token, scaled ` +
         "so that the largest value of each map is 1. The square root brings out weak surroundings.",
       draw: (width, { choice }) => heatMaps(width, { label: "Effective receptive fields",
         shade: choice === "root" ? (value) => Math.sqrt(Math.max(0, value)) : (value) => value,

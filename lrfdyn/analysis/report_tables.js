@@ -17,16 +17,16 @@ const plain = (value) =>
   (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value ?? "–"));
 
 const COLUMNS = [
-  { field: "accuracy_mean", title: "Test accuracy", unit: "%", best: 1,
+  { field: "accuracy_mean", title: "Accuracy", unit: "test, %", best: 1,
     format: orDash((value) => (100 * value).toFixed(2)) },
   { field: "parameters", title: "Parameters", unit: "trained", best: -1, format: count },
-  { field: "state_bytes", title: "Attention state", unit: "derived, per layer", best: -1, format: bytes },
-  { field: "peak_inference_bytes", title: "Peak memory", unit: "measured, batch 1", best: -1, format: bytes },
-  { field: "firing_rate", title: "Firing rate", unit: "spikes per step", best: 0, format: percent(1) },
+  { field: "state_bytes", title: "State", unit: "derived", best: -1, format: bytes },
+  { field: "peak_inference_bytes", title: "Peak memory", unit: "measured", best: -1, format: bytes },
+  { field: "firing_rate", title: "Firing", unit: "per step", best: 0, format: percent(1) },
   { field: "energy_pj", title: "Energy", unit: "per image", best: -1, format: joules },
-  { field: "short_range_share", title: "Attention nearby", unit: "share", best: 0, format: percent(1) },
+  { field: "short_range_share", title: "Nearby", unit: "attention", best: 0, format: percent(1) },
   { field: "entropy_mean", title: "Entropy", unit: "nats", best: 0, format: twoDigits },
-  { field: "images_per_second", title: "Throughput", unit: "images/s", best: 1,
+  { field: "images_per_second", title: "Speed", unit: "images/s", best: 1,
     format: orDash((value) => (value >= 100 ? count(value) : short(value))) },
 ];
 
@@ -75,7 +75,7 @@ function summary() {
   if (!kinds.length) return;
   const bests = COLUMNS.map(bestOf);
   const bodies = new Map(kinds.map((kind, i) => [kind, summaryRows({ ...kind, position: i }, bests)]));
-  const table = html("table", { class: "pinned" });
+  const table = html("table", { class: "pinned compact" });
   const sortBy = (column, header) => {
     const rising = header.getAttribute("aria-sort") === "none" ? (column.best ?? -1) < 0
       : header.getAttribute("aria-sort") === "descending";
@@ -100,13 +100,14 @@ function summary() {
     return header;
   });
   table.append(html("thead", {}, html("tr", {}, headers)), ...bodies.values());
-  const accuracy = seeds > 1
+  const accuracy = !seeds ? "Nothing was trained here, so there is no accuracy." : seeds > 1
     ? `Accuracy is the mean over ${seeds} seeds ± the ${spreadName}; means within the spread of each other do not differ.`
     : "One seed per attention: small differences in accuracy mean nothing.";
   section("summary", "Summary").append(scrolling("Summary table", table), html("p", { class: "soft" }, `${accuracy} ` +
-    (kinds.length > 1 ? "The best value of each column is marked: the highest accuracy and throughput, the lowest of " +
-      "parameters and memory. " : "") +
-    "▸ unfolds what the derived state consists of."));
+    (kinds.length > 1 ? "The best value of each column is marked: the highest accuracy and speed, the lowest of " +
+      "parameters, memory and energy. " : "") +
+    "State is what one attention layer must hold (▸ unfolds its terms), peak memory that of the whole model at batch 1; " +
+    "nearby is the share of attention at short distance."));
 }
 
 function stateTable() {

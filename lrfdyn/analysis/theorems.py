@@ -84,8 +84,8 @@ def theory_results(settings: TheorySettings | None = None, command: str = "lrfdy
     return {
         "format": RESULTS_FORMAT,
         "title": "Theorems 1 and 2: radius and entropy of attention",
-        "lead": f"Exact values for attention over distances 0..N-1. Unless an axis says otherwise N = {n}, β = {beta:g}, "
-        f"α = {'1 + β(N-1)' if settings.alpha is None else f'{settings.alpha:g}'}, λ = {settings.share:g}, and R has "
+        "lead": f"Exact values for attention over distances 0..N-1. Unless an axis says otherwise N = {n}, "
+        f"β = {beta:g}, α = {'1 + β(N-1)' if settings.alpha is None else f'{settings.alpha:g}'}, λ = {settings.share:g}, and R has "
         f"the taps of stencils with dilations {', '.join(map(str, settings.dilations))}.",
         "command": command,
         "created": datetime.now().isoformat(timespec="seconds"),
@@ -101,6 +101,11 @@ def _curves(settings: TheorySettings) -> Iterator[Chart]:
         ("radius", "Expected radius μ", t.radius),
         ("entropy", "Entropy H (nats)", t.entropy_of),
     ]
+    fixed = settings.alpha_at(64)
+
+    def ssa(n: int) -> t.Vector:
+        return t.ssa_distribution(n, fixed, settings.beta)
+
     for name, label, value in quantities:
         theorem = "Theorem 1" if name == "radius" else "Theorem 2"
         sizes = sorted({round(2**e) for e in np.linspace(3, 12, 37)} | {settings.n})
@@ -111,14 +116,9 @@ def _curves(settings: TheorySettings) -> Iterator[Chart]:
             "tokens; with α fixed its weights end at α/β.",
             {"label": "N", "log": True},
             {"label": label, "log": name == "radius"},
-            _family(settings, value, sizes, lambda x: (int(x), settings.beta, settings.share))
-            + [
-                {
-                    "label": f"SSA, α fixed at {settings.alpha_at(64):g}",
-                    "points": [
-                        [x, value(t.ssa_distribution(x, settings.alpha_at(64), settings.beta))] for x in sizes
-                    ],
-                }
+            [
+                *_family(settings, value, sizes, lambda x: (int(x), settings.beta, settings.share)),
+                {"label": f"SSA, α fixed at {fixed:g}", "points": [[x, value(ssa(x))] for x in sizes]},
             ],
         )
         betas = np.geomspace(1e-3, 3, POINTS)

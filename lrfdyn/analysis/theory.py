@@ -46,7 +46,7 @@ def ssa_distribution(n: int, alpha: float, beta: float) -> Vector:
 def local_distribution(n: int, distances: Sequence[int]) -> Vector:
     """R: the same weight at each of the given distances, those that appear twice twice."""
     require(len(distances) > 0, "distances: expected at least one")
-    require(0 <= min(distances) and max(distances) < n, f"distances: expected 0..{n - 1}, got {list(distances)}")
+    require(min(distances) >= 0 and max(distances) < n, f"distances: expected 0..{n - 1}, got {list(distances)}")
     weights = np.bincount(np.asarray(distances), minlength=n).astype(np.float64)
     return weights / weights.sum()
 

@@ -76,9 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
         def progress(model: str, what: str, done: int) -> None:
             bar.update(task, advance=done, news=f"{Path(model).name}: {what}")
 
-        results = analyze(
-            sources, images, energy, command=shlex.join(["lrfdyn", *sys.argv[1:]]), progress=progress
-        )
+        results = analyze(sources, images, energy, command=shlex.join(["lrfdyn", *sys.argv[1:]]), progress=progress)
         bar.update(task, completed=total, news="")
     try:
         written = write_all(results, arguments.out, formats)

@@ -88,9 +88,7 @@ def test_folder_and_file_of_save_pretrained(tmp_path):
     images = digits()
     bare = tmp_path / "elsewhere.safetensors"
     bare.write_bytes((tmp_path / "model.safetensors").read_bytes())
-    loaded = [
-        find_sources(str(path), images)[0].load() for path in (tmp_path, tmp_path / "model.safetensors", bare)
-    ]
+    loaded = [find_sources(str(path), images)[0].load() for path in (tmp_path, tmp_path / "model.safetensors", bare)]
     for other in loaded:
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     assert describe(loaded[0])[0] == "LRF-SSA, dilations (1, 3)"
@@ -113,9 +111,7 @@ def test_run_of_lrfdyn_train(tmp_path):
     whole = source.load()
     checkpoint = sorted((out / "checkpoints").iterdir())[-1]
     (from_checkpoint,) = find_sources(str(checkpoint), images)
-    assert all(
-        torch.equal(a, b) for a, b in zip(whole.parameters(), from_checkpoint.load().parameters(), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), from_checkpoint.load().parameters(), strict=True))
     # An unfinished run has checkpoints only.
     for path in (out / "model").iterdir():
         path.unlink()

@@ -183,7 +183,8 @@ def test_counts_do_not_depend_on_the_batches():
 
 
 @pytest.mark.parametrize(
-    "name", ["spikformer_4_384", "qkformer_4_384", "sdt_v1_2_512", "sdt_v2_15m", "sdt_v3_t", "sew_resnet18", "ms_resnet18"]
+    "name",
+    ["spikformer_4_384", "qkformer_4_384", "sdt_v1_2_512", "sdt_v2_15m", "sdt_v3_t", "sew_resnet18", "ms_resnet18"],
 )
 def test_every_host_is_counted(name):
     small = {"spikformer_4_384": {"dim": 48}, "qkformer_4_384": {"dim": 64}, "sdt_v1_2_512": {"dim": 32}}.get(name, {})

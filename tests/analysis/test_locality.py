@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from lrfdyn.analysis.firing import firing_rates
-from lrfdyn.analysis.locality import entropy, locality, manhattan, normalize, weight_by_distance
-from lrfdyn.analysis.locality import Locality
+from lrfdyn.analysis.locality import Locality, entropy, locality, manhattan, normalize, weight_by_distance
 from lrfdyn.analysis.memory import attention_state, inference_peak, peak_allocation
 from lrfdyn.analysis.mixing import dendrite_weights, weight_blocks
 from lrfdyn.analysis.observe import observe
 from lrfdyn.analysis.receptive_field import receptive_field, receptive_field_record, share_inside
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.errors import LrfdynError
+from lrfdyn.models.base import FeatureInfo
 from lrfdyn.neurons import IF
 from tests.training.test_engine import model
 
@@ -209,3 +209,15 @@ def test_inference_peak_grows_with_the_batch_and_hides_no_weights():
 def test_derived_state_of_a_model():
     terms = {t["name"]: t["bytes"] for t in attention_state(model("lrf_dyn", attention_options={"dilations": (1,)}))}
     assert terms == {"dendrites": 8 * 16 * 4, "line buffers": 3 * 8 * 16 * 4}
+
+
+def test_a_large_receptive_field_is_averaged_in_blocks():
+    class Large(Stencil):
+        feature_info = (FeatureInfo(2, 1),)
+
+    record = receptive_field_record(Large(), torch.randn(1, 1, 130, 130))
+    assert record["pixels_per_cell"] == 3
+    assert len(record["map"]) == 44
+    assert max(map(max, record["map"])) == 1
+    assert [s["share"] for s in record["share_inside"][:3]] == pytest.approx([1 / 9, 1, 1])
+    assert record["half_side"] == 3

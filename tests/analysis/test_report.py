@@ -35,7 +35,13 @@ FIGURES = {
 
 def layer(name: str, kind: str, accumulates: float, macs: float) -> dict[str, Any]:
     picojoule = 0.9 * accumulates + 4.6 * macs
-    return {"name": name, "kind": kind, "accumulates": accumulates, "multiply_accumulates": macs, "energy_pj": picojoule}
+    return {
+        "name": name,
+        "kind": kind,
+        "accumulates": accumulates,
+        "multiply_accumulates": macs,
+        "energy_pj": picojoule,
+    }
 
 
 def attention(label: str, accuracy: list[float], state: int) -> dict[str, Any]:
@@ -413,6 +419,7 @@ const energies = [0, 1, 2].map(() => {
   column.querySelector("button").click();
   return [...document.querySelectorAll("#energy .scroll tbody")][0].rows[0].cells[0].textContent;
 });
+for (const button of document.querySelectorAll(".legend button")) button.click();
 const charts = [...document.querySelectorAll("#attention-distance .chart")];
 charts[0].focus();
 charts[0].dispatchEvent(new KeyboardEvent("keydown", { key: "Home" }));

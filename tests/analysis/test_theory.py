@@ -95,7 +95,9 @@ def test_results():
     results = theory_results(TheorySettings(n=32))
     assert max(row["difference"] for row in results["checks"]) < 1e-10
     charts = {chart["id"]: chart for chart in results["charts"]}
-    assert {"radius-tokens", "radius-beta", "radius-lambda", "entropy-tokens", "entropy-beta", "entropy-lambda"} <= set(charts)
+    assert {"radius-tokens", "radius-beta", "radius-lambda", "entropy-tokens", "entropy-beta", "entropy-lambda"} <= set(
+        charts
+    )
     stencil = np.array(charts["inequality-stencil"]["cells"])
     assert set(np.unique(stencil)) == {0, 1, 2}
     assert stencil[0, 0] == 1  # a small share of R on a flat P: true, not proved
@@ -112,7 +114,7 @@ def test_command(tmp_path, capsys):
 
 
 def test_bad_input():
-    with pytest.raises(LrfdynError, match="distances: expected 0..7"):
+    with pytest.raises(LrfdynError, match=r"distances: expected 0\.\.7"):
         t.local_distribution(8, [9])
     with pytest.raises(LrfdynError, match="share: expected a number"):
         t.mixture(t.vsa_distribution(4, 0.1), t.vsa_distribution(4, 0.1), 2)
