@@ -109,7 +109,7 @@ def _distance(plt: Any, entries: Entries) -> Any:
     shares = [100 * entry["locality"]["short_range_share"] for _, entry in entries]
     right.barh(names, shares, color=[COLOURS[i % 8] for i, _ in entries])
     right.axvline(100 * local["short_range_share_uniform"], color="#1c2126", linestyle="--", linewidth=0.8)
-    right.set(xlabel=f"% of attention at distance ≤ {local['short_distance']} (dashed: uniform)")
+    right.set(xlabel=f"% at distance ≤ {local['short_distance']} (dashed: uniform)")
     right.invert_yaxis()
     right.grid(axis="y", visible=False)
     return figure
@@ -180,7 +180,7 @@ def energy_parts(layers: Sequence[dict[str, Any]]) -> dict[str, float]:
     for layer in layers:
         names = layer["name"].split(".")
         if layer["kind"] == "attention":
-            part = "attention"
+            part = "inside attention"
         elif "attn" in names or "attention" in names:
             part = "projections"
         elif "mlp" in names:
@@ -233,7 +233,7 @@ def _memory(plt: Any, entries: Entries) -> Any:
         axis.set(xlabel=label)
         axis.margins(0.15)
     axes[0].set(ylabel="test accuracy (%)")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, markerscale=0.5)
     return figure
 
 

@@ -53,7 +53,8 @@ def share_inside(field: Tensor, centre: tuple[int, int]) -> list[dict[str, Any]]
 def receptive_field_record(
     model: SpikingModel, images: Tensor | Iterable[Tensor], on_batch: Callable[[int], None] = lambda _: None
 ) -> dict[str, Any]:
-    """The map (in cells of `pixels_per_cell`), scaled to a maximum of 1, its share inside growing squares, and the side that holds half of it."""
+    """The map in cells of `pixels_per_cell`, scaled to a maximum of 1, its share inside growing squares, and the side
+    of the square that holds half of it."""
     field = receptive_field(model, images, on_batch).double().cpu()
     stride = model.feature_info[-1].stride
     grid = (-(-field.shape[0] // stride), -(-field.shape[1] // stride))

@@ -85,8 +85,9 @@ def theory_results(settings: TheorySettings | None = None, command: str = "lrfdy
         "format": RESULTS_FORMAT,
         "title": "Theorems 1 and 2: radius and entropy of attention",
         "lead": f"Exact values for attention over distances 0..N-1. Unless an axis says otherwise N = {n}, "
-        f"β = {beta:g}, α = {'1 + β(N-1)' if settings.alpha is None else f'{settings.alpha:g}'}, λ = {settings.share:g}, and R has "
-        f"the taps of stencils with dilations {', '.join(map(str, settings.dilations))}.",
+        f"β = {beta:g}, α = {'1 + β(N-1)' if settings.alpha is None else f'{settings.alpha:g}'}, "
+        f"λ = {settings.share:g}, and R has the taps of stencils with dilations "
+        f"{', '.join(map(str, settings.dilations))}.",
         "command": command,
         "created": datetime.now().isoformat(timespec="seconds"),
         "version": __version__,

@@ -191,12 +191,12 @@ def order_always_holds(p: Vector, r: Vector) -> bool:
 
 
 def failing_share(p: Vector, r: Vector) -> float:
-    """The lambda up to which the mixture has more entropy than P: 0 where it never has."""
+    """The lambda up to which the mixture has more entropy than P: 0 where it never has, infinite where R has too."""
     if order_always_holds(p, r):
         return 0.0
     target = entropy_of(p)
-    if entropy_of(r) >= target:
-        return 1.0
+    if entropy_of(r) > target:
+        return math.inf
     low, high = 0.0, 1.0  # above P right of 0, below it at 1, and concave: one crossing
     for _ in range(100):
         middle = (low + high) / 2
