@@ -32,7 +32,8 @@ INTRODUCTION = """\
 Each verdict is computed from the numbers beside it by the rule that is stated. Attention weights are absolute values,
 added up over the time steps and normalised per query; "nearby" is a Manhattan distance of at most a quarter of the
 largest one on the grid (the paper does not say what it calls short). VSA here is softmax attention on the spikes of the
-same host, which is not the ViT of the paper: a softmax over products of few spikes is nearly flat. [analysis.md](analysis.md) says how everything is measured.
+same host, which is not the ViT of the paper: a softmax over products of few spikes is nearly flat.
+[analysis.md](analysis.md) says how everything is measured.
 """
 
 

@@ -207,3 +207,16 @@ def test_without_matplotlib(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("lrfdyn.analysis.output.has_matplotlib", lambda: False)
     assert main(["analyze", "spikformer_4_384", "--out", str(tmp_path / "out")]) == 2
     assert "pip install 'lrfdyn[analysis]'" in capsys.readouterr().err
+
+
+def test_images_of_files(tmp_path, monkeypatch):
+    from tests.data.make import write_cifar, write_folder
+
+    write_cifar(tmp_path, "cifar100", monkeypatch)
+    images = load_images("cifar100", tmp_path, 5, 2, CPU)
+    assert images.model_options() == {"num_classes": 100, "image_size": 32, "in_channels": 3}
+    assert [list(batch.shape) for batch in images.batches] == [[2, 3, 32, 32], [2, 3, 32, 32], [1, 3, 32, 32]]
+    write_folder(tmp_path / "folder")
+    images = load_images("imagenette", tmp_path / "folder", 3, 8, CPU, image_size=32)
+    assert torch.cat(images.labels).tolist() == [0, 1, 2]  # one of every class, not the first three files
+    assert list(images.batches[0].shape) == [3, 3, 32, 32]
