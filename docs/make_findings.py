@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,17 +56,26 @@ def by_model(results: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The results of every host for itself."""
     names = dict.fromkeys(entry.get("model") or "" for entry in results["attentions"].values())
     for name in names:
-        chosen = {key: e for key, e in results["attentions"].items() if (e.get("model") or "") == name}
+        chosen = {
+            key: {**entry, "label": entry["label"].removeprefix(f"{name}, ")}
+            for key, entry in results["attentions"].items()
+            if (entry.get("model") or "") == name
+        }
         runs = [run for run in results["runs"] if run["attention"] in chosen]
         yield name, {**results, "attentions": chosen, "runs": runs}
+
+
+def command(results: dict[str, Any]) -> str:
+    """As anybody could type it: where the data lies is not part of it."""
+    return re.sub(r"(--data-root )\S+", r"\1DATA", results["command"])
 
 
 def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{100 * value:.{digits}f} %"
 
 
-def kib(value: float) -> str:
-    return f"{value / 1024:,.1f} KiB"
+def kib(value: float | None) -> str:
+    return "–" if value is None else f"{value / 1024:,.1f} KiB"
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
@@ -82,6 +92,8 @@ def verdict(known: bool, holds: Callable[[], bool], rule: str) -> str:
 def locality(results: dict[str, Any]) -> Iterator[str]:
     kinds = by_kind(results)
     local = {kind: entry["locality"] for kind, entry in kinds.items() if entry.get("locality", {}).get("share")}
+    if not local:
+        return
     first = next(iter(local.values()))
     rows = [
         [
@@ -241,7 +253,7 @@ def section(title: str, source: str, name: str, results: dict[str, Any]) -> Iter
     epochs = max((len(run.get("curve") or []) for run in results["runs"]), default=0)
     yield f"## {title}"
     yield f"Source: [results/{source}](../results/{source}), {epochs} epochs, made by"
-    yield f"    {results['command']}"
+    yield f"    {command(results)}"
     yield "### Locality and entropy"
     yield from locality(results)
     yield "### Receptive fields"
@@ -269,7 +281,7 @@ def render() -> str:
         parts += [
             "## Memory of Spikformer-8-512",
             f"Source: [results/{LARGE}](../results/{LARGE}), random weights, made by",
-            f"    {large['command']}",
+            f"    {command(large)}",
             *memory(large),
         ]
     parts += [

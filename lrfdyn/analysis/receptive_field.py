@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lrfdyn.analysis.observe import as_batches
 from lrfdyn.models.base import SpikingModel
+from lrfdyn.ops.dispatch import plain_operations
 
 DIGITS = 6  # of the map: more would only make files larger
 LARGEST_MAP = 64  # cells a side; larger images are averaged in blocks
@@ -26,9 +27,10 @@ def receptive_field(
     total, count = None, 0
     for batch in as_batches(images):
         x = batch.detach().clone().requires_grad_()
-        features = model.forward_features(x)
-        row, column = features.shape[-2] // 2, features.shape[-1] // 2
-        (gradient,) = torch.autograd.grad(features[..., row, column].sum(), x)
+        with plain_operations():  # the kernels are made for training, where nobody asks for the gradient of the image
+            features = model.forward_features(x)
+            row, column = features.shape[-2] // 2, features.shape[-1] // 2
+            (gradient,) = torch.autograd.grad(features[..., row, column].sum(), x)
         moved = gradient.abs().sum(-3).flatten(0, -3).sum(0)
         total = moved if total is None else total + moved
         count += batch.shape[-4]
