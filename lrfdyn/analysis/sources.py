@@ -114,9 +114,9 @@ def _nothing() -> SpikingModel:
 
 def _file(path: Path, images: Images) -> Source:
     tensors, meta = load_tensors(path)
-    if meta.get("library_name") == "lrfdyn" or (path.with_name(CONFIG_FILE).is_file() and path.name == WEIGHTS_FILE):
-        if path.with_name(CONFIG_FILE).is_file() and path.name == WEIGHTS_FILE:
-            return Source(str(path), lambda: from_pretrained(path.parent))
+    if path.name == WEIGHTS_FILE and path.with_name(CONFIG_FILE).is_file():
+        return Source(str(path), lambda: from_pretrained(path.parent))
+    if meta.get("library_name") == "lrfdyn":
         return Source(str(path), lambda: _build(meta["host"], meta["options"], path))
     if "curve" in meta and "config" in meta:  # of lrfdyn reproduce
         curve = meta["curve"]
