@@ -12,7 +12,7 @@ BLOCK = re.compile(r"(<!-- digits: [^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
 
 def table(results: dict) -> str:
     lines = [
-        "| attention | test accuracy | parameters | state, derived | peak memory, measured | firing rate | images/s |",
+        "| attention | test accuracy | parameters | state, derived | peak memory, measured | firing rate | energy |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in results["attentions"].values():
@@ -23,7 +23,7 @@ def table(results: dict) -> str:
             f"{row['state_bytes'] / 1024:.1f} KiB",
             f"{row['peak_inference_bytes'] / 1024:,.0f} KiB",
             f"{row['firing_rate']:.1%}",
-            f"{row['images_per_second']:,.0f}",
+            f"{row['energy']['energy_pj'] / 1e6:.2f} µJ",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     machine = results["machine"]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from lrfdyn.commands import evaluate, figure_segmentation, models, reproduce, train
+from lrfdyn.commands import analyze, evaluate, figure_segmentation, models, reproduce, theory, train
 from lrfdyn.errors import LrfdynError, unknown_name
 from lrfdyn.version import __version__
 
@@ -17,6 +17,8 @@ COMMANDS = {
     "train": train,
     "evaluate": evaluate,
     "figure-segmentation": figure_segmentation,
+    "analyze": analyze,
+    "theory": theory,
 }
 
 

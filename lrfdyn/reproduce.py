@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -13,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from lrfdyn.analysis.firing import firing_rates
-from lrfdyn.analysis.locality import locality
-from lrfdyn.analysis.memory import attention_state, inference_peak
-from lrfdyn.analysis.receptive_field import receptive_field_record
+from lrfdyn.analysis.analyze import NOTES as ANALYSIS_NOTES
+from lrfdyn.analysis.analyze import SPREAD, summary_of
+from lrfdyn.analysis.measure import machine, measure
+from lrfdyn.analysis.report import RESULTS_FORMAT
 from lrfdyn.attention import LABELS, attention_options
 from lrfdyn.data.digits import load_digits
 from lrfdyn.errors import LrfdynError, require
@@ -33,22 +29,16 @@ NOTES = [
     "Digits are 8x8 images: the table shows that every attention trains and what it costs, not which one wins on "
     "natural images. Differences of less than a percent are within the spread of the seeds.",
     "Accuracy is that of the last epoch, never the best one.",
-    "Attention weights of LRF-Dyn are those of its linear mixing, the same for every image; those of the other kinds "
-    "depend on the image.",
-    "Derived state is what one attention layer must hold for one image and one time step: spikes as bits, sums as "
-    "32-bit numbers. The rows of potentials that the stencils of LRF-Dyn reach are counted in full; they outweigh the "
-    "k d numbers of its dendrites by far. Membrane potentials between time steps are the same for all kinds and not "
-    "counted.",
-    "Measured peak memory is of the plain training implementation at batch 1, all layers and time steps, which keeps "
-    "whole feature maps: it does not yet stream.",
+    *ANALYSIS_NOTES.values(),
 ]
+MEASURED_AT_ONCE = 64  # images
 
 
 @dataclass(frozen=True)
 class Settings:
     """Everything that decides the outcome."""
 
-    attentions: tuple[str, ...] = ("ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")
+    attentions: tuple[str, ...] = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")
     seeds: tuple[int, ...] = (0, 1)
     dim: int = 48
     depth: int = 2
@@ -173,7 +163,7 @@ def reproduce(
     first = settings.model(settings.attentions[0])
     split = load_digits()
     results = {
-        "format": "lrfdyn-results/1",
+        "format": RESULTS_FORMAT,
         "title": "Spikformer on digits",
         "command": command,
         "created": datetime.now().isoformat(timespec="seconds"),
@@ -194,7 +184,7 @@ def reproduce(
             "time_steps": settings.time_steps,
         },
         "recipe": asdict(settings.recipe),
-        "spread": "half of the range over the seeds",
+        "spread": SPREAD,
         "wall_seconds": time.perf_counter() - start,
         "train_seconds": sum(r["train_seconds"] for r in runs),
         "runs": runs,
@@ -225,57 +215,14 @@ def attention_record(out: Path, settings: Settings, kind: str, runs: list[dict[s
     """What is measured on the trained model of the first seed, and the accuracies of all."""
     model = settings.model(kind)
     load_weights(weights_path(out, kind, settings.seeds[0]), model)
-    images = load_digits().test_images
-    accuracies = [run["test_accuracy"] for run in runs]
-    terms = attention_state(model)
-    firing = firing_rates(model, images)
     return {
         "label": LABELS[kind],
+        "kind": kind,
+        "trained": True,
         "options": attention_options(kind),
-        "parameters": runs[0]["parameters"],
-        "accuracy_mean": statistics.mean(accuracies),
-        "accuracy_spread": (max(accuracies) - min(accuracies)) / 2,
-        "accuracy_values": accuracies,
-        "state_terms": terms,
-        "state_bytes": sum(term["bytes"] for term in terms),
-        "peak_inference_bytes": inference_peak(model, images[:1]),
-        "firing_rate": firing["mean"],
-        "firing_by_layer": firing["by_layer"],
-        "images_per_second": images_per_second(model, images[:64]),
-        "locality": locality(model, images[:64]),
-        "receptive_field": receptive_field_record(model, images),
+        **summary_of([run["test_accuracy"] for run in runs]),
+        **measure(model, load_digits().test_images.split(MEASURED_AT_ONCE)),
     }
-
-
-def images_per_second(model: torch.nn.Module, images: Tensor, repeats: int = 7) -> float:
-    """Median over `repeats` evaluation passes."""
-    model.eval()
-    seconds = []
-    with torch.inference_mode():
-        model(images)
-        for _ in range(repeats):
-            start = time.perf_counter()
-            model(images)
-            seconds.append(time.perf_counter() - start)
-    return len(images) / statistics.median(seconds)
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _leaves(value: dict[str, Any]) -> dict[str, str]:

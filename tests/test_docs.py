@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def test_models_page_is_up_to_date():
-    spec = importlib.util.spec_from_file_location("make_models", DOCS / "make_models.py")
+def maker(name):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    make_models = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_models)
-    page = make_models.render()
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_findings_page_is_up_to_date():
+    page = maker("make_findings").render()
+    assert page == (DOCS / "findings.md").read_text(encoding="utf-8"), "run: python docs/make_findings.py"
+    for picture in re.findall(r"\]\((images/[^)]+)\)", page):
+        assert (DOCS / picture).is_file(), picture
+
+
+def test_models_page_is_up_to_date():
+    page = maker("make_models").render()
     assert page == (DOCS / "models.md").read_text(encoding="utf-8"), "run: python docs/make_models.py"
     assert max(map(len, page.splitlines())) <= 130

@@ -36,8 +36,8 @@ def finished(tmp_path_factory):
 def test_everything_is_written(finished):
     # NaN and Infinity are no JSON, though Python would read them.
     results = json.loads((finished / "results.json").read_text(), parse_constant=pytest.fail)
-    assert list(results["attentions"]) == ["ssa", "causal_ssa", "lrf_ssa", "lrf_dyn"]
-    assert len(results["runs"]) == 8
+    assert list(results["attentions"]) == ["vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn"]
+    assert len(results["runs"]) == 10
     for run in results["runs"]:
         tensors, meta = load_tensors(finished / run["weights"])
         assert meta["curve"] == run["curve"]
@@ -49,6 +49,10 @@ def test_everything_is_written(finished):
         assert row["peak_inference_bytes"] > 0
         assert row["images_per_second"] > 0
         assert row["accuracy_mean"] == pytest.approx(sum(row["accuracy_values"]) / 2)
+        assert row["energy"]["energy_pj"] > 0
+        assert row["locality"]["layers"] == ["blocks.0.attn"]
+    assert len(list((finished / "figures").glob("*.pdf"))) >= 9
+    assert (finished / "tables" / "energy.csv").is_file()
     page = (finished / "report.html").read_text()
     assert "LRF-Dyn" in page
     assert not re.search(r"""(src|href)=["']?https?:""", page)

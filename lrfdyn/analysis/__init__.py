@@ -1,1 +1,35 @@
-"""Measurements of attention, spikes and memory, and the report that shows them."""
+"""Measurements of attention, spikes, energy and memory, the theorems, and the report that shows them."""
+
+from lrfdyn.analysis.analyze import analyze
+from lrfdyn.analysis.energy import EnergyModel, energy
+from lrfdyn.analysis.firing import firing_rates
+from lrfdyn.analysis.images import load_images
+from lrfdyn.analysis.locality import locality
+from lrfdyn.analysis.measure import measure
+from lrfdyn.analysis.memory import attention_state, inference_peak
+from lrfdyn.analysis.output import write_all
+from lrfdyn.analysis.receptive_field import receptive_field, receptive_field_record, share_inside
+from lrfdyn.analysis.report import render_report, write_report
+from lrfdyn.analysis.sources import find_sources
+from lrfdyn.analysis.theorems import TheorySettings, theory_results
+
+__all__ = [
+    "EnergyModel",
+    "TheorySettings",
+    "analyze",
+    "attention_state",
+    "energy",
+    "find_sources",
+    "firing_rates",
+    "inference_peak",
+    "load_images",
+    "locality",
+    "measure",
+    "receptive_field",
+    "receptive_field_record",
+    "render_report",
+    "share_inside",
+    "theory_results",
+    "write_all",
+    "write_report",
+]

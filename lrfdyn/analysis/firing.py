@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from lrfdyn.neurons import Neuron
-
-
-@contextmanager
-def watch_neurons(model: nn.Module, note: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """Calls `note(name, spikes)` for every neuron output while the context is open."""
-
-    def hook(name: str) -> Callable[..., None]:
-        return lambda _module, _args, spikes: note(name, spikes.detach())
-
-    handles = [
-        module.register_forward_hook(hook(name)) for name, module in model.named_modules() if isinstance(module, Neuron)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+from lrfdyn.analysis.observe import as_batches, observe, watch_neurons
 
 
-def firing_rates(model: nn.Module, images: Tensor) -> dict[str, Any]:
+class FiringRates:
+    """Counts the spikes of every neuron layer; an integer spike n/D counts as n/D."""
+
+    def __init__(self) -> None:
+        self.spikes: dict[str, Tensor] = {}
+        self.neurons: dict[str, int] = {}
+
+    def watch(self, model: nn.Module) -> list[RemovableHandle]:
+        return watch_neurons(model, self.note)
+
+    def note(self, name: str, spikes: Tensor) -> None:
+        total = spikes.double().sum()  # stays on the device: no waiting inside the pass
+        self.spikes[name] = self.spikes[name] + total if name in self.spikes else total
+        self.neurons[name] = self.neurons.get(name, 0) + spikes.numel()
+
+    def record(self) -> dict[str, Any]:
+        spikes = {name: float(total) for name, total in self.spikes.items()}
+        return {
+            "mean": sum(spikes.values()) / max(1, sum(self.neurons.values())),
+            "by_layer": {name: spikes[name] / self.neurons[name] for name in spikes},
+        }
+
+
+def firing_rates(model: nn.Module, images: Tensor | Iterable[Tensor]) -> dict[str, Any]:
     """`mean`: spikes per neuron and time step over all neurons; `by_layer`: the same per neuron layer."""
-    spikes: dict[str, float] = {}
-    neurons: dict[str, int] = {}
-
-    def note(name: str, out: Tensor) -> None:
-        spikes[name] = spikes.get(name, 0.0) + float(out.sum())
-        neurons[name] = neurons.get(name, 0) + out.numel()
-
-    model.eval()
-    with torch.inference_mode(), watch_neurons(model, note):
-        model(images)
-    return {
-        "mean": sum(spikes.values()) / sum(neurons.values()),
-        "by_layer": {name: spikes[name] / neurons[name] for name in spikes},
-    }
+    rates = FiringRates()
+    observe(model, as_batches(images), [rates])
+    return rates.record()

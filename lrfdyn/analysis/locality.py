@@ -7,47 +7,26 @@ over the tokens. Queries without any weight (no key spike meets them at any step
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from lrfdyn.attention import Attention
+from lrfdyn.analysis.mixing import BLOCK, weight_blocks
+from lrfdyn.analysis.observe import Spikes, as_batches, observe, watch_attentions
+from lrfdyn.attention import Attention, LRFDyn
 from lrfdyn.errors import require
 
 
-def attention_inputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    """The input `[T, B, C, H, W]` of every attention layer, by name."""
-    inputs: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            inputs[name] = args[0].detach()
-
-        return hook
-
-    handles = [
-        module.register_forward_pre_hook(keep(name))
-        for name, module in model.named_modules()
-        if isinstance(module, Attention)
-    ]
-    try:
-        model.eval()
-        with torch.no_grad():
-            model(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return inputs
-
-
-def manhattan(grid: tuple[int, int]) -> Tensor:
-    """Distances `[N, N]` between the tokens of a grid in raster order."""
+def manhattan(grid: tuple[int, int], queries: range | None = None) -> Tensor:
+    """Distances `[queries, N]` (all of them without `queries`) between the tokens of a grid in raster order."""
     height, width = grid
     row = torch.arange(height).repeat_interleave(width)
     column = torch.arange(width).repeat(height)
-    return (row.unsqueeze(1) - row).abs() + (column.unsqueeze(1) - column).abs()
+    chosen = slice(None) if queries is None else slice(queries.start, queries.stop)
+    return (row[chosen].unsqueeze(1) - row).abs() + (column[chosen].unsqueeze(1) - column).abs()
 
 
 def normalize(weights: Tensor) -> Tensor:
@@ -64,64 +43,141 @@ def entropy(p: Tensor) -> Tensor:
 
 def weight_by_distance(weights: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
     """Mean normalised weight of a query-key pair, and share of all weight, at each distance 0, 1, 2, ..."""
-    n = distance.shape[0]
-    per_query = weights.reshape(-1, n, n)
-    total = per_query.sum(-1, keepdim=True)
-    p = torch.where(total > 0, per_query / total.clamp(min=torch.finfo(total.dtype).tiny), 0)
-    queries = (total.squeeze(-1) > 0).to(p.dtype)
-    bins = int(distance.max()) + 1
-    index = distance.flatten()
-    weight = torch.zeros(bins, dtype=p.dtype).index_add_(0, index, p.sum(0).flatten())
-    pairs = torch.zeros(bins, dtype=p.dtype).index_add_(0, index, queries.sum(0).unsqueeze(1).expand(n, n).flatten())
-    return weight / pairs.clamp(min=1), weight / queries.sum().clamp(min=1)
+    sums = DistanceSums(int(distance.max()) + 1, weights.device)
+    sums.add(weights.reshape(-1, *distance.shape), distance)
+    return sums.mean_weight(), sums.share()
 
 
-def locality(model: nn.Module, images: Tensor, bins: int = 24) -> dict[str, Any]:
-    """Attention weight against distance and entropy, per layer and averaged over layers.
+class DistanceSums:
+    """Sums of weights and of pairs by distance, over queries that come in blocks."""
 
-    A layer in which no query has any weight is None in the lists and in no average.
-    """
-    inputs = attention_inputs(model, images)
-    require(len(inputs) > 0, f"model: expected one with attention layers, got {type(model).__name__}")
-    modules = dict(model.named_modules())
-    by_layer: list[Tensor | None] = []
-    shares, entropies, empty = [], [], []
-    distance = torch.zeros(1, 1, dtype=torch.int64)
-    for name, x in inputs.items():
-        module = modules[name]
-        assert isinstance(module, Attention)
-        with torch.no_grad():
-            weights = module.weights(x).unflatten(0, x.shape[:2]).sum(0).double().cpu()
-        distance = manhattan((x.shape[3], x.shape[4]))
-        p = normalize(weights)
-        empty.append(1 - len(p) / weights[..., 0].numel())
-        entropies.append(entropy(p))
-        weight, share = weight_by_distance(weights, distance)
-        by_layer.append(weight if len(p) else None)
-        if len(p):
-            shares.append(share)
-    n = distance.shape[0]
-    reach = int(distance.max())
-    short = max(1, reach // 4)
-    record: dict[str, Any] = {
-        "distance": list(range(reach + 1)),
-        "weight_by_layer": [None if w is None else w.tolist() for w in by_layer],
-        "short_distance": short,
-        "short_range_share_uniform": float((distance <= short).double().mean()),
-        "entropy_uniform": math.log(n),
-        "entropy_by_layer": [float(e.mean()) if len(e) else None for e in entropies],
-        "queries_without_weight": sum(empty) / len(empty),
-    }
-    if not shares:
-        return record
-    share = torch.stack(shares).mean(0)
-    everything = torch.cat(entropies)
-    edges = torch.linspace(0, math.log(n), bins + 1, dtype=torch.float64)
-    histogram, _ = torch.histogram(everything.clamp(max=math.log(n)), bins=edges, density=True)
-    return record | {
-        "weight": torch.stack([w for w in by_layer if w is not None]).mean(0).tolist(),
-        "short_range_share": float(share[: short + 1].sum()),
-        "mean_distance": float((share * torch.arange(len(share))).sum()),
-        "entropy_mean": float(everything.mean()),
-        "entropy_histogram": {"edges": edges.tolist(), "density": histogram.tolist()},
-    }
+    def __init__(self, bins: int, device: torch.device) -> None:
+        self.weight, self.pairs = (torch.zeros(bins, dtype=torch.float64, device=device) for _ in range(2))
+        self.queries = torch.zeros((), dtype=torch.float64, device=device)
+
+    def add(self, weights: Tensor, distance: Tensor) -> None:
+        """Weights `[B, queries, N]` and the distances `[queries, N]`."""
+        total = weights.sum(-1, keepdim=True)
+        p = torch.where(total > 0, weights / total.clamp(min=torch.finfo(total.dtype).tiny), 0)
+        has_weight = (total.squeeze(-1) > 0).double().sum(0)
+        index = distance.to(weights.device).flatten()
+        self.weight.index_add_(0, index, p.double().sum(0).flatten())
+        self.pairs.index_add_(0, index, has_weight.unsqueeze(1).expand(-1, weights.shape[-1]).flatten())
+        self.queries += has_weight.sum()
+
+    def mean_weight(self) -> Tensor:
+        return self.weight / self.pairs.clamp(min=1)
+
+    def share(self) -> Tensor:
+        return self.weight / self.queries.clamp(min=1)
+
+
+class LayerLocality:
+    """Running sums of one attention layer."""
+
+    def __init__(self, grid: tuple[int, int], bins: int, device: torch.device) -> None:
+        height, width = grid
+        self.grid, self.tokens = grid, height * width
+        self.sums = DistanceSums(height + width - 1, device)
+        self.entropy = torch.zeros((), dtype=torch.float64, device=device)
+        self.histogram = torch.zeros(bins, dtype=torch.float64, device=device)
+        self.seen = 0
+
+    def add(self, queries: range, weights: Tensor) -> None:
+        weights = weights.double()
+        self.sums.add(weights, manhattan(self.grid, queries))
+        self.seen += weights.shape[0] * weights.shape[1]
+        value = entropy(normalize(weights)).clamp(0, self.largest)
+        self.entropy += value.sum()
+        width = self.largest / len(self.histogram) or 1.0
+        places = (value / width).long().clamp(max=len(self.histogram) - 1)
+        self.histogram += torch.bincount(places, minlength=len(self.histogram))
+
+    @property
+    def largest(self) -> float:
+        return math.log(self.tokens)
+
+
+class Locality:
+    """Attention weight against distance and entropy of every attention layer."""
+
+    def __init__(self, bins: int = 24, block: int = BLOCK) -> None:
+        self.bins, self.block = bins, block
+        self.layers: dict[str, LayerLocality] = {}
+
+    def watch(self, model: nn.Module) -> list[RemovableHandle]:
+        return watch_attentions(model, self.note)
+
+    def note(self, name: str, module: Attention, x: Tensor, spikes: Spikes) -> None:
+        grid = (x.shape[3], x.shape[4])
+        if isinstance(module, LRFDyn) and name in self.layers:
+            return  # its mixing is the same for every image
+        layer = self.layers.setdefault(name, LayerLocality(grid, self.bins, x.device))
+        require(layer.grid == grid, f"images: expected one size, got grids {layer.grid} and {grid}")
+        for queries, weights in weight_blocks(module, spikes, grid, self.block):
+            layer.add(queries, weights)
+
+    def record(self) -> dict[str, Any]:
+        """Per layer and averaged over layers. A layer in which no query has any weight is None in the lists and in no
+        average."""
+        require(len(self.layers) > 0, "model: expected one with attention layers")
+        layers = list(self.layers.values())
+        largest = max(layers, key=lambda layer: layer.tokens)
+        reach = sum(largest.grid) - 2
+        short = max(1, reach // 4)
+        distance = manhattan(largest.grid)
+        alive = [layer if float(layer.sums.queries) else None for layer in layers]
+        weights = [None if a is None else _padded(a.sums.mean_weight(), reach) for a in alive]
+        shares = [None if a is None else _padded(a.sums.share(), reach) for a in alive]
+        steps = torch.arange(reach + 1, dtype=torch.float64)
+        record: dict[str, Any] = {
+            "layers": list(self.layers),
+            "grid": list(largest.grid),
+            "distance": list(range(reach + 1)),
+            "weight_by_layer": [None if w is None else w.tolist() for w in weights],
+            "share_by_layer": [None if s is None else s.tolist() for s in shares],
+            "short_distance": short,
+            "short_range_share_by_layer": [None if s is None else float(s[: short + 1].sum()) for s in shares],
+            "short_range_share_uniform": float((distance <= short).double().mean()),
+            "mean_distance_by_layer": [None if s is None else float((s * steps).sum()) for s in shares],
+            "mean_distance_uniform": float(distance.double().mean()),
+            "entropy_uniform": largest.largest,
+            "entropy_by_layer": [None if a is None else float(a.entropy / a.sums.queries) for a in alive],
+            "queries_without_weight": sum(1 - float(a.sums.queries) / a.seen for a in layers) / len(layers),
+        }
+        found = [s for s in shares if s is not None]
+        if not found:
+            return record
+        share = torch.stack(found).mean(0)
+        counted = [a for a in alive if a is not None]
+        edges = torch.linspace(0, largest.largest, self.bins + 1, dtype=torch.float64)
+        densities = [a.histogram.cpu() / float(a.sums.queries) / (edges[1] - edges[0]) for a in counted]
+        by_layer = iter(densities)
+        return record | {
+            "weight": torch.stack([w for w in weights if w is not None]).mean(0).tolist(),
+            "share": share.tolist(),
+            "short_range_share": float(share[: short + 1].sum()),
+            "mean_distance": float((share * steps).sum()),
+            "entropy_mean": sum(float(a.entropy / a.sums.queries) for a in counted) / len(counted),
+            "entropy_histogram": {
+                "edges": edges.tolist(),
+                "density": torch.stack(densities).mean(0).tolist(),
+                "density_by_layer": [None if a is None else next(by_layer).tolist() for a in alive],
+            },
+        }
+
+
+def _padded(values: Tensor, reach: int) -> Tensor:
+    """On the distances of the largest grid."""
+    return torch.nn.functional.pad(values.cpu(), (0, reach + 1 - len(values)))
+
+
+def locality(model: nn.Module, images: Tensor | Iterable[Tensor], bins: int = 24) -> dict[str, Any]:
+    """Attention weight against distance and entropy, per layer and averaged over layers."""
+    require(
+        any(isinstance(m, Attention) for m in model.modules()),
+        f"model: expected one with attention layers, got {type(model).__name__}",
+    )
+    measured = Locality(bins)
+    observe(model, as_batches(images), [measured])
+    return measured.record()

@@ -33,15 +33,15 @@ function intro() {
   const { data = {}, model = {}, recipe = {}, machine = {} } = results;
   const grid = model.grid ? ` with ${model.grid.join(" × ")} tokens` : "";
   const steps = isNumber(model.time_steps) ? ` and ${plural(model.time_steps, "time step")}` : "";
-  const lead = `A ${model.name ?? "model"}${grid}${steps}, trained on ${data.name ?? "the data"} ` +
+  const lead = results.lead ?? `A ${model.name ?? "model"}${grid}${steps}, trained on ${data.name ?? "the data"} ` +
     `(${count(data.train)} training and ${count(data.test)} test images, ${count(data.classes)} classes) with ` +
     `${plural(kinds.length, "attention")} and ${plural(seeds, "seed")} each` +
     `${isNumber(recipe.epochs) ? `, for ${plural(recipe.epochs, "epoch")}` : ""}.`;
   const processor = [machine.cpu ?? "–", plural(machine.cores, "core"), plural(machine.threads, "thread")];
-  const facts = [["Machine", processor.join(", ")],
+  const facts = [["Machine", [machine.gpu, ...processor].filter(Boolean).join(", ")],
     ["Software", `Python ${machine.python ?? "–"}, PyTorch ${machine.torch ?? "–"}`],
     ["Wall time of this call", duration(results.wall_seconds)],
-    ["Made", String(results.created ?? "–").replace("T", " ")]];
+    ["Made", String(results.created ?? "–").replace("T", " ")]].slice(results.machine ? 0 : 3);
   const code = html("code", {}, results.command ?? "");
   const button = html("button", { type: "button", class: "quiet", "aria-label": "Copy the command",
     click: () => copy(code.textContent, code, button) }, "Copy");
@@ -64,8 +64,11 @@ function closing() {
 
 const PARTS = [
   themeButton, intro, summary,
+  theoryFigures, checksTable,
   () => {
-    if (kinds.length) accuracyFigure(section("accuracy", "Accuracy and memory"));
+    if (kinds.some((kind) => isNumber(kind.accuracy_mean) && isNumber(kind.peak_inference_bytes))) {
+      accuracyFigure(section("accuracy", "Accuracy and memory"));
+    }
   },
   () => {
     if ((results.runs ?? []).some((run) => (run.curve ?? []).length)) curveFigure(section("learning", "Learning"));
@@ -82,7 +85,7 @@ const PARTS = [
   () => {
     if (kinds.some((kind) => kind.receptive_field)) fieldFigures(section("fields", "What the model sees"));
   },
-  stateTable, details, closing,
+  energySection, firingSection, stateTable, details, closing,
 ];
 
 for (const part of PARTS) {

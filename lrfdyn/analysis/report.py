@@ -1,4 +1,4 @@
-"""The interactive HTML report of a reproduction run: one file that needs no network."""
+"""The interactive HTML report of results, whoever made them: one file that needs no network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from lrfdyn.files import finite, write_atomic
 RESULTS_FORMAT = "lrfdyn-results/1"
 
 # Inlined in this order: the later scripts use the functions of the earlier ones.
-_SCRIPTS = ("report_base.js", "report_charts.js", "report_figures.js", "report_tables.js", "report.js")
+_SCRIPTS = ("report_base.js", "report_charts.js", "report_figures.js", "report_tables.js", "report_energy.js",
+            "report_theory.js", "report.js")  # fmt: skip
 
 
 def write_report(results: dict[str, Any], path: Path) -> None:

@@ -44,6 +44,16 @@ const bytes = orDash((value) => {
   }
   return `${Number(value.toPrecision(value >= 100 ? 4 : 3))} ${units[power]}`;
 });
+const joules = orDash((picojoules) => {
+  const units = ["pJ", "nJ", "µJ", "mJ", "J"];
+  const power = picojoules > 0 ? Math.max(0, Math.min(4, Math.floor(Math.log10(picojoules) / 3))) : 0;
+  return `${Number((picojoules / 1000 ** power).toPrecision(3))} ${units[power]}`;
+});
+const large = orDash((value) => {
+  const units = ["", " k", " M", " G", " T"];
+  const power = value > 0 ? Math.max(0, Math.min(4, Math.floor(Math.log10(value) / 3))) : 0;
+  return `${Number((value / 1000 ** power).toPrecision(3))}${units[power]}`;
+});
 const duration = orDash((seconds) => {
   const whole = Math.round(seconds);
   if (whole < 1) return `${short(seconds)} s`;

@@ -114,12 +114,14 @@ function distanceFigure(parent) {
     : locality.weight_by_layer?.[Number(choice.slice("layer-".length)) - 1]);
   const seriesOf = (choice) => local.map((kind) => ({ ...kind, points: kind.locality.distance
     .map((x, i) => ({ x, y: weights(kind, choice)?.[i] })).filter((point) => isNumber(point.y)) }));
-  const [rows, columns] = results.model?.grid ?? [];
-  const uniform = 1 / (rows * columns);
+  const grids = [...new Set(local.map(({ locality }) => (locality.grid ?? results.model?.grid ?? []).join(" ")))];
+  // Models on other grids have another line each: none is drawn.
+  const tokens = grids.length === 1 ? grids[0].split(" ").reduce((a, b) => a * Number(b), 1) : NaN;
+  const uniform = 1 / tokens;
   figure(parent, { id: "attention-distance", title: "Attention against distance", choices, legend: local,
     caption: "Mean attention weight between two tokens at a Manhattan distance on the token grid. The weights are " +
-      "absolute values, added up over the time steps and normalised to sum to one for every query; the dashed line is " +
-      `uniform attention. ${withoutWeight(local)}`,
+      "absolute values, added up over the time steps and normalised to sum to one for every query" +
+      `${isNumber(uniform) ? "; the dashed line is uniform attention" : ""}. ${withoutWeight(local)}`,
     draw: (width, { choice, hidden }) => {
       const all = seriesOf(choice);
       const series = all.filter(({ key }) => !hidden.has(key));
@@ -128,7 +130,7 @@ function distanceFigure(parent) {
       const high = rangeOf([...points.map((point) => point.y), uniform, 0])[1];
       return lineChart(width, { label: "Attention weight against Manhattan distance", series,
         tipTitle: (distance) => `Distance ${distance}`,
-        references: [{ axis: "y", value: uniform, text: `uniform, 1/${rows * columns}` }],
+        references: [{ axis: "y", value: uniform, text: `uniform, 1/${tokens}` }],
         x: { label: "Manhattan distance (tokens)", range: [0, reach], format: String,
           ticks: ticksBetween(0, reach, Math.min(reach, width / 50)).filter(Number.isInteger) },
         y: { label: "Mean weight", range: [0, high], format: short, tip: ({ y }) => short(y) } });
@@ -154,21 +156,27 @@ function shareFigure(parent) {
 }
 
 function entropyFigure(parent) {
-  const all = kinds.filter((kind) => kind.locality?.entropy_histogram?.density?.length).map((kind) => {
-    const { edges, density } = kind.locality.entropy_histogram;
-    return { ...kind, edges, legend: `${kind.label}, mean ${twoDigits(kind.locality.entropy_mean)}`,
-      points: density.map((y, i) => ({ x: (edges[i] + edges[i + 1]) / 2, y: y ?? 0 })) };
-  });
+  const all = kinds.filter((kind) => kind.locality?.entropy_histogram?.density?.length).map((kind) =>
+    ({ ...kind, legend: `${kind.label}, mean ${twoDigits(kind.locality.entropy_mean)}` }));
   if (!all.length) return;
   const uniform = all[0].locality.entropy_uniform;
-  figure(parent, { id: "attention-entropy", title: "Entropy of attention",
+  const layers = Math.max(0, ...all.map((kind) => (kind.locality.entropy_histogram.density_by_layer ?? []).length));
+  const choices = [["average", "Average"],
+    ...Array.from({ length: layers }, (_, i) => [`layer-${i + 1}`, `Layer ${i + 1}`])];
+  const seriesOf = (choice) => all.map((kind) => {
+    const { edges, density, density_by_layer: byLayer } = kind.locality.entropy_histogram;
+    const values = choice === "average" ? density : byLayer?.[Number(choice.slice("layer-".length)) - 1];
+    return { ...kind, edges, points: (values ?? []).map((y, i) => ({ x: (edges[i] + edges[i + 1]) / 2, y: y ?? 0 })) };
+  }).filter(({ points }) => points.length);
+  figure(parent, { id: "attention-entropy", title: "Entropy of attention", choices: layers > 1 ? choices : choices.slice(0, 1),
     legend: all.map((kind) => ({ ...kind, label: kind.legend })),
     caption: "Distribution of the entropy (in nats) of each query's weights, absolute and normalised. Low entropy is " +
       "attention on few tokens; uniform attention over N tokens has log N, the dashed line. Causal kinds see only the " +
       "tokens before a query, so their early queries cannot reach it.",
-    draw: (width, { hidden }) => {
-      const series = all.filter(({ key }) => !hidden.has(key));
-      const measured = series.length ? series : all;
+    draw: (width, { choice, hidden }) => {
+      const every = seriesOf(choice);
+      const series = every.filter(({ key }) => !hidden.has(key));
+      const measured = series.length ? series : every;
       const range = rangeOf([...measured.flatMap(({ edges }) => edges), uniform], { margin: 0.03 });
       const densities = measured.flatMap(({ points }) => points.map((point) => point.y));
       const high = rangeOf([0, ...densities], { margin: 0.14 })[1];
@@ -178,17 +186,20 @@ function entropyFigure(parent) {
         x: { label: "Entropy (nats)", range, format: short }, y: { label: "Density", range: [0, high], format: short,
           tip: ({ y }) => short(y) } });
     },
-    table: () => [["attention", "bin_low", "bin_high", "density"], ...all.flatMap(({ label, edges, points }) =>
-      points.map((point, i) => [label, edges[i], edges[i + 1], point.y]))] });
+    table: ({ choice }) => [["attention", "bin_low", "bin_high", "density"],
+      ...seriesOf(choice).flatMap(({ label, edges, points }) =>
+        points.map((point, i) => [label, edges[i], edges[i + 1], point.y]))] });
 }
 
 function fieldFigures(parent) {
   const maps = kinds.filter((kind) => kind.receptive_field?.map?.length);
   if (maps.length) {
-    const side = maps[0].receptive_field.map.length;
+    const cell = maps[0].receptive_field.pixels_per_cell ?? 1;
+    const pixels = cell * maps[0].receptive_field.map.length;
     figure(parent, { id: "receptive-fields", title: "Effective receptive fields",
       choices: [["linear", "Linear"], ["root", "Square root"]],
-      caption: `How strongly each of the ${side} × ${side} input pixels moves the output at the centre token, scaled ` +
+      caption: `How strongly ${cell > 1 ? `each block of ${cell} × ${cell} of the` : "each of the"} ` +
+        `${pixels} × ${pixels} input pixels moves the output at the centre token, scaled ` +
         "so that the largest value of each map is 1. The square root brings out weak surroundings.",
       draw: (width, { choice }) => heatMaps(width, { label: "Effective receptive fields",
         shade: choice === "root" ? (value) => Math.sqrt(Math.max(0, value)) : (value) => value,

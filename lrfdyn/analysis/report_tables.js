@@ -17,15 +17,24 @@ const plain = (value) =>
   (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value ?? "–"));
 
 const COLUMNS = [
-  { field: "accuracy_mean", title: "Test accuracy", unit: "%", best: 1,
+  { field: "accuracy_mean", title: "Accuracy", unit: "test, %", best: 1,
     format: orDash((value) => (100 * value).toFixed(2)) },
   { field: "parameters", title: "Parameters", unit: "trained", best: -1, format: count },
-  { field: "state_bytes", title: "Attention state", unit: "derived, per layer", best: -1, format: bytes },
-  { field: "peak_inference_bytes", title: "Peak memory", unit: "measured, batch 1", best: -1, format: bytes },
-  { field: "firing_rate", title: "Firing rate", unit: "spikes per step", best: 0, format: percent(1) },
-  { field: "images_per_second", title: "Throughput", unit: "images/s", best: 1,
+  { field: "state_bytes", title: "State", unit: "derived", best: -1, format: bytes },
+  { field: "peak_inference_bytes", title: "Peak memory", unit: "measured", best: -1, format: bytes },
+  { field: "firing_rate", title: "Firing", unit: "per step", best: 0, format: percent(1) },
+  { field: "energy_pj", title: "Energy", unit: "per image", best: -1, format: joules },
+  { field: "short_range_share", title: "Nearby", unit: "attention", best: 0, format: percent(1) },
+  { field: "entropy_mean", title: "Entropy", unit: "nats", best: 0, format: twoDigits },
+  { field: "images_per_second", title: "Speed", unit: "images/s", best: 1,
     format: orDash((value) => (value >= 100 ? count(value) : short(value))) },
 ];
+
+// What the summary shows of the parts of an entry.
+for (const kind of kinds) {
+  kind.energy_pj ??= kind.energy?.energy_pj;
+  for (const field of ["short_range_share", "entropy_mean"]) kind[field] ??= kind.locality?.[field];
+}
 
 /** Return the text of the best value of a column; null where all attentions show the same. */
 function bestOf({ field, best, format }) {
@@ -63,9 +72,10 @@ function summaryRows(kind, bests) {
 }
 
 function summary() {
+  if (!kinds.length) return;
   const bests = COLUMNS.map(bestOf);
   const bodies = new Map(kinds.map((kind, i) => [kind, summaryRows({ ...kind, position: i }, bests)]));
-  const table = html("table", { class: "pinned" });
+  const table = html("table", { class: "pinned compact" });
   const sortBy = (column, header) => {
     const rising = header.getAttribute("aria-sort") === "none" ? (column.best ?? -1) < 0
       : header.getAttribute("aria-sort") === "descending";
@@ -90,13 +100,14 @@ function summary() {
     return header;
   });
   table.append(html("thead", {}, html("tr", {}, headers)), ...bodies.values());
-  const accuracy = seeds > 1
+  const accuracy = !seeds ? "Nothing was trained here, so there is no accuracy." : seeds > 1
     ? `Accuracy is the mean over ${seeds} seeds ± the ${spreadName}; means within the spread of each other do not differ.`
     : "One seed per attention: small differences in accuracy mean nothing.";
   section("summary", "Summary").append(scrolling("Summary table", table), html("p", { class: "soft" }, `${accuracy} ` +
-    (kinds.length > 1 ? "The best value of each column is marked: the highest accuracy and throughput, the lowest of " +
-      "parameters and memory. " : "") +
-    "▸ unfolds what the derived state consists of."));
+    (kinds.length > 1 ? "The best value of each column is marked: the highest accuracy and speed, the lowest of " +
+      "parameters, memory and energy. " : "") +
+    "State is what one attention layer must hold (▸ unfolds its terms), peak memory that of the whole model at batch 1; " +
+    "nearby is the share of attention at short distance."));
 }
 
 function stateTable() {
@@ -121,32 +132,65 @@ function stateTable() {
 }
 
 const folded = (title, ...content) => html("details", {}, html("summary", {}, title), ...content);
-const grid = (label, heads, rows) => scrolling(label, html("table", { class: "pinned" },
-  html("thead", {}, html("tr", {}, heads)), html("tbody", {}, rows.map((cells) => html("tr", {}, cells)))));
+
+/** Sort key of a cell: its number where it has one. */
+const sortValue = (cell) => (cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value));
+
+/** Return a table whose columns sort; `heads` are texts or nodes and `rows` lists of cells. */
+function grid(label, heads, rows) {
+  const body = html("tbody", {}, rows.map((cells) => html("tr", {}, cells)));
+  const original = [...body.rows];
+  const headers = heads.map((head, column) => {
+    const header = html("th", { scope: "col", "aria-sort": "none" },
+      html("button", { type: "button", class: "sort", title: "Sort by this column", click: () => {
+        const next = { none: "descending", descending: "ascending", ascending: "none" }[header.getAttribute("aria-sort")];
+        for (const other of headers) {
+          other.setAttribute("aria-sort", other === header ? next : "none");
+          other.querySelector(".arrow").textContent =
+            other !== header || next === "none" ? "↕" : next === "ascending" ? "↑" : "↓";
+        }
+        const sign = next === "ascending" ? 1 : -1;
+        const order = (a, b) => {
+          const [one, two] = [sortValue(a.cells[column]), sortValue(b.cells[column])];
+          if (typeof one === "string" || typeof two === "string") return sign * String(one).localeCompare(String(two));
+          if (Number.isNaN(one) || Number.isNaN(two)) return Number(Number.isNaN(one)) - Number(Number.isNaN(two));
+          return sign * (one - two);
+        };
+        body.append(...(next === "none" ? original : [...original].sort(order)));
+      } }, head, html("span", { class: "arrow", "aria-hidden": "true" }, "↕")));
+    return header;
+  });
+  return scrolling(label, html("table", { class: "pinned" }, html("thead", {}, html("tr", {}, headers)), body));
+}
+
+/** Return a cell with the number that it sorts by. */
+const numberCell = (value, text, extra = {}) =>
+  html("td", { "data-value": isNumber(value) ? value : NaN, ...extra }, text);
+
+/** Return a table of one number per layer and model, with bars that compare within it. */
+function layerTable(label, valuesOf, format) {
+  const shown = kinds.filter((kind) => Object.keys(valuesOf(kind)).length);
+  const values = shown.map(valuesOf);
+  const layers = [...new Set(values.flatMap(Object.keys))];
+  const largest = Math.max(1e-9, ...values.flatMap(Object.values).filter(isNumber));
+  return grid(label, ["Layer", ...shown.map((kind) => [swatch(kind.index), kind.label])],
+    layers.map((layer) => [html("th", { scope: "row", class: "code" }, layer), ...shown.map((kind, i) => {
+      const value = values[i][layer];
+      return numberCell(value, format(value),
+        { class: `cellbar s${kind.index}`, style: `--v: ${isNumber(value) ? value / largest : 0}` });
+    })]));
+}
 
 function details() {
+  if (!kinds.length) return;
   const parent = section("details", "Details");
-  const rates = kinds.map((kind) => kind.firing_by_layer ?? {});
-  const layers = [...new Set(rates.flatMap(Object.keys))];
-  if (layers.length) {
-    const largest = Math.max(1e-9, ...rates.flatMap(Object.values).filter(isNumber));
-    parent.append(folded("Firing rate by layer", html("p", { class: "soft" },
-      "Mean share of neurons that spike in a time step. The bars compare within the table."),
-    grid("Firing rate by layer",
-    [heading("Layer"), ...kinds.map((kind) => named(kind, "col"))],
-    layers.map((layer) => [html("th", { scope: "row", class: "code" }, layer), ...kinds.map((kind) => {
-      const rate = kind.firing_by_layer?.[layer];
-      return html("td", { class: `cellbar s${kind.index}`, style: `--v: ${isNumber(rate) ? rate / largest : 0}` },
-        percent(1)(rate));
-    })]))));
-  }
   if ((results.runs ?? []).length) {
     const labels = new Map(kinds.map((kind) => [kind.key, kind]));
-    const heads = ["Attention", "Seed", "Test accuracy", "Training time", "Weights"].map((name) => heading(name));
+    const heads = ["Attention", "Seed", "Test accuracy", "Training time", "Weights"];
     parent.append(folded("All runs", grid("All runs", heads, results.runs.map((run) => [
       labels.has(run.attention) ? named(labels.get(run.attention)) : html("th", { scope: "row" }, plain(run.attention)),
-      html("td", {}, plain(run.seed)), html("td", {}, percent(2)(run.test_accuracy)),
-      html("td", {}, duration(run.train_seconds)), html("td", { class: "code" }, plain(run.weights))]))));
+      numberCell(run.seed, plain(run.seed)), numberCell(run.test_accuracy, percent(2)(run.test_accuracy)),
+      numberCell(run.train_seconds, duration(run.train_seconds)), html("td", { class: "code" }, plain(run.weights))]))));
   }
   const groups = { Data: results.data, Model: { name: results.model?.name, ...results.model?.config,
     grid: results.model?.grid?.join(" × "), time_steps: results.model?.time_steps }, Recipe: results.recipe,

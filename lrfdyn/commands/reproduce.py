@@ -1,7 +1,7 @@
 """Train a small Spikformer with every attention and write a report that compares them.
 
-Trains on scikit-learn's digits, measures accuracy, memory, firing, speed and locality, and writes results.json, the
-weights and report.html. A run that was interrupted goes on where it was.
+Trains on scikit-learn's digits, measures accuracy, memory, firing, energy, speed and locality, and writes results.json,
+the weights, report.html, tables and figures. A run that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lrfdyn.analysis.report import write_report
+from lrfdyn.analysis.output import FORMATS, NEEDED, has_matplotlib, write_all
 from lrfdyn.attention import ATTENTIONS, LABELS
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.reproduce import Settings, claim_folder, reproduce
@@ -108,10 +108,14 @@ def run(arguments: argparse.Namespace) -> None:
         raise
     except OSError as error:
         raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
-    report = arguments.out / "report.html"
-    write_report(results, report)
+    try:
+        written = write_all(results, arguments.out, FORMATS if has_matplotlib() else ())
+    except OSError as error:
+        raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
     console.print(results_table(results), state_table(results))
-    console.print(f"Report: {report}   results: {arguments.out / 'results.json'}")
+    if not has_matplotlib():
+        console.print(NEEDED, highlight=False, markup=False)
+    console.print(f"Report: {arguments.out / 'report.html'}   {written}", highlight=False, soft_wrap=True)
 
 
 def results_table(results: dict[str, Any]) -> Table:
@@ -119,7 +123,7 @@ def results_table(results: dict[str, Any]) -> Table:
         title=f"{results['title']}, {len(results['runs'])} runs", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0)
     )
     table.add_column("attention", no_wrap=True)
-    for name in ("accuracy", "parameters", "state KiB", "peak KiB", "firing", "images/s"):
+    for name in ("accuracy", "parameters", "state KiB", "peak KiB", "firing", "µJ", "images/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in results["attentions"].values():
         table.add_row(
@@ -129,6 +133,7 @@ def results_table(results: dict[str, Any]) -> Table:
             f"{row['state_bytes'] / 1024:,.1f}",
             f"{row['peak_inference_bytes'] / 1024:,.0f}",
             f"{row['firing_rate']:.1%}",
+            f"{row['energy']['energy_pj'] / 1e6:.2f}",
             f"{row['images_per_second']:,.0f}",
         )
     return table

@@ -9,11 +9,14 @@ import torch
 from torch import nn
 
 from lrfdyn.analysis.firing import firing_rates
-from lrfdyn.analysis.locality import entropy, locality, manhattan, normalize, weight_by_distance
+from lrfdyn.analysis.locality import Locality, entropy, locality, manhattan, normalize, weight_by_distance
 from lrfdyn.analysis.memory import attention_state, inference_peak, peak_allocation
+from lrfdyn.analysis.mixing import dendrite_weights, weight_blocks
+from lrfdyn.analysis.observe import observe
 from lrfdyn.analysis.receptive_field import receptive_field, receptive_field_record, share_inside
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.errors import LrfdynError
+from lrfdyn.models.base import FeatureInfo
 from lrfdyn.neurons import IF
 from tests.training.test_engine import model
 
@@ -85,6 +88,67 @@ def test_record_of_every_attention(kind):
     assert sum(histogram["density"]) * width == pytest.approx(1)
 
 
+def busy(kind, **options):
+    """A model in which queries meet keys."""
+    built = model(kind, **options)
+    for bn in built.modules():
+        if isinstance(bn, nn.BatchNorm2d):
+            nn.init.uniform_(bn.bias, 0.0, 4.0)
+    return built.eval()
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+@pytest.mark.parametrize("block", [1, 3000, 2**24], ids=["row by row", "some rows", "at once"])
+def test_blocks_of_queries_equal_the_whole_matrix(kind, block):
+    torch.manual_seed(0)
+    built = busy(kind)
+    attention = built.blocks[0].attn
+    x = (torch.rand(2, 3, attention.dim, 5, 4) < 0.3).float()  # a grid that is not square
+    with torch.no_grad():
+        expected = attention.weights(x).unflatten(0, (2, 3)).sum(0)
+        spikes = dict(zip(attention.projections, attention.project(x), strict=True))
+        blocks = list(weight_blocks(attention, spikes, (5, 4), block))
+    found = torch.cat([weights for _, weights in blocks], 1)
+    assert [i for queries, _ in blocks for i in queries] == list(range(20))
+    assert expected.max() > 0
+    if kind == "lrf_dyn":
+        found = found * 2  # of one time step: the mixing is the same in all
+    torch.testing.assert_close(found.expand_as(expected), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_dendrite_weights_hold_a_few_columns_at_a_time():
+    attention = busy("lrf_dyn").blocks[0].attn
+    torch.testing.assert_close(dendrite_weights(attention, (8, 8), block=1), dendrite_weights(attention, (8, 8)))
+
+
+@pytest.mark.parametrize("kind", ["ssa", "lrf_ssa", "lrf_dyn"])
+def test_batches_add_up(kind):
+    built, images = busy(kind), torch.randn(6, 1, 8, 8)
+    one, three = locality(built, images), locality(built, images.split(2))
+    for key in ("short_range_share", "mean_distance", "entropy_mean", "queries_without_weight"):
+        assert one[key] == pytest.approx(three[key], rel=1e-6, abs=1e-9)
+    assert one["weight"] == pytest.approx(three["weight"], rel=1e-5)
+    assert sum(one["share"]) == pytest.approx(1)
+
+
+def test_no_matrix_of_all_heads_is_ever_held():
+    """Memory follows the block and not N x N x heads."""
+    built = busy("ssa")
+    images = torch.randn(2, 1, 32, 32)  # 1024 tokens: 2 steps x 2 images x heads x 4 MiB if held at once
+    observer = Locality(block=2**16)
+    peak = peak_allocation(lambda: observe(built, [images], [observer]))
+    whole = 2 * 2 * built.blocks[0].attn.heads * 1024**2 * 4
+    assert len(observer.record()["distance"]) == 63
+    assert peak < whole
+
+
+def test_observing_leaves_the_model_as_it_was():
+    built = model("ssa").train()
+    locality(built, torch.randn(2, 1, 8, 8))
+    assert built.training
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in built.modules())
+
+
 class Stencil(nn.Module):
     """A stand-in host: one 3x3 convolution over the image."""
 
@@ -145,3 +209,15 @@ def test_inference_peak_grows_with_the_batch_and_hides_no_weights():
 def test_derived_state_of_a_model():
     terms = {t["name"]: t["bytes"] for t in attention_state(model("lrf_dyn", attention_options={"dilations": (1,)}))}
     assert terms == {"dendrites": 8 * 16 * 4, "line buffers": 3 * 8 * 16 * 4}
+
+
+def test_a_large_receptive_field_is_averaged_in_blocks():
+    class Large(Stencil):
+        feature_info = (FeatureInfo(2, 1),)
+
+    record = receptive_field_record(Large(), torch.randn(1, 1, 130, 130))
+    assert record["pixels_per_cell"] == 3
+    assert len(record["map"]) == 44
+    assert max(map(max, record["map"])) == 1
+    assert [s["share"] for s in record["share_inside"][:3]] == pytest.approx([1 / 9, 1, 1])
+    assert record["half_side"] == 3

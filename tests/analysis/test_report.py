@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from lrfdyn.analysis.report import render_report, write_report
+from lrfdyn.analysis.theorems import TheorySettings, theory_results
 
 HOSTILE = '</script><b id="broken">&<!-- <script>'
 FIGURES = {
@@ -27,7 +28,20 @@ FIGURES = {
     "attention-entropy",
     "receptive-fields",
     "receptive-field-share",
+    "energy-parts",
+    "firing-rates",
 }
+
+
+def layer(name: str, kind: str, accumulates: float, macs: float) -> dict[str, Any]:
+    picojoule = 0.9 * accumulates + 4.6 * macs
+    return {
+        "name": name,
+        "kind": kind,
+        "accumulates": accumulates,
+        "multiply_accumulates": macs,
+        "energy_pj": picojoule,
+    }
 
 
 def attention(label: str, accuracy: list[float], state: int) -> dict[str, Any]:
@@ -52,6 +66,17 @@ def attention(label: str, accuracy: list[float], state: int) -> dict[str, Any]:
         "firing_rate": 0.18,
         "firing_by_layer": {"stem.neuron": 0.2, "blocks.0.neuron": 0.16},
         "images_per_second": 812.5,
+        "energy": {
+            "accumulates": 2.5e6,
+            "multiply_accumulates": 1000.0,
+            "energy_pj": 2.25e6 + 4600.0,
+            "assumptions": ["0.9 pJ per accumulate."],
+            "layers": [
+                layer("stem.conv", "3x3 convolution", 0.0, 1000.0),
+                layer("blocks.0.attn.q.conv", "1x1 convolution", 1.5e6, 0.0),
+                layer("blocks.0.attn.k^T v", "attention", 1e6, 0.0),
+            ],
+        },
         "locality": {
             "distance": list(range(7)),
             "weight": weight,
@@ -63,7 +88,11 @@ def attention(label: str, accuracy: list[float], state: int) -> dict[str, Any]:
             "entropy_mean": 2.4,
             "entropy_uniform": math.log(16),
             "entropy_by_layer": [2.3, 2.5],
-            "entropy_histogram": {"edges": [2.0, 2.25, 2.5, 2.75, 3.0], "density": [0.4, 1.6, 1.2, 0.8]},
+            "entropy_histogram": {
+                "edges": [2.0, 2.25, 2.5, 2.75, 3.0],
+                "density": [0.4, 1.6, 1.2, 0.8],
+                "density_by_layer": [[0.4, 1.6, 1.2, 0.8], None],
+            },
         },
         "receptive_field": {
             "map": field,
@@ -291,7 +320,7 @@ def bare_results() -> dict[str, Any]:
     for run in results["runs"]:
         del run["curve"]
     for values in results["attentions"].values():
-        del values["locality"], values["receptive_field"]
+        del values["locality"], values["receptive_field"], values["energy"], values["firing_by_layer"]
         values["images_per_second"] = float("nan")
     return results
 
@@ -359,6 +388,21 @@ def test_browser_draws_every_figure(tmp_path: Path, results: dict[str, Any], fig
     assert ("±" in texts) == (len(results["runs"]) > len(results["attentions"]))
 
 
+def test_browser_draws_the_theorems(tmp_path: Path) -> None:
+    results = theory_results(TheorySettings(n=16))
+    path = tmp_path / "report.html"
+    write_report(results, path)
+    page = Page(dump_dom(path, tmp_path / "profile"))
+    assert error_count(page) == "0"
+    assert drawn(page) == {chart["id"] for chart in results["charts"]}
+    texts = "\n".join(text for name, text in page.texts if not name.startswith("script"))
+    assert f"{results['checks'][0]['sum']:.9f}" in texts
+    for chart in results["charts"]:
+        assert all(name in texts for name in chart.get("classes", []))
+    assert "undefined" not in texts
+    assert "NaN" not in texts
+
+
 # Clicks what a reader would click, and leaves what came of it in the page.
 CLICKS = """
 <script>
@@ -370,15 +414,29 @@ for (const part of [".save button", ".legend button", ".choice input", ".unfold"
 const rows = () => [...document.querySelectorAll("#summary tbody th")].map((name) => name.textContent);
 const orders = [...document.querySelectorAll("#summary .sort")].slice(0, 2).flatMap((button) =>
   [0, 1].map(() => { button.click(); return rows(); }));
+const column = document.querySelector("#energy .scroll .sort:nth-of-type(1)").closest("tr").cells[3];
+const energies = [0, 1, 2].map(() => {
+  column.querySelector("button").click();
+  return [...document.querySelectorAll("#energy .scroll tbody")][0].rows[0].cells[0].textContent;
+});
+for (const button of document.querySelectorAll(".legend button")) button.click();
+const charts = [...document.querySelectorAll("#attention-distance .chart")];
+charts[0].focus();
+charts[0].dispatchEvent(new KeyboardEvent("keydown", { key: "Home" }));
+const read = document.getElementById("tip").textContent;
+const bar = document.querySelector("#energy-parts .chart rect.bar[tabindex]");
+bar.dispatchEvent(new PointerEvent("pointermove", { clientX: 5, clientY: 5 }));
+const energyTip = document.getElementById("tip").textContent;
 document.getElementById("theme").click();
 const theme = document.documentElement.dataset.theme;
-document.body.append(html("pre", {}, JSON.stringify({ saved, orders, theme })));
+document.body.append(html("pre", {}, JSON.stringify({ saved, orders, theme, energies, read, energyTip })));
 </script>
 """
 
 
 def test_browser_downloads_sorts_and_switches(tmp_path: Path) -> None:
     results = make_results(("SSA", 'LRF, "Dyn"'))
+    results["attentions"]["kind1"]["energy"]["energy_pj"] = 5e6
     path = tmp_path / "report.html"
     path.write_text(render_report(results) + CLICKS, encoding="utf-8")
     page = Page(dump_dom(path, tmp_path / "profile"))
@@ -404,3 +462,8 @@ def test_browser_downloads_sorts_and_switches(tmp_path: Path) -> None:
     # By name upwards and downwards, then by accuracy from the best and from the worst.
     assert outcome["orders"] == [second, first, second, first]
     assert outcome["theme"] == "dark"
+    # Down, up, and back to the order of the results; the two models are made apart here.
+    assert outcome["energies"] == [second[0], first[0], first[0]]
+    assert "Distance 0" in outcome["read"]
+    assert "projections" in outcome["energyTip"] or "stem" in outcome["energyTip"]
+    assert "share" in outcome["energyTip"]

@@ -1,0 +1,338 @@
+"""Writes docs/findings.md, and its figures where matplotlib is installed, from the analyses in results/."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / "docs" / "images"
+DIGITS, CIFAR, LARGE = "digits/results.json", "analysis/cifar100/results.json", "analysis/spikformer_8_512/results.json"
+CIFAR_COMMAND = (
+    "lrfdyn analyze results/cifar100/*/ --data cifar100 --data-root DATA --images 256 --out results/analysis/cifar100"
+)
+FIGURES = {
+    "attention_distance": "Attention weight against Manhattan distance, and its share nearby",
+    "attention_entropy": "Entropy of attention",
+    "receptive_fields": "Effective receptive fields",
+    "memory_accuracy": "Memory, accuracy and parameters",
+    "convergence": "Convergence",
+    "energy": "Energy of the synaptic operations",
+}
+Entries = dict[str, dict[str, Any]]
+
+INTRODUCTION = """\
+# The paper's claims, next to what we measure
+
+<!-- Made by docs/make_findings.py from results/; `python docs/make_findings.py` writes it anew. -->
+
+Each verdict is computed from the numbers beside it by the rule that is stated. Attention weights are absolute values,
+added up over the time steps and normalised per query; "nearby" is a Manhattan distance of at most a quarter of the
+largest one on the grid (the paper does not say what it calls short). VSA here is softmax attention on the spikes of the
+same host, which is not the ViT of the paper: a softmax over products of few spikes is nearly flat.
+[analysis.md](analysis.md) says how everything is measured.
+"""
+
+
+def load(name: str) -> dict[str, Any] | None:
+    path = ROOT / "results" / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def by_kind(results: dict[str, Any]) -> Entries:
+    """One entry of every kind of attention: that with the default options, which has the shortest label."""
+    found: Entries = {}
+    for key, entry in sorted(results["attentions"].items(), key=lambda item: len(item[1]["label"])):
+        found.setdefault(entry.get("kind") or key, entry)
+    usual = [kind for kind in ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn") if kind in found]
+    return {kind: found[kind] for kind in dict.fromkeys([*usual, *found])}
+
+
+def by_model(results: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The results of every host for itself."""
+    names = dict.fromkeys(entry.get("model") or "" for entry in results["attentions"].values())
+    for name in names:
+        chosen = {
+            key: {**entry, "label": entry["label"].removeprefix(f"{name}, ")}
+            for key, entry in results["attentions"].items()
+            if (entry.get("model") or "") == name
+        }
+        runs = [run for run in results["runs"] if run["attention"] in chosen]
+        yield name, {**results, "attentions": chosen, "runs": runs}
+
+
+def command(results: dict[str, Any]) -> str:
+    """As anybody could type it: where the data lies is not part of it."""
+    return re.sub(r"(--data-root )\S+", r"\1DATA", results["command"])
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{100 * value:.{digits}f} %"
+
+
+def kib(value: float | None) -> str:
+    return "–" if value is None else f"{value / 1024:,.1f} KiB"
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def verdict(known: bool, holds: Callable[[], bool], rule: str) -> str:
+    if not known:
+        return f"Not decided here: a model that the rule needs was not analysed ({rule})."
+    return f"**{'We see it' if holds() else 'We do not see it'}** (rule: {rule})."
+
+
+def locality(results: dict[str, Any]) -> Iterator[str]:
+    kinds = by_kind(results)
+    local = {kind: entry["locality"] for kind, entry in kinds.items() if entry.get("locality", {}).get("share")}
+    if not local:
+        return
+    first = next(iter(local.values()))
+    rows = [
+        [
+            kinds[kind]["label"],
+            percent(one["short_range_share"]),
+            f"{one['mean_distance']:.2f}",
+            f"{one['entropy_mean']:.2f}",
+            percent(one["queries_without_weight"]),
+        ]
+        for kind, one in local.items()
+    ]
+    rows.append(
+        [
+            "uniform",
+            percent(first["short_range_share_uniform"]),
+            f"{first['mean_distance_uniform']:.2f}",
+            f"{first['entropy_uniform']:.2f}",
+            "",
+        ]
+    )
+    near = f"share at distance <= {first['short_distance']}"
+    yield table(["attention", near, "mean distance", "entropy (nats)", "queries without weight"], rows)
+    has = local.keys().__contains__
+    vsa, ssa, lrf, dyn = (local.get(kind, first) for kind in ("vsa", "ssa", "lrf_ssa", "lrf_dyn"))
+    share = "short_range_share"
+    yield (
+        "- *Softmax attention is local: 76.8 % of a ViT's attention is at short distance.* "
+        + verdict(has("vsa") and has("ssa"), lambda: vsa[share] > ssa[share], "VSA has more attention nearby than SSA")
+        + f" VSA has {percent(vsa[share])} nearby."
+        if has("vsa")
+        else ""
+    )
+    yield "- *SSA is almost uniform.* " + verdict(
+        has("ssa"),
+        lambda: (
+            ssa["entropy_mean"] >= 0.95 * ssa["entropy_uniform"]
+            and ssa["mean_distance"] >= 0.95 * ssa["mean_distance_uniform"]
+        ),
+        "entropy and mean distance of SSA are at least 95 % of the uniform ones",
+    )
+    yield "- *VSA has lower entropy than SSA.* " + verdict(
+        has("vsa") and has("ssa"), lambda: vsa["entropy_mean"] < ssa["entropy_mean"], "mean entropy"
+    )
+    yield "- *LRF-SSA is more local than SSA and has lower entropy.* " + verdict(
+        has("lrf_ssa") and has("ssa"),
+        lambda: lrf[share] > ssa[share] and lrf["entropy_mean"] < ssa["entropy_mean"],
+        "more attention nearby and lower mean entropy",
+    )
+    yield "- *LRF-Dyn is more local than SSA.* " + verdict(
+        has("lrf_dyn") and has("ssa"), lambda: dyn[share] > ssa[share], "more attention nearby"
+    )
+
+
+def fields(results: dict[str, Any]) -> Iterator[str]:
+    kinds = {kind: entry for kind, entry in by_kind(results).items() if entry.get("receptive_field")}
+    pixels = kinds[next(iter(kinds))]["receptive_field"]
+    side = pixels["pixels_per_cell"] * len(pixels["map"])
+    square = next(s["side"] for s in pixels["share_inside"] if 2 * s["side"] >= side)
+
+    def inside(kind: str) -> float:
+        shares = kinds[kind]["receptive_field"]["share_inside"]
+        return next(s["share"] for s in shares if s["side"] == square)
+
+    rows = [
+        [kinds[kind]["label"], percent(inside(kind)), str(kinds[kind]["receptive_field"]["half_side"])]
+        for kind in kinds
+    ]
+    heads = ["attention", f"gradient inside {square} x {square} of {side} x {side} pixels", "side that holds half"]
+    yield table(heads, rows)
+    for kind, name in (("lrf_ssa", "LRF-SSA"), ("lrf_dyn", "LRF-Dyn")):
+        yield f"- *The receptive field of {name} is more local than that of SSA.* " + verdict(
+            kind in kinds and "ssa" in kinds,
+            lambda kind=kind: inside(kind) > inside("ssa"),  # type: ignore[misc]
+            f"more of the gradient inside {square} x {square} pixels",
+        )
+
+
+def accuracy(results: dict[str, Any]) -> Iterator[str]:
+    kinds = by_kind(results)
+    rows = []
+    for entry in kinds.values():
+        spread = entry["accuracy_spread"]
+        runs = len(entry["accuracy_values"])
+        rows.append(
+            [
+                entry["label"],
+                percent(entry["accuracy_mean"], 2) + (f" ± {100 * spread:.2f}" if runs > 1 else ""),
+                str(runs),
+                f"{entry['parameters']:,}",
+                kib(entry["state_bytes"]),
+                kib(entry["peak_inference_bytes"]),
+                f"{entry['energy']['energy_pj'] / 1e6:,.2f} µJ",
+            ]
+        )
+    heads = [
+        "attention",
+        "test accuracy",
+        "seeds",
+        "parameters",
+        "state, derived",
+        "peak, measured",
+        "energy per image",
+    ]
+    yield table(heads, rows)
+    ssa = kinds.get("ssa")
+    for kind, name in (("lrf_ssa", "LRF-SSA"), ("lrf_dyn", "LRF-Dyn")):
+        other = kinds.get(kind)
+        if ssa is None or other is None or ssa["accuracy_mean"] is None or other["accuracy_mean"] is None:
+            continue
+        gain = other["accuracy_mean"] - ssa["accuracy_mean"]
+        spread = ssa["accuracy_spread"] + other["accuracy_spread"]
+        seen = verdict(True, lambda gain=gain, spread=spread: gain > spread, "by more than both spreads together")  # type: ignore[misc]
+        yield f"- *{name} is more accurate than SSA.* {seen} The difference is {100 * gain:+.2f} points."
+
+
+def memory(results: dict[str, Any]) -> Iterator[str]:
+    kinds = by_kind(results)
+    rows = []
+    for entry in kinds.values():
+        terms = ", ".join(f"{term['name']} {kib(term['bytes'])}" for term in entry["state_terms"])
+        label = entry["label"].removesuffix(" (random weights)")
+        rows.append(
+            [
+                label,
+                f"{entry['parameters'] / 1e6:.2f} M",
+                kib(entry["state_bytes"]),
+                terms,
+                kib(entry["peak_inference_bytes"]),
+            ]
+        )
+    heads = ["attention", "parameters", "state of one layer and step", "of which", "peak of a pass, batch 1"]
+    yield table(heads, rows)
+    ssa, dyn = kinds["ssa"], kinds["lrf_dyn"]
+    peak = 1 - dyn["peak_inference_bytes"] / ssa["peak_inference_bytes"]
+    state = 1 - dyn["state_bytes"] / ssa["state_bytes"]
+    dendrites = next(term["bytes"] for term in dyn["state_terms"] if term["name"] == "dendrites")
+    alone = 1 - dendrites / ssa["state_bytes"]
+    seen = verdict(True, lambda: max(peak, state) >= 0.494, "measured peak or derived state is 49.4 % lower")
+    yield (
+        f"- *LRF-Dyn uses 49.4 % less inference memory in Spikformer-8-512.* {seen} "
+        f"Measured, it is {100 * peak:.1f} % less: both keep whole feature maps, and the stem's are the largest. "
+        f"Derived, the state of a layer is {100 * abs(state):.1f} % {'less' if state > 0 else 'more'}, because of the "
+        f"line buffers of the stencils; the dendrites alone would be {100 * alone:.1f} % less."
+    )
+
+
+def figures(results: dict[str, Any], name: str) -> Iterator[str]:
+    from lrfdyn.analysis.plots import figures as drawable
+
+    made = drawable(results)
+    for figure, title in FIGURES.items():
+        if figure in made:
+            yield f"![{title}](images/findings_{name}_{figure}.png)"
+
+
+def section(title: str, source: str, name: str, results: dict[str, Any]) -> Iterator[str]:
+    epochs = max((len(run.get("curve") or []) for run in results["runs"]), default=0)
+    yield f"## {title}"
+    yield f"Source: [results/{source}](../results/{source}), {epochs} epochs, made by"
+    yield f"    {command(results)}"
+    yield "### Locality and entropy"
+    yield from locality(results)
+    yield "### Receptive fields"
+    yield from fields(results)
+    yield "### Accuracy, memory, energy"
+    yield from accuracy(results)
+    yield "### Figures"
+    yield from figures(results, name)
+
+
+def render() -> str:
+    parts = []
+    digits, cifar, large = load(DIGITS), load(CIFAR), load(LARGE)
+    if cifar is not None:
+        for model, one in by_model(cifar):
+            parts += section(f"CIFAR-100, {model}", CIFAR, f"cifar100_{model}", one)
+    else:
+        parts += ["## CIFAR-100", "Not analysed yet. With the runs in results/cifar100:", f"    {CIFAR_COMMAND}"]
+    if digits is not None:
+        parts += section("Digits", DIGITS, "digits", digits)
+        parts.append(
+            "Digits are 8x8 pixels and 64 tokens of one pixel each: what holds here need not hold on natural images."
+        )
+    if large is not None:
+        parts += [
+            "## Memory of Spikformer-8-512",
+            f"Source: [results/{LARGE}](../results/{LARGE}), random weights, made by",
+            f"    {command(large)}",
+            *memory(large),
+        ]
+    parts += [
+        "## Theorems",
+        "`lrfdyn theory` computes both sides of every statement exactly. The closed forms are right. What the paper "
+        "concludes from them needs conditions:",
+        *(f"- {note}" for note in theory_notes()),
+    ]
+    text = INTRODUCTION
+    previous = ""
+    for part in filter(None, parts):
+        in_list = previous.startswith("- ") and part.startswith("- ")
+        text += ("" if in_list else "\n") + wrapped(part) + "\n"
+        previous = part
+    return text
+
+
+def wrapped(part: str) -> str:
+    """Prose within the line length; tables, titles and pictures as they are."""
+    if part.startswith(("|", "#", "!", "    ")):
+        return part
+    return textwrap.fill(
+        part,
+        120,
+        subsequent_indent="  " if part.startswith("- ") else "",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def theory_notes() -> list[str]:
+    from lrfdyn.analysis.theorems import RADIUS_NOTE, REASON
+
+    return [REASON, RADIUS_NOTE]
+
+
+def draw() -> None:
+    from lrfdyn.analysis.plots import write_figures
+
+    digits, cifar = load(DIGITS), load(CIFAR)
+    drawn = [("digits", digits)] if digits else []
+    drawn += [(f"cifar100_{model}", one) for model, one in by_model(cifar)] if cifar else []
+    for name, results in drawn:
+        for path in write_figures(results, IMAGES / "new", ["png"]):
+            if path.stem in FIGURES:
+                path.replace(IMAGES / f"findings_{name}_{path.name}")
+            else:
+                path.unlink()
+        (IMAGES / "new").rmdir()
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "findings.md").write_text(render(), encoding="utf-8")
+    draw()

@@ -1,0 +1,98 @@
+"""The images that an analysis looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lrfdyn.data import Augmentation, create_data
+from lrfdyn.data.base import DATA
+from lrfdyn.errors import LrfdynError, require, unknown_name
+from lrfdyn.models import SpikingModel
+
+RANDOM = "random"
+
+
+@dataclass
+class Images:
+    """The first test images of a data set, in batches on the device, or noise of the size that a model wants."""
+
+    name: str
+    count: int
+    batch_size: int
+    device: torch.device
+    facts: dict[str, int]
+    batches: list[Tensor]
+    labels: list[Tensor]
+
+    def model_options(self) -> dict[str, Any]:
+        """What the data says of a model: classes, size and channels; nothing for noise."""
+        return dict(self.facts)
+
+    def of(self, model: SpikingModel) -> list[Tensor]:
+        """The batches for this model."""
+        if self.name != RANDOM:
+            channels, size, _ = model.input_size
+            require(
+                channels == self.facts["in_channels"],
+                f"data: {self.name} has {self.facts['in_channels']} channels, the model takes {channels}",
+            )
+            require(
+                "image_size" not in model.config or size == self.facts["image_size"],
+                f"data: {self.name} has images of {self.facts['image_size']} pixels, the model was made for {size}; "
+                "pass --image-size",
+            )
+            return self.batches
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(self.count, *model.input_size, generator=generator)
+        return list(noise.to(self.device).split(self.batch_size))
+
+    def accuracy(self, model: SpikingModel) -> float | None:
+        """Top-1 on these images; None for noise and for a model with other classes."""
+        if not self.labels or model.num_classes != self.facts["num_classes"]:
+            return None
+        model.eval()
+        with torch.inference_mode():
+            right = sum(int((model(x).argmax(1) == y).sum()) for x, y in zip(self.batches, self.labels, strict=True))
+        return right / self.count
+
+
+def load_images(
+    name: str,
+    root: Path | None,
+    count: int,
+    batch_size: int,
+    device: torch.device,
+    image_size: int | None = None,
+) -> Images:
+    """The first `count` test images of `name`, spread evenly over the test set: sorted sets begin with one class."""
+    require(count >= 1, f"images: expected an integer >= 1, got {count}")
+    require(batch_size >= 1, f"batch_size: expected an integer >= 1, got {batch_size}")
+    if name == RANDOM:
+        return Images(name, count, batch_size, device, {}, [], [])
+    if name not in DATA:
+        raise unknown_name("data", name, [*DATA, RANDOM])
+    size = {} if image_size is None else {"image_size": image_size}
+    source = create_data(name, root, Augmentation(), **size)
+    require(count <= source.test_images, f"images: {name} has {source.test_images} test images, got {count}")
+    images, labels = _spread(source, count, device)
+    if len(labels) == 0:
+        raise LrfdynError(f"data: no test image of {name} could be read")
+    facts = {"num_classes": source.num_classes, "image_size": source.image_size, "in_channels": source.in_channels}
+    split = batch_size
+    return Images(name, len(labels), batch_size, device, facts, list(images.split(split)), list(labels.split(split)))
+
+
+def _spread(source: Any, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`count` test images at equal steps through the test set."""
+    import numpy as np
+
+    indices = np.linspace(0, source.test_images - 1, count).round().astype(np.int64)
+    found = list(source._test([indices], count, device))
+    images = torch.cat([batch.images[: batch.count] for batch in found])
+    labels = torch.cat([batch.labels[: batch.count] for batch in found])
+    return images.contiguous(), labels

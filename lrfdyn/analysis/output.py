@@ -1,0 +1,45 @@
+"""What an analysis leaves in a folder: results.json, the report, tables and figures."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lrfdyn.analysis.report import write_report
+from lrfdyn.analysis.tables import write_tables
+from lrfdyn.errors import LrfdynError, unknown_name
+from lrfdyn.files import write_json
+
+FORMATS = ("pdf", "svg", "png")
+NEEDED = "figures: need matplotlib: pip install 'lrfdyn[analysis]'"
+
+
+def has_matplotlib() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
+    """The formats to write, none for "none"; an error before any work is done."""
+    chosen = () if tuple(formats) == ("none",) else tuple(formats)
+    for name in chosen:
+        if name not in FORMATS:
+            raise unknown_name("figures", name, [*FORMATS, "none"])
+    if chosen and not has_matplotlib():
+        raise LrfdynError(f"{NEEDED}, or pass --figures none")
+    return chosen
+
+
+def write_all(results: dict[str, Any], out: Path, formats: Sequence[str]) -> str:
+    """Writes everything and returns a line that names it."""
+    write_json(out / "results.json", results)
+    write_report(results, out / "report.html")
+    written = write_tables(results, out / "tables")
+    line = f"results: {out / 'results.json'}   {len(written)} tables: {out / 'tables'}"
+    if formats:
+        from lrfdyn.analysis.plots import write_figures
+
+        figures = write_figures(results, out / "figures", formats)
+        line += f"   {len(figures)} figures: {out / 'figures'}"
+    return line

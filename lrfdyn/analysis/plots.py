@@ -1,0 +1,292 @@
+"""The figures for papers, with matplotlib: the same numbers as the report, in vector and pixel formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lrfdyn.errors import LrfdynError
+from lrfdyn.files import write_atomic
+
+# One colour, marker and line per model, told apart with any colour vision and in print.
+COLOURS = ("#0b6fb8", "#cc5206", "#06805f", "#b0417f", "#a27000", "#2f93cc", "#5b4bb3", "#5c6672")
+MARKERS = "os^Dv*Ph"
+REGIONS = ("#bfe3d0", "#fbe2a8", "#e79a86")
+STYLE = {
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e8e6",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3.5,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 200,
+    "pdf.fonttype": 42,  # text stays text
+    "svg.fonttype": "none",
+    "svg.hashsalt": "lrfdyn",  # the same figure is the same file
+}
+WIDTH = 3.4  # inches, one column
+Entries = list[tuple[int, dict[str, Any]]]
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise LrfdynError("figures: need matplotlib: pip install 'lrfdyn[analysis]'") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def write_figures(results: dict[str, Any], folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Every figure that `results` have the numbers of, in every format; returns the paths."""
+    plt = _pyplot()
+    paths = []
+    for name, draw in figures(results).items():
+        with plt.rc_context(STYLE):
+            figure = draw(plt)
+            for form in formats:
+                path = folder / f"{name}.{form}"
+                stamp = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form)
+                write_atomic(path, lambda file, f=figure, k=form, m=stamp: f.savefig(file, format=k, metadata=m))  # type: ignore[misc]
+                paths.append(path)
+            plt.close(figure)
+    return paths
+
+
+def figures(results: dict[str, Any]) -> dict[str, Callable[[Any], Any]]:
+    """Names of figures to functions of pyplot that draw them."""
+    entries: Entries = list(enumerate(results.get("attentions", {}).values()))
+    local = [(i, e) for i, e in entries if (e.get("locality") or {}).get("share")]
+    fields = [(i, e) for i, e in entries if (e.get("receptive_field") or {}).get("map")]
+    energy = [(i, e) for i, e in entries if (e.get("energy") or {}).get("layers")]
+    placed = [(i, e) for i, e in entries if e.get("accuracy_mean") is not None and e.get("state_bytes")]
+    curves = [run for run in results.get("runs", []) if run.get("curve")]
+    made: dict[str, Callable[[Any], Any]] = {}
+    if local:
+        made["attention_distance"] = lambda plt: _distance(plt, local)
+        made["attention_distance_layers"] = lambda plt: _distance_layers(plt, local)
+        made["attention_entropy"] = lambda plt: _entropy(plt, local)
+    if fields:
+        made["receptive_fields"] = lambda plt: _fields(plt, fields)
+        made["receptive_field_share"] = lambda plt: _field_share(plt, fields)
+    if energy:
+        made["energy"] = lambda plt: _energy(plt, energy)
+        made["firing_rates"] = lambda plt: _firing(plt, energy)
+    if placed:
+        made["memory_accuracy"] = lambda plt: _memory(plt, placed)
+    if curves:
+        made["convergence"] = lambda plt: _convergence(plt, results)
+    for chart in results.get("charts", []):
+        draw = _region_map if chart["kind"] == "regions" else _chart_lines
+        made[chart["id"].replace("-", "_")] = lambda plt, draw=draw, chart=chart: draw(plt, chart)  # type: ignore[misc]
+    return made
+
+
+def _line(index: int, **more: Any) -> dict[str, Any]:
+    return {"color": COLOURS[index % 8], "marker": MARKERS[index % 8], "markeredgewidth": 0, **more}
+
+
+def _distance(plt: Any, entries: Entries) -> Any:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(2 * WIDTH, 2.4), width_ratios=(1.6, 1))
+    for i, entry in entries:
+        local = entry["locality"]
+        left.plot(local["distance"], local["weight"], label=entry["label"], **_line(i))
+    tokens = max(e["locality"]["grid"][0] * e["locality"]["grid"][1] for _, e in entries)
+    left.axhline(1 / tokens, color="#58616a", linestyle="--", linewidth=0.8, label="uniform")
+    left.set(xlabel="Manhattan distance (tokens)", ylabel="mean attention weight", ylim=(0, None))
+    left.legend()
+    local = entries[0][1]["locality"]
+    names = [entry["label"] for _, entry in entries]
+    shares = [100 * entry["locality"]["short_range_share"] for _, entry in entries]
+    right.barh(names, shares, color=[COLOURS[i % 8] for i, _ in entries])
+    right.axvline(100 * local["short_range_share_uniform"], color="#1c2126", linestyle="--", linewidth=0.8)
+    right.set(xlabel=f"% at distance ≤ {local['short_distance']} (dashed: uniform)")
+    right.invert_yaxis()
+    right.grid(axis="y", visible=False)
+    return figure
+
+
+def _distance_layers(plt: Any, entries: Entries) -> Any:
+    layers = max(len(entry["locality"]["weight_by_layer"]) for _, entry in entries)
+    columns = min(4, layers)
+    rows = -(-layers // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(2 * WIDTH, 1.8 * rows), squeeze=False, sharex=True)
+    for layer, axis in enumerate(axes.flat):
+        if layer >= layers:
+            axis.set_visible(False)
+            continue
+        for i, entry in entries:
+            weights = entry["locality"]["weight_by_layer"]
+            if layer < len(weights) and weights[layer] is not None:
+                axis.plot(entry["locality"]["distance"], weights[layer], label=entry["label"], **_line(i, markersize=2))
+        axis.set(title=f"layer {layer + 1}", ylim=(0, None))
+    axes[-1][0].set(xlabel="Manhattan distance", ylabel="mean weight")
+    axes[0][0].legend(fontsize=6)
+    return figure
+
+
+def _entropy(plt: Any, entries: Entries) -> Any:
+    figure, axis = plt.subplots(figsize=(WIDTH, 2.4))
+    for i, entry in entries:
+        local = entry["locality"]
+        histogram = local["entropy_histogram"]
+        label = f"{entry['label']}, mean {local['entropy_mean']:.2f}"
+        axis.stairs(histogram["density"], histogram["edges"], color=COLOURS[i % 8], label=label, linewidth=1.3)
+    axis.axvline(entries[0][1]["locality"]["entropy_uniform"], color="#58616a", linestyle="--", linewidth=0.8)
+    axis.set(xlabel="entropy of attention (nats; dashed: uniform)", ylabel="density")
+    axis.legend(loc="upper left")
+    return figure
+
+
+def _fields(plt: Any, entries: Entries) -> Any:
+    columns = min(5, len(entries))
+    rows = -(-len(entries) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(2 * WIDTH, 1.55 * rows + 0.25), squeeze=False)
+    image = None
+    for axis, (_, entry) in zip(axes.flat, entries, strict=False):
+        values = [[value**0.5 for value in row] for row in entry["receptive_field"]["map"]]
+        image = axis.imshow(values, cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+        axis.set_title(entry["label"], fontsize=7)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    figure.colorbar(image, ax=axes, shrink=0.8, label="√(gradient / largest)")
+    return figure
+
+
+def _field_share(plt: Any, entries: Entries) -> Any:
+    figure, axis = plt.subplots(figsize=(WIDTH, 2.4))
+    for i, entry in entries:
+        squares = entry["receptive_field"]["share_inside"]
+        every = max(1, len(squares) // 16)
+        axis.plot([s["side"] for s in squares], [100 * s["share"] for s in squares], label=entry["label"],
+                  **_line(i, markevery=every))  # fmt: skip
+    axis.set(xlabel="side of a centred square (pixels)", ylabel="% of the receptive field inside", ylim=(0, 103))
+    axis.legend()
+    return figure
+
+
+def energy_parts(layers: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Energy in pJ of the parts of a network: inside attention, its projections, and the rest by their first name."""
+    parts: dict[str, float] = {}
+    for layer in layers:
+        names = layer["name"].split(".")
+        if layer["kind"] == "attention":
+            part = "inside attention"
+        elif "attn" in names or "attention" in names:
+            part = "projections"
+        elif "mlp" in names:
+            part = "MLP"
+        else:
+            part = {"head": "classifier"}.get(names[0], "stem and other convolutions")
+        parts[part] = parts.get(part, 0.0) + layer["energy_pj"]
+    return parts
+
+
+def _energy(plt: Any, entries: Entries) -> Any:
+    figure, axis = plt.subplots(figsize=(WIDTH, 0.42 * len(entries) + 1.3))
+    parts = [energy_parts(entry["energy"]["layers"]) for _, entry in entries]
+    names = [entry["label"] for _, entry in entries]
+    start = [0.0] * len(entries)
+    for n, part in enumerate(dict.fromkeys(key for one in parts for key in one)):
+        values = [one.get(part, 0.0) / 1e6 for one in parts]
+        axis.barh(names, values, left=start, color=COLOURS[n % 8], label=part, height=0.65)
+        start = [a + b for a, b in zip(start, values, strict=True)]
+    axis.set(xlabel="energy per image (µJ)")
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def _firing(plt: Any, entries: Entries) -> Any:
+    figure, axis = plt.subplots(figsize=(2 * WIDTH, 2.6))
+    for i, entry in entries:
+        rates = [100 * rate for rate in entry["firing_by_layer"].values()]
+        axis.plot([n / max(1, len(rates) - 1) for n in range(len(rates))], rates, label=entry["label"],
+                  **_line(i, markersize=2.5))  # fmt: skip
+    axis.set(xlabel="depth (first to last neuron layer)", ylabel="firing rate (%)", ylim=(0, None))
+    axis.legend(ncols=2)
+    return figure
+
+
+def _memory(plt: Any, entries: Entries) -> Any:
+    figure, axes = plt.subplots(1, 2, figsize=(2 * WIDTH, 2.5), sharey=True)
+    most = max(entry["parameters"] for _, entry in entries)
+    for axis, key, unit, label in (
+        (axes[0], "state_bytes", 1024, "attention state, derived (KiB)"),
+        (axes[1], "peak_inference_bytes", 2**20, "peak memory, measured, batch 1 (MiB)"),
+    ):
+        for i, entry in entries:
+            x, y = entry[key] / unit, 100 * entry["accuracy_mean"]
+            axis.errorbar(x, y, yerr=100 * (entry["accuracy_spread"] or 0), color=COLOURS[i % 8], linewidth=1)
+            axis.scatter(x, y, s=110 * entry["parameters"] / most, color=COLOURS[i % 8], marker=MARKERS[i % 8],
+                         label=f"{entry['label']}, {entry['parameters'] / 1e6:.2f} M", zorder=3)  # fmt: skip
+        axis.set(xlabel=label)
+        axis.margins(0.15)
+    axes[0].set(ylabel="test accuracy (%)")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, markerscale=0.5)
+    return figure
+
+
+def _convergence(plt: Any, results: dict[str, Any]) -> Any:
+    figure, axes = plt.subplots(1, 2, figsize=(2 * WIDTH, 2.4))
+    for i, (key, entry) in enumerate(results["attentions"].items()):
+        curves = [run["curve"] for run in results["runs"] if run["attention"] == key and run["curve"]]
+        for axis, name, unit in ((axes[0], "test_accuracy", 100.0), (axes[1], "train_loss", 1.0)):
+            epochs: dict[int, list[float]] = {}
+            for record in (record for curve in curves for record in curve):
+                if record.get(name) is not None:
+                    epochs.setdefault(record["epoch"], []).append(unit * record[name])
+            if not epochs:
+                continue
+            x = sorted(epochs)
+            mean = [sum(epochs[e]) / len(epochs[e]) for e in x]
+            axis.plot(x, mean, label=entry["label"], **_line(i, markevery=max(1, len(x) // 12)))
+            axis.fill_between(x, [min(epochs[e]) for e in x], [max(epochs[e]) for e in x],
+                              color=COLOURS[i % 8], alpha=0.15, linewidth=0)  # fmt: skip
+    axes[0].set(xlabel="epoch", ylabel="test accuracy (%)")
+    axes[1].set(xlabel="epoch", ylabel="train loss")
+    axes[0].legend()
+    return figure
+
+
+def _scales(axis: Any, chart: dict[str, Any]) -> None:
+    for name in "xy":
+        if chart[name].get("log"):
+            getattr(axis, f"set_{name}scale")("log")
+        getattr(axis, f"set_{name}label")(chart[name]["label"])
+
+
+def _chart_lines(plt: Any, chart: dict[str, Any]) -> Any:
+    figure, axis = plt.subplots(figsize=(WIDTH, 2.4))
+    for i, series in enumerate(chart["series"]):
+        x, y = zip(*series["points"], strict=True)
+        axis.plot(x, y, label=series["label"], **_line(i, markevery=max(1, len(x) // 10)))
+    _scales(axis, chart)
+    axis.legend()
+    return figure
+
+
+def _region_map(plt: Any, chart: dict[str, Any]) -> Any:
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    figure, axis = plt.subplots(figsize=(WIDTH, 2.9))
+    classes = chart["classes"]
+    colours = REGIONS if len(classes) == 3 else (REGIONS[0], REGIONS[2])
+    axis.pcolormesh(chart["x"]["values"], chart["y"]["values"], chart["cells"], cmap=ListedColormap(colours), vmin=-0.5,
+                    vmax=len(classes) - 0.5, shading="nearest", rasterized=True)  # fmt: skip
+    _scales(axis, chart)
+    axis.grid(visible=False)
+    figure.legend(handles=[Patch(color=colour, label=label) for colour, label in zip(colours, classes, strict=True)],
+                  loc="outside lower center", ncols=2)  # fmt: skip
+    return figure

@@ -1,0 +1,177 @@
+"""What `lrfdyn analyze` takes: models by registry name, and folders and files of trained ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lrfdyn.analysis.images import Images
+from lrfdyn.attention import LABELS, attention_options
+from lrfdyn.errors import LrfdynError, require
+from lrfdyn.files import read_json
+from lrfdyn.hub import CONFIG_FILE, WEIGHTS_FILE, from_pretrained, known_hosts
+from lrfdyn.models import SpikingModel, create_model, list_models
+from lrfdyn.models.registry import model_class
+from lrfdyn.weights import check_fit, load_tensors
+
+
+@dataclass(frozen=True)
+class Source:
+    """One model to analyse. `accuracy` and `curve` are those of its training, where they are known."""
+
+    origin: str
+    load: Callable[[], SpikingModel]
+    trained: bool = True
+    seed: int | None = None
+    accuracy: float | None = None
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    train_seconds: float | None = None
+
+
+def find_sources(text: str, images: Images) -> list[Source]:
+    """The models that `text` names: NAME or NAME:ATTENTION of the registry (random weights), the folder of a run of
+    `lrfdyn train` or `lrfdyn reproduce`, a folder of save_pretrained, or a .safetensors file."""
+    path = Path(text)
+    if path.is_dir():
+        return _folder(path, images)
+    if path.suffix == ".safetensors":
+        return [_file(path, images)]
+    name, _, kind = text.partition(":")
+    if name in list_models():
+        return [_registered(text, name, kind, images)]
+    near = f"; known models: {', '.join(list_models())}" if "/" not in text else ""
+    raise LrfdynError(f"model: {text!r} is no folder, no .safetensors file and no model{near}")
+
+
+def _registered(text: str, name: str, kind: str, images: Images) -> Source:
+    options: dict[str, Any] = images.model_options()
+    takes = model_class(name).options()
+    options = {key: value for key, value in options.items() if key in takes}
+    if kind:
+        require("attention" in takes, f"model: {name} has no attention, got {text!r}")
+        attention_options(kind)
+        options["attention"] = kind
+
+    def load() -> SpikingModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return create_model(name, **options)
+
+    return Source(text, load, trained=False)
+
+
+def _folder(path: Path, images: Images) -> list[Source]:
+    if (path / CONFIG_FILE).is_file():
+        return [Source(str(path), lambda: from_pretrained(path))]
+    if (path / "model" / CONFIG_FILE).is_file():
+        return [replace(_run(path), load=lambda: from_pretrained(path / "model"))]
+    weights = sorted((path / "weights").glob("*.safetensors"))
+    if (path / "settings.json").is_file() and weights:
+        return [_file(file, images) for file in weights]
+    checkpoints = path / "checkpoints"
+    if checkpoints.is_dir():
+        from lrfdyn.training.state import newest_checkpoint
+
+        found = newest_checkpoint(checkpoints, print)
+        if found is not None:
+            return [replace(_run(path), load=_checkpoint(*found, images))]
+    raise LrfdynError(f"model: {path} holds neither {CONFIG_FILE} nor model/{CONFIG_FILE} nor weights nor checkpoints")
+
+
+def _run(path: Path) -> Source:
+    """What a run of `lrfdyn train` says of itself."""
+    from lrfdyn.training.logs import read_log
+
+    summary = read_json(path / "summary.json", "model") if (path / "summary.json").is_file() else {}
+    epochs = [record for record in read_log(path / "log.jsonl") if record.get("kind") == "epoch"]
+    curve = [
+        {
+            "epoch": record["epoch"],
+            "train_loss": record.get("train_loss"),
+            "test_loss": record.get("test_loss"),
+            "test_accuracy": None if record.get("top1") is None else record["top1"] / 100,
+        }
+        for record in epochs
+    ]
+    top1 = summary.get("top1")
+    return Source(
+        str(path),
+        _nothing,
+        seed=summary.get("seed"),
+        accuracy=None if top1 is None else top1 / 100,
+        curve=curve,
+        train_seconds=summary.get("wall_s"),
+    )
+
+
+def _nothing() -> SpikingModel:
+    raise AssertionError
+
+
+def _file(path: Path, images: Images) -> Source:
+    tensors, meta = load_tensors(path)
+    if path.name == WEIGHTS_FILE and path.with_name(CONFIG_FILE).is_file():
+        return Source(str(path), lambda: from_pretrained(path.parent))
+    if meta.get("library_name") == "lrfdyn":
+        return Source(str(path), lambda: _build(meta["host"], meta["options"], path))
+    if "curve" in meta and "config" in meta:  # of lrfdyn reproduce
+        curve = meta["curve"]
+        return Source(
+            str(path),
+            lambda: _build("Spikformer", meta["config"], path),
+            seed=meta.get("seed"),
+            accuracy=curve[-1]["test_accuracy"] if curve else None,
+            curve=curve,
+            train_seconds=sum(record["seconds"] for record in curve),
+        )
+    if "fingerprint" in meta and "config" in meta:  # a checkpoint of lrfdyn train
+        return Source(str(path), _checkpoint(path, tensors, meta, images))
+    raise LrfdynError(f"model: {path} does not say which model its weights are of")
+
+
+def _build(host: str, options: dict[str, Any], path: Path) -> SpikingModel:
+    hosts = known_hosts()
+    require(host in hosts, f"model: {path} holds a {host}, which is not known here")
+    model = hosts[host](**options)
+    tensors, _ = load_tensors(path)
+    check_fit(path, model, tensors)
+    model.load_state_dict(tensors)
+    return model
+
+
+def _checkpoint(
+    path: Path, tensors: dict[str, Any], meta: dict[str, Any], images: Images
+) -> Callable[[], SpikingModel]:
+    def load() -> SpikingModel:
+        from lrfdyn.training.build import build_model
+        from lrfdyn.training.config import parse_config
+        from lrfdyn.training.state import model_weights
+
+        facts = images.model_options()
+        require(bool(facts), f"data: {path} is a checkpoint and says nothing of its images; pass its data, not random")
+        model = build_model(parse_config(meta["config"], str(path)), **facts)
+        weights = model_weights(tensors)
+        check_fit(path, model, weights)
+        model.load_state_dict(weights)
+        return model
+
+    return load
+
+
+def describe(model: SpikingModel) -> tuple[str, dict[str, Any]]:
+    """A short label of the attention with what is not default about it, and all its options."""
+    kind = model.config.get("attention")
+    if kind is None:
+        return type(model).__name__, {}
+    defaults = attention_options(kind)
+    options = {**defaults, **(model.config.get("attention_options") or {})}
+    changed = [f"{key} {_text(value)}" for key, value in options.items() if _text(value) != _text(defaults[key])]
+    return ", ".join([LABELS[kind], *changed]), options
+
+
+def _text(value: Any) -> str:
+    return f"({', '.join(map(str, value))})" if isinstance(value, (list, tuple)) else str(value)

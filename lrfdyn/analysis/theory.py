@@ -1,0 +1,204 @@
+"""Theorems 1 and 2 of the paper, computed exactly.
+
+Attention of one query is a distribution over distances 0..N-1 (the paper leaves out how many tokens lie at a distance):
+VSA exp(-beta D), SSA (alpha - beta D)_+, LRF-SSA (1 - lambda) SSA + lambda R with local weights R. Every quantity that
+has a closed form is here twice, as the sum that defines it and as the closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrfdyn.errors import require
+
+Vector = NDArray[np.float64]
+# B_{2k+2} / ((2k+2)(2k+1)(2k)) for k = 1, 2, ...: Bernoulli's numbers -1/30, 1/42, -1/30, 5/66
+_TAIL = (-1 / 720, 1 / 5040, -1 / 10080, 1 / 9504)
+
+
+def _check(n: int, alpha: float = 1.0, beta: float = 0.0) -> None:
+    require(n >= 1, f"n: expected an integer >= 1, got {n}")
+    require(alpha > 0, f"alpha: expected a positive number, got {alpha}")
+    require(beta >= 0, f"beta: expected a number >= 0, got {beta}")
+
+
+# ---- the distributions ----
+
+
+def vsa_distribution(n: int, beta: float) -> Vector:
+    """Softmax of a similarity that falls linearly with distance."""
+    _check(n, beta=beta)
+    weights = np.exp(-beta * np.arange(n))
+    return weights / weights.sum()
+
+
+def ssa_distribution(n: int, alpha: float, beta: float) -> Vector:
+    """The similarity itself, cut off at zero."""
+    _check(n, alpha, beta)
+    weights = np.maximum(alpha - beta * np.arange(n), 0)
+    return weights / weights.sum()
+
+
+def local_distribution(n: int, distances: Sequence[int]) -> Vector:
+    """R: the same weight at each of the given distances, those that appear twice twice."""
+    require(len(distances) > 0, "distances: expected at least one")
+    require(min(distances) >= 0 and max(distances) < n, f"distances: expected 0..{n - 1}, got {list(distances)}")
+    weights = np.bincount(np.asarray(distances), minlength=n).astype(np.float64)
+    return weights / weights.sum()
+
+
+def stencil_distances(dilations: Sequence[int]) -> list[int]:
+    """Distances of the taps -d, 0, d of every dilation along a line."""
+    return [distance for d in dilations for distance in (d, 0, d)]
+
+
+def mixture(p: Vector, r: Vector, share: float) -> Vector:
+    """LRF-SSA: (1 - share) p + share r."""
+    require(0 <= share <= 1, f"share: expected a number in [0, 1], got {share}")
+    return (1 - share) * p + share * r
+
+
+# ---- Theorem 1: expected radius ----
+
+
+def radius(p: Vector) -> float:
+    """sum_D D p(D)."""
+    return float(np.arange(len(p)) @ p)
+
+
+def vsa_radius(n: int, beta: float) -> float:
+    """r / (1 - r) - N r^N / (1 - r^N) with r = exp(-beta); (N - 1) / 2 for beta = 0."""
+    _check(n, beta=beta)
+    if beta == 0:
+        return (n - 1) / 2
+    # expm1 keeps the digits where beta is small and the two terms nearly cancel.
+    return 1 / math.expm1(beta) - (n / math.expm1(beta * n) if beta * n < 700 else 0.0)
+
+
+def vsa_radius_limit(beta: float) -> float:
+    """N to infinity: exp(-beta) / (1 - exp(-beta))."""
+    return 1 / math.expm1(beta)
+
+
+def ssa_support(n: int, alpha: float, beta: float) -> int:
+    """Distances with positive weight: all N of them only for beta < alpha / (N - 1)."""
+    _check(n, alpha, beta)
+    return n if beta == 0 else min(n, math.ceil(alpha / beta))
+
+
+def ssa_radius(n: int, alpha: float, beta: float) -> float:
+    """(M - 1)(3 alpha - beta (2M - 1)) / (3 (2 alpha - beta (M - 1))), M the number of distances with positive weight.
+    With M = N it is the paper's formula."""
+    m = ssa_support(n, alpha, beta)
+    return (m - 1) * (3 * alpha - beta * (2 * m - 1)) / (3 * (2 * alpha - beta * (m - 1)))
+
+
+def lrf_radius(n: int, alpha: float, beta: float, distances: Sequence[int], share: float) -> float:
+    """(1 - lambda) mu_ssa + lambda mu_r."""
+    return (1 - share) * ssa_radius(n, alpha, beta) + share * radius(local_distribution(n, distances))
+
+
+# ---- Theorem 2: entropy ----
+
+
+def entropy_of(p: Vector) -> float:
+    """-sum p log p in nats."""
+    positive = p[p > 0]
+    return float(-(positive @ np.log(positive)))
+
+
+def vsa_entropy(n: int, beta: float) -> float:
+    """log (1 - r^N)/(1 - r) + beta mu_vsa, which is the paper's closed form: -log p(D) is linear in D."""
+    _check(n, beta=beta)
+    if beta == 0:
+        return math.log(n)
+    return math.log(-math.expm1(-beta * n)) - math.log(-math.expm1(-beta)) + beta * vsa_radius(n, beta)
+
+
+def vsa_entropy_limit(beta: float) -> float:
+    """N to infinity: -log(1 - r) - r/(1 - r) log r."""
+    return -math.log(-math.expm1(-beta)) + beta * vsa_radius_limit(beta)
+
+
+def ssa_entropy(n: int, alpha: float, beta: float) -> float:
+    """log S - (1/S) sum w log w, the sum through the derivative of Hurwitz' zeta function:
+    sum_{i < M} (x + i) log(x + i) = zeta'(-1, x + M) - zeta'(-1, x)."""
+    m = ssa_support(n, alpha, beta)
+    if beta == 0:
+        return math.log(n)
+    total = alpha * m - beta * m * (m - 1) / 2
+    least = alpha / beta - (m - 1)  # the smallest weight in units of beta
+    start = least if least > 0 else 1.0
+    count = m if least > 0 else m - 1
+    logs = _zeta_derivative(start + count) - _zeta_derivative(start)
+    return math.log(total) - (beta * logs + math.log(beta) * total) / total
+
+
+def _zeta_derivative(x: float) -> float:
+    """zeta'(-1, x) up to a constant, by its asymptotic series from 20 on."""
+    value = 0.0
+    while x < 20:
+        value -= x * math.log(x)
+        x += 1
+    series = sum(c * x ** (-2 * (k + 1)) for k, c in enumerate(_TAIL))
+    return value + (x * x - x + 1 / 6) / 2 * math.log(x) - x * x / 4 - series
+
+
+def triangular_gap() -> float:
+    """H_ssa - log N for beta = alpha / (N - 1), N to infinity: the entropy of the density 2 (1 - x) on [0, 1]."""
+    return 0.5 - math.log(2)
+
+
+def binary_entropy(share: float) -> float:
+    """h(lambda) in nats."""
+    return sum(-s * math.log(s) for s in (share, 1 - share) if s > 0)
+
+
+def mixture_bound(p: Vector, r: Vector, share: float) -> float:
+    """h(lambda) + (1 - lambda) H(P) + lambda H(R), never below the entropy of the mixture."""
+    return binary_entropy(share) + (1 - share) * entropy_of(p) + share * entropy_of(r)
+
+
+def cross_entropy(r: Vector, p: Vector) -> float:
+    """-sum R log P; infinite where R has weight and P has none."""
+    where = r > 0
+    if np.any(p[where] <= 0):
+        return math.inf
+    return float(-(r[where] @ np.log(p[where])))
+
+
+def proof_threshold(p: Vector, r: Vector) -> float:
+    """The smallest lambda > 0 for which the paper's bound is below H(P): h(lambda) / lambda = H(P) - H(R). It is 1 or
+    more where the bound never gets there."""
+    gap = entropy_of(p) - entropy_of(r)
+    if gap <= 0:
+        return math.inf
+    low, high = 0.0, 1.0  # h(lambda) / lambda falls from infinity to 0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if binary_entropy(middle) > gap * middle else (low, middle)
+    return high
+
+
+def order_always_holds(p: Vector, r: Vector) -> bool:
+    """Whether H((1 - lambda) P + lambda R) <= H(P) for every lambda in [0, 1]: entropy is concave in lambda, and its
+    slope at 0 is the cross entropy of R and P less H(P)."""
+    return cross_entropy(r, p) <= entropy_of(p) + 1e-12
+
+
+def failing_share(p: Vector, r: Vector) -> float:
+    """The lambda up to which the mixture has more entropy than P: 0 where it never has, infinite where R has too."""
+    if order_always_holds(p, r):
+        return 0.0
+    target = entropy_of(p)
+    if entropy_of(r) > target:
+        return math.inf
+    low, high = 0.0, 1.0  # above P right of 0, below it at 1, and concave: one crossing
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if entropy_of(mixture(p, r, middle)) > target else (low, middle)
+    return high

@@ -1,0 +1,127 @@
+"""Measure locality, receptive fields, firing, energy and memory of models and compare them in one report.
+
+MODEL is a name of the registry, NAME or NAME:ATTENTION (random weights), the folder of a run of lrfdyn train or
+lrfdyn reproduce, a folder of save_pretrained, or a .safetensors file. Several give the comparison. Writes report.html,
+results.json, tables/*.csv and figures/*.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from lrfdyn.analysis.analyze import analyze
+from lrfdyn.analysis.energy import EnergyModel
+from lrfdyn.analysis.images import RANDOM, load_images
+from lrfdyn.analysis.measure import PASSES
+from lrfdyn.analysis.output import FORMATS, check_formats, write_all
+from lrfdyn.analysis.sources import find_sources
+from lrfdyn.commands.reproduce import comma_list
+from lrfdyn.data.base import DATA
+from lrfdyn.errors import LrfdynError
+from lrfdyn.files import writable_folder
+
+ENERGY = EnergyModel()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("models", nargs="+", metavar="MODEL", help="what to analyse")
+    add("--data", default=RANDOM, help=f"test images of {', '.join(DATA)}, or {RANDOM} noise")
+    add("--data-root", type=Path, help="folder of the data's files")
+    add("--image-size", type=int, help="of decoded images; default the data's")
+    add("--images", type=int, default=64, help="how many, at equal steps through the test set")
+    add("--batch-size", type=int, default=16, help="images at a time")
+    add("--out", type=Path, default=Path("analysis"), help="folder for report, results, tables and figures")
+    add("--device", default="auto", help="cpu, cuda, or auto: a GPU where there is one")
+    add("--figures", type=comma_list, default=",".join(FORMATS), metavar="A,B", help="formats, or none")
+    add("--accumulate-pj", type=float, default=ENERGY.accumulate_pj, help="energy of an accumulate")
+    add("--mac-pj", type=float, default=ENERGY.multiply_accumulate_pj, help="energy of a multiply-accumulate")
+    add("--mac-layers", type=comma_list, default="", metavar="A,B",
+        help="shell patterns of layers that multiply-accumulate even if their input is spikes")  # fmt: skip
+    add("--repeat-first", action="store_true", help="count the first layer of a static image at every time step")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    formats = check_formats(arguments.figures)
+    energy = EnergyModel(arguments.accumulate_pj, arguments.mac_pj, tuple(arguments.mac_layers), arguments.repeat_first)
+    device = choose_device(arguments.device)
+    images = load_images(
+        arguments.data, arguments.data_root, arguments.images, arguments.batch_size, device, arguments.image_size
+    )
+    sources = [source for text in arguments.models for source in find_sources(text, images)]
+    writable_folder(arguments.out, "out")
+    console = Console(width=max(100, Console().width))  # the table fits it; a narrower terminal breaks lines itself
+    columns = (
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[news]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        total = len(sources) * PASSES * images.count
+        task = bar.add_task("images", total=total, news="")
+
+        def progress(model: str, what: str, done: int) -> None:
+            bar.update(task, advance=done, news=f"{Path(model).name}: {what}")
+
+        results = analyze(sources, images, energy, command=shlex.join(["lrfdyn", *sys.argv[1:]]), progress=progress)
+        bar.update(task, completed=total, news="")
+    try:
+        written = write_all(results, arguments.out, formats)
+    except OSError as error:
+        raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
+    console.print(table(results))
+    first = next(iter(results["attentions"].values()))
+    for line in first["energy"]["assumptions"]:
+        console.print(f"energy: {line}", highlight=False)
+    for note in results["notes"][:1] if any(not e["trained"] for e in results["attentions"].values()) else []:
+        console.print(note, highlight=False)
+    console.print(f"Report: {arguments.out / 'report.html'}   {written}", highlight=False, soft_wrap=True)
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise LrfdynError(f"device: cannot use {name!r} ({str(error).splitlines()[0]})") from None
+    return device
+
+
+def table(results: dict[str, Any]) -> Table:
+    made = Table(title=results["title"], box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    made.add_column("model", overflow="fold", min_width=20)
+    for name in ("accuracy", "params", "state\nKiB", "peak\nMiB", "firing", "µJ per\nimage", "share\nnear", "entropy"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for entry in results["attentions"].values():
+        local = entry.get("locality") or {}
+        made.add_row(
+            entry["label"],
+            _number(entry["accuracy_mean"], "{:.1%}"),
+            f"{entry['parameters'] / 1e6:.2f} M",
+            _number(entry["state_bytes"], "{:,.1f}", 1024),
+            _number(entry["peak_inference_bytes"], "{:,.1f}", 2**20),
+            f"{entry['firing_rate']:.1%}",
+            f"{entry['energy']['energy_pj'] / 1e6:,.2f}",
+            _number(local.get("short_range_share"), "{:.1%}"),
+            _number(local.get("entropy_mean"), "{:.2f}"),
+        )
+    return made
+
+
+def _number(value: float | None, form: str, unit: float = 1) -> str:
+    return "-" if value is None else form.format(value / unit)

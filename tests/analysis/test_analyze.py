@@ -1,0 +1,222 @@
+"""lrfdyn analyze: every source, every host, what it writes and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+
+import pytest
+import torch
+
+import lrfdyn
+from lrfdyn.analysis.analyze import analyze
+from lrfdyn.analysis.images import load_images
+from lrfdyn.analysis.measure import measure
+from lrfdyn.analysis.sources import describe, find_sources
+from lrfdyn.attention import ATTENTIONS
+from lrfdyn.cli import main
+from lrfdyn.errors import LrfdynError
+from lrfdyn.models import Spikformer
+from lrfdyn.reproduce import Settings, reproduce
+from lrfdyn.training.engine import Recipe
+from tests.training.runs import tiny, train
+
+CPU = torch.device("cpu")
+TINY = Settings(
+    attentions=("ssa", "lrf_dyn"), seeds=(0, 1), dim=8, depth=1, heads=1, time_steps=1, recipe=Recipe(1, batch_size=256)
+)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo")
+    reproduce(out, TINY)
+    return out
+
+
+def digits(count=8):
+    return load_images("digits", None, count, 4, CPU)
+
+
+def small(**options):
+    arguments = {"dim": 16, "depth": 1, "heads": 2, "image_size": 8, "in_channels": 1, "num_classes": 10}
+    return Spikformer(**{**arguments, "pooling": (False,) * 4, "time_steps": 2, **options})
+
+
+def test_command_writes_everything(demo, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["analyze", str(demo), "--data", "digits", "--images", "6", "--out", str(out), "--figures", "svg,png"]
+    assert main(arguments) == 0
+    results = json.loads((out / "results.json").read_text(), parse_constant=pytest.fail)
+    assert list(results["attentions"]) == ["lrf_dyn", "ssa"]
+    for entry in results["attentions"].values():
+        assert len(entry["accuracy_values"]) == 2  # two seeds are one entry
+        assert entry["energy"]["energy_pj"] > 0
+        assert entry["locality"]["layers"] == ["blocks.0.attn"]
+        assert entry["receptive_field"]["half_side"] >= 1
+        assert 0 <= entry["accuracy_on_images"] <= 1
+    assert len(results["runs"]) == 4
+    assert all(run["curve"] for run in results["runs"])
+    names = {"attention_distance", "attention_entropy", "receptive_fields", "energy", "memory_accuracy", "convergence"}
+    written = {path.name for path in (out / "figures").iterdir()}
+    assert {f"{name}.{form}" for name in names for form in ("svg", "png")} <= written
+    with (out / "tables" / "summary.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == ["LRF-Dyn", "SSA"]
+    assert float(rows[1]["energy_pj"]) == results["attentions"]["ssa"]["energy"]["energy_pj"]
+    text = capsys.readouterr().out
+    assert "0.9 pJ per accumulate and 4.6 pJ per multiply-accumulate" in text
+    assert "LRF-Dyn" in (out / "report.html").read_text()
+
+
+def test_reproduce_and_analyze_measure_the_same(demo):
+    made = json.loads((demo / "results.json").read_text())["attentions"]["lrf_dyn"]
+    model = find_sources(str(demo / "weights" / "lrf_dyn-seed0.safetensors"), digits())[0].load()
+    from lrfdyn.data.digits import load_digits
+
+    again = measure(model, load_digits().test_images.split(50))
+    assert again["locality"]["entropy_mean"] == pytest.approx(made["locality"]["entropy_mean"])
+    assert again["energy"]["energy_pj"] == pytest.approx(made["energy"]["energy_pj"])
+    assert again["firing_rate"] == pytest.approx(made["firing_rate"])
+
+
+def test_folder_and_file_of_save_pretrained(tmp_path):
+    torch.manual_seed(0)
+    model = small(attention="lrf_ssa", attention_options={"dilations": (1, 3)})
+    model.save_pretrained(tmp_path)
+    images = digits()
+    bare = tmp_path / "elsewhere.safetensors"
+    bare.write_bytes((tmp_path / "model.safetensors").read_bytes())
+    loaded = [find_sources(str(path), images)[0].load() for path in (tmp_path, tmp_path / "model.safetensors", bare)]
+    for other in loaded:
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert describe(loaded[0])[0] == "LRF-SSA, dilations (1, 3)"
+    # The same model twice, without seeds: two entries that are told apart.
+    results = analyze([find_sources(str(path), images)[0] for path in (tmp_path, bare)], images)
+    labels = [entry["label"] for entry in results["attentions"].values()]
+    assert len(set(labels)) == 2
+    assert all(entry["trained"] for entry in results["attentions"].values())
+
+
+def test_run_of_lrfdyn_train(tmp_path):
+    out = tmp_path / "run"
+    summary = train(tiny(), out)
+    images = digits()
+    (source,) = find_sources(str(out), images)
+    assert source.accuracy == pytest.approx(summary["top1"] / 100)
+    assert source.seed == summary["seed"]
+    assert [record["epoch"] for record in source.curve] == list(range(1, len(source.curve) + 1))
+    assert source.curve[-1]["test_accuracy"] == pytest.approx(source.accuracy)
+    whole = source.load()
+    checkpoint = sorted((out / "checkpoints").iterdir())[-1]
+    (from_checkpoint,) = find_sources(str(checkpoint), images)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), from_checkpoint.load().parameters(), strict=True))
+    # An unfinished run has checkpoints only.
+    for path in (out / "model").iterdir():
+        path.unlink()
+    (unfinished,) = find_sources(str(out), images)
+    assert torch.equal(next(iter(unfinished.load().parameters())), next(iter(whole.parameters())))
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_every_attention_by_name(kind):
+    images = digits(1)
+    results = analyze(find_sources(f"spikformer_4_384:{kind}", images), images)
+    (entry,) = results["attentions"].values()
+    assert entry["label"].endswith("(random weights)")
+    assert not entry["trained"]
+    assert entry["accuracy_mean"] is None
+    assert "Random weights, not trained" in results["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qkformer_4_384", {"dim": 64}),
+        ("sdt_v1_2_512", {"dim": 32}),
+        ("sdt_v2_15m", {"widths": (8, 16, 16, 32), "image_size": 32}),
+        ("sdt_v3_t", {"widths": (8, 16, 16, 32), "image_size": 32}),
+        ("sew_resnet18", {"widths": (8, 8, 8, 8)}),
+        ("ms_resnet18", {"widths": (8, 8, 8, 8)}),
+    ],
+)
+def test_every_host(name, options):
+    model = lrfdyn.create_model(name, time_steps=2, num_classes=3, **options)
+    record = measure(model, [torch.randn(2, 3, 32, 32)])
+    assert ("locality" in record) == ("attention" in model.config)
+    assert record["peak_inference_bytes"] > 0
+    assert record["energy"]["multiply_accumulates"] > 0
+    assert len(record["receptive_field"]["map"]) == 32
+
+
+def test_noise_takes_the_size_of_the_model():
+    images = load_images("random", None, 3, 2, CPU)
+    model = small()
+    assert [list(batch.shape) for batch in images.of(model)] == [[2, 1, 8, 8], [1, 1, 8, 8]]
+    assert torch.equal(images.of(model)[0], images.of(model)[0])
+    assert images.accuracy(model) is None
+
+
+def test_images_are_spread_over_the_test_set():
+    images = digits(10)
+    assert [len(batch) for batch in images.batches] == [4, 4, 2]
+    labels = torch.cat(images.labels)
+    from lrfdyn.data.digits import load_digits
+
+    assert labels[0] == load_digits().test_labels[0]
+    assert labels[-1] == load_digits().test_labels[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing_here"], "model: 'nothing_here' is no folder, no .safetensors file and no model; known models"),
+        (["spikformer_4_384:lrf_dym"], "attention: unknown name 'lrf_dym'; did you mean lrf_dyn"),
+        (["ms_resnet18:ssa"], "model: ms_resnet18 has no attention"),
+        (["spikformer_4_384", "--data", "digit"], "data: unknown name 'digit'; did you mean digits"),
+        (["spikformer_4_384", "--data", "cifar100"], "root: cifar100 needs the folder of its files"),
+        (["spikformer_4_384", "--data", "digits", "--images", "5000"], "images: digits has 360 test images, got 5000"),
+        (["spikformer_4_384", "--images", "0"], "images: expected an integer >= 1, got 0"),
+        (["spikformer_4_384", "--figures", "gif"], "figures: unknown name 'gif'"),
+        (["spikformer_4_384", "--mac-pj", "-1"], "multiply_accumulate_pj: expected a number >= 0, got -1.0"),
+        (["spikformer_4_384", "--device", "tpu"], "device: cannot use 'tpu'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_arguments(arguments, message, capsys, tmp_path):
+    assert main(["analyze", *arguments, "--out", str(tmp_path / "out")]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_images_that_do_not_fit_the_model(tmp_path):
+    model = small(image_size=16)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(LrfdynError, match="data: digits has images of 8 pixels, the model was made for 16"):
+        analyze(find_sources(str(tmp_path), digits()), digits())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LrfdynError, match=r"model: .*empty holds neither config.json"):
+        find_sources(str(tmp_path / "empty"), digits())
+
+
+def test_without_matplotlib(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("lrfdyn.analysis.output.has_matplotlib", lambda: False)
+    assert main(["analyze", "spikformer_4_384", "--out", str(tmp_path / "out")]) == 2
+    assert "pip install 'lrfdyn[analysis]'" in capsys.readouterr().err
+
+
+def test_images_of_files(tmp_path, monkeypatch):
+    from tests.data.make import write_cifar, write_folder
+
+    write_cifar(tmp_path, "cifar100", monkeypatch)
+    images = load_images("cifar100", tmp_path, 5, 2, CPU)
+    assert images.model_options() == {"num_classes": 100, "image_size": 32, "in_channels": 3}
+    assert [list(batch.shape) for batch in images.batches] == [[2, 3, 32, 32], [2, 3, 32, 32], [1, 3, 32, 32]]
+    write_folder(tmp_path / "folder")
+    images = load_images("imagenette", tmp_path / "folder", 3, 8, CPU, image_size=32)
+    assert torch.cat(images.labels).tolist() == [0, 1, 2]  # one of every class, not the first three files
+    assert list(images.batches[0].shape) == [3, 3, 32, 32]

@@ -1,0 +1,123 @@
+"""Theorems 1 and 2: closed forms against sums, and where the inequalities hold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrfdyn.analysis import theory as t
+from lrfdyn.analysis.theorems import TheorySettings, checks, theory_results
+from lrfdyn.cli import main
+from lrfdyn.errors import LrfdynError
+
+tokens = st.integers(1, 300)
+betas = st.floats(1e-4, 3)
+shares = st.floats(0.001, 0.999)
+
+
+@settings(deadline=None, max_examples=60)
+@given(tokens, betas, st.floats(0.05, 50))
+def test_closed_forms_equal_their_sums(n, beta, alpha):
+    vsa, ssa = t.vsa_distribution(n, beta), t.ssa_distribution(n, alpha, beta)
+    assert t.vsa_radius(n, beta) == pytest.approx(t.radius(vsa), abs=1e-8)
+    assert t.vsa_entropy(n, beta) == pytest.approx(t.entropy_of(vsa), abs=1e-9)
+    assert t.ssa_radius(n, alpha, beta) == pytest.approx(t.radius(ssa), abs=1e-8)
+    assert t.ssa_entropy(n, alpha, beta) == pytest.approx(t.entropy_of(ssa), abs=1e-7)
+
+
+def test_the_papers_formulas():
+    n, alpha, beta = 50, 2.0, 0.01
+    r = math.exp(-beta)
+    paper = (n - 1) * (3 * alpha - beta * (2 * n - 1)) / (3 * (2 * alpha - beta * (n - 1)))
+    assert t.ssa_radius(n, alpha, beta) == pytest.approx(paper, rel=1e-14)
+    entropy = math.log((1 - r**n) / (1 - r)) - r / (1 - r) * (1 - n * r ** (n - 1) + (n - 1) * r**n) / (
+        1 - r**n
+    ) * math.log(r)
+    assert t.vsa_entropy(n, beta) == pytest.approx(entropy, rel=1e-12)
+    assert t.vsa_radius(100_000, 0.5) == pytest.approx(t.vsa_radius_limit(0.5), rel=1e-12)
+    assert t.vsa_radius_limit(0.5) == pytest.approx(math.exp(-0.5) / (1 - math.exp(-0.5)), rel=1e-12)
+    assert t.vsa_entropy(100_000, 0.5) == pytest.approx(t.vsa_entropy_limit(0.5), rel=1e-12)
+
+
+def test_uniform_and_triangular_ends():
+    assert t.ssa_entropy(64, 1.0, 0.0) == pytest.approx(math.log(64))
+    assert t.ssa_radius(64, 1.0, 0.0) == pytest.approx(63 / 2)
+    assert t.vsa_radius(64, 0.0) == 63 / 2
+    assert t.vsa_entropy(64, 0.0) == math.log(64)
+    n = 200_000
+    assert t.ssa_entropy(n, 1.0, 1 / (n - 1)) - math.log(n) == pytest.approx(t.triangular_gap(), abs=1e-4)
+
+
+def test_radius_of_ssa_stops_growing_for_fixed_weights():
+    alpha, beta = 1.0, 0.01
+    assert t.ssa_radius(10_000, alpha, beta) == t.ssa_radius(100, alpha, beta) == pytest.approx(33, abs=0.5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(2, 200), betas)
+def test_order_of_theorem_1(n, beta):
+    sure = 1 + beta * (n - 1)
+    assert t.vsa_radius(n, beta) <= t.ssa_radius(n, sure, beta) + 1e-9
+    assert t.vsa_radius(n, beta) >= t.ssa_radius(n, 1.0, beta) - 1e-9  # reversed
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(8, 100), betas, shares, st.sampled_from([[0], [0, 1], [0, 0, 3, 3, 5, 5], [7]]))
+def test_mixture(n, beta, share, distances):
+    p, r = t.ssa_distribution(n, 1.0, beta), t.local_distribution(n, distances)
+    mix = t.mixture(p, r, share)
+    assert t.radius(mix) == pytest.approx(t.lrf_radius(n, 1.0, beta, distances, share), abs=1e-9)
+    assert t.entropy_of(mix) <= t.mixture_bound(p, r, share) + 1e-12
+    # The bound is below H(P) exactly from the threshold on, and the order fails exactly below `failing_share`.
+    threshold, failing = t.proof_threshold(p, r), t.failing_share(p, r)
+    if abs(t.mixture_bound(p, r, share) - t.entropy_of(p)) > 1e-9:
+        assert (t.mixture_bound(p, r, share) <= t.entropy_of(p)) == (share >= threshold)
+    if abs(t.entropy_of(mix) - t.entropy_of(p)) > 1e-9:
+        assert (t.entropy_of(mix) <= t.entropy_of(p)) == (share >= failing)
+
+
+def test_last_inequality_is_false_for_a_dilated_stencil_on_a_sharp_distribution():
+    p = t.ssa_distribution(64, 1.0, 0.5)  # two distances with weight
+    r = t.local_distribution(64, t.stencil_distances((3, 5)))
+    assert t.entropy_of(t.mixture(p, r, 0.2)) > t.entropy_of(p)
+    assert t.cross_entropy(r, p) == math.inf
+    assert not t.order_always_holds(p, r)
+    flat = t.ssa_distribution(64, 1.0, 1 / 63)
+    assert t.order_always_holds(flat, r)
+    assert 0 < t.proof_threshold(flat, r) < 0.2
+
+
+def test_results():
+    results = theory_results(TheorySettings(n=32))
+    assert max(row["difference"] for row in results["checks"]) < 1e-10
+    charts = {chart["id"]: chart for chart in results["charts"]}
+    assert {"radius-tokens", "radius-beta", "radius-lambda", "entropy-tokens", "entropy-beta", "entropy-lambda"} <= set(
+        charts
+    )
+    stencil = np.array(charts["inequality-stencil"]["cells"])
+    assert set(np.unique(stencil)) == {0, 1, 2}
+    assert stencil[0, 0] == 1  # a small share of R on a flat P: true, not proved
+    assert results["notes"][0].count(". ") + 1 == 2  # sentences
+
+
+def test_command(tmp_path, capsys):
+    assert main(["theory", "--out", str(tmp_path), "--tokens", "16", "--figures", "none"]) == 0
+    assert "H of SSA" in capsys.readouterr().out
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert (tmp_path / "tables" / "inequality_stencil.csv").read_text().startswith("β/α,λ,region")
+    assert main(["theory", "--out", str(tmp_path), "--beta", "0"]) == 2
+    assert "beta: expected a positive number" in capsys.readouterr().err
+
+
+def test_bad_input():
+    with pytest.raises(LrfdynError, match=r"distances: expected 0\.\.7"):
+        t.local_distribution(8, [9])
+    with pytest.raises(LrfdynError, match="share: expected a number"):
+        t.mixture(t.vsa_distribution(4, 0.1), t.vsa_distribution(4, 0.1), 2)
+    with pytest.raises(LrfdynError, match="dilations"):
+        TheorySettings(n=8, dilations=(9,))
+    assert len(checks(TheorySettings())) == 5
