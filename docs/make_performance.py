@@ -62,8 +62,8 @@ Every kernel is tested against its definition in float64, in value and every gra
 shapes with every change, and on the GPU (`results/performance/correctness_h200.txt`) on real shapes in float32,
 bfloat16 and float16. Relative errors stay below 1e-5, 6e-3 and 1e-3. A spike may differ only where a potential is
 within rounding of the threshold, at most one in ten thousand; where more than a million neurons stand in front of a
-max pool, the few that flip send their gradient to a neighbour, and the gradient may be off by 5e-3. Whole models on the kernels
-are compared with the plain ones too, and two runs give the same bits.
+max pool, the few that flip send their gradient to a neighbour, and the gradient may be off by 5e-3. Whole models on
+the kernels are compared with the plain ones too, and two runs give the same bits.
 
 ## Where the time goes, and what is missing
 

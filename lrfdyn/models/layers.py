@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -126,7 +127,7 @@ class SpikingConv(ConvBN):
         return bn_lif(y, norm, dynamics, offset=conv.bias, repeats=repeats, residual=residual, pool=pool)
 
     @staticmethod
-    def together(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+    def together(layers: Sequence[Any], x: Tensor) -> tuple[Sequence[Tensor], Tensor]:
         """The spikes of several layers of one input, and the input again, for a shortcut around what follows.
 
         On a GPU, 1x1 convolutions of the same kind are one matrix product, one norm and one neuron, and the gradient of
