@@ -63,7 +63,7 @@ class RowStream:
         device, channels = weight.device, attention.value_dim
         states = len(self.offsets) if buffers == "states" else 1
         self.rows = min(2 * self.reach + 1, self.height) if self.reach else 0
-        held = {"dtype": dtype, "device": device}
+        held: Any = {"dtype": dtype, "device": device}
         bits: Any = {"dtype": torch.uint8, "device": device}
         self.state = torch.zeros(states, frames, channels, weight.shape[1], 2, **held)
         self.potentials = self.tokens = self.queries = None
@@ -242,7 +242,7 @@ class StreamingAttention(nn.Module):
     def __init__(self, attention: LRFDyn, buffers: str = BUFFERS[0]) -> None:
         super().__init__()
         attention.state_terms(buffers=buffers)  # an unknown name is told at once
-        self.attention, self.buffers = attention, buffers
+        self.attention, self.kept_rows = attention, buffers
         self.stream: RowStream | None = None
 
     def _stream(self, x: Tensor) -> RowStream:
@@ -250,7 +250,7 @@ class StreamingAttention(nn.Module):
         kept = self.stream
         if kept is None or kept.shape != (time, batch) or [kept.height, kept.width] != grid:
             self.stream = None  # the old state goes before the new one comes
-            self.stream = RowStream(self.attention, time, batch, (grid[0], grid[1]), self.buffers)
+            self.stream = RowStream(self.attention, time, batch, (grid[0], grid[1]), self.kept_rows)
         assert self.stream is not None
         self.stream.reset()
         return self.stream
