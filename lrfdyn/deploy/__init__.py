@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lrfdyn.deploy.lowmem import LowMemoryModel, compile_for_inference
 from lrfdyn.deploy.streaming import RowStream, StreamingAttention
 
-__all__ = ["RowStream", "StreamingAttention"]
+__all__ = ["LowMemoryModel", "RowStream", "StreamingAttention", "compile_for_inference"]
