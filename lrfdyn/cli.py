@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from lrfdyn.commands import evaluate, models, reproduce, train
+from lrfdyn.commands import evaluate, models, profile, reproduce, train
 from lrfdyn.errors import LrfdynError, unknown_name
 from lrfdyn.version import __version__
 
-COMMANDS = {"reproduce": reproduce, "models": models, "train": train, "evaluate": evaluate}
+COMMANDS = {"reproduce": reproduce, "models": models, "train": train, "evaluate": evaluate, "profile": profile}
 
 
 class Parser(argparse.ArgumentParser):

@@ -6,7 +6,11 @@ rows around it that its convolutions read, and on CPUs only one time step of it:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +28,10 @@ from lrfdyn.models.layers import is_repeated
 
 MIXING = ("parallel", "streaming")
 STEPS = ("sequence", "together")
-# By kind of device. A GPU needs enough work per launch, a CPU tiles that stay in its caches.
-IMAGES = {"cuda": 8, "cpu": 1}
-TILE_MIB = {"cuda": 16.0, "cpu": 13.0}
+# By kind of device: a GPU needs enough work per launch.
+IMAGES = {"cuda": 16, "cpu": 1}
+# A tile may take this part of what its piece takes whole (of the largest piece), but attention stays in one.
+TILE_SHARE = 1 / 8
 WARM_UP = 2
 
 
@@ -59,7 +64,9 @@ class Plan:
 class LowMemoryModel(nn.Module):
     """A folded copy of a model that computes the same logits; made by `compile_for_inference`."""
 
-    def __init__(self, model: SpikingModel, images: int | None, tile_mib: float, steps: str, graph: bool) -> None:
+    def __init__(
+        self, model: SpikingModel, images: int | None, tile_mib: float | None, steps: str, graph: bool
+    ) -> None:
         super().__init__()
         self.model, self.images, self.tile_mib, self.graph = model, images, tile_mib, graph
         self.in_sequence = steps == "sequence"
@@ -67,10 +74,12 @@ class LowMemoryModel(nn.Module):
             step_neurons(model)
         self.chain = pieces(model)
         self.neurons = {
-            piece.name: [m for m in piece.modules() if isinstance(m, SteppedNeuron)]
-            for piece in self.chain
+            piece.name: [m for m in piece.modules() if isinstance(m, SteppedNeuron)] for piece in self.chain
         }
+        # What an observer of memory puts around every piece.
+        self.span: Callable[[str], AbstractContextManager[object]] = nullcontext
         self._arena: Tensor | None = None
+        self._pool: Any = None  # of the graphs, which run one after the other
         self._captured: dict[tuple[torch.Size, torch.dtype], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
 
     def plan(self, images: Tensor) -> Plan:
@@ -79,29 +88,43 @@ class LowMemoryModel(nn.Module):
         at_once = min(batch, self.images or batch)
         time = images.shape[0] if images.dim() == 5 else self.model.time_steps
         _, height, width = images.shape[-3:]
-        planned = []
+        grids = [(height, width)]
         for piece in self.chain:
-            rows, steps = self._cut(piece, time, height, width, images.dtype.itemsize)
-            height, width = -(-height // piece.stride), -(-width // piece.stride)
-            out = MapShape(piece.holds, time, at_once, piece.channels, height, width, images.dtype)
-            tiles = -(-height // rows)
-            planned.append(PlannedPiece(piece, out, -(-height // tiles), steps))
+            grids.append((-(-grids[-1][0] // piece.stride), -(-grids[-1][1] // piece.stride)))
+        tile = self._tile_bytes(time, grids, images.dtype.itemsize)
+        planned = []
+        for piece, grid, out_grid in zip(self.chain, grids, grids[1:], strict=False):
+            rows, steps = self._cut(piece, time, grid, tile // images.dtype.itemsize)
+            out = MapShape(piece.holds, time, at_once, piece.channels, *out_grid, images.dtype)
+            tiles = -(-out.height // rows)
+            planned.append(PlannedPiece(piece, out, -(-out.height // tiles), steps))
         return Plan(at_once, tuple(planned))
 
-    def _cut(self, piece: Piece, time: int, height: int, width: int, itemsize: int) -> tuple[int, int]:
-        """Output rows and time steps at a time that stay within a tile's bytes."""
+    def _tile_bytes(self, time: int, grids: Sequence[tuple[int, int]], itemsize: int) -> int:
+        if self.tile_mib is not None:
+            return int(self.tile_mib * 2**20)
+        whole = {
+            piece: piece.numbers_per_pixel(time) * height * width * itemsize
+            for piece, (height, width) in zip(self.chain, grids, strict=False)
+        }
+        untiled = max((size for piece, size in whole.items() if not piece.tiled), default=0)
+        return max(int(TILE_SHARE * max(whole.values())), untiled)
+
+    def _cut(self, piece: Piece, time: int, grid: tuple[int, int], numbers: int) -> tuple[int, int]:
+        """Output rows and time steps at a time that stay within `numbers`."""
+        height, width = grid
 
         def fitting(steps: int) -> int:
-            return int(self.tile_mib * 2**20 / (piece.numbers_per_pixel(steps) * width * itemsize))
+            return numbers // (piece.numbers_per_pixel(steps) * width)
 
         in_turn = self.in_sequence and not any(isinstance(m, StreamingAttention) for m in piece.modules())
         # Fewer steps at a time cost nothing but calls; tiles of rows cost their halo. The other way round without one.
         choices = [n for n in range(time, 0, -1) if time % n == 0] if in_turn else [time]
         fit = next((n for n in choices if fitting(n) >= height), choices[-1])
-        if piece.tiled and not piece.halo:
-            fit = time
         if not piece.tiled:
             return height, fit
+        if not piece.halo:
+            fit = time
         rows = min(fitting(fit), height)
         return max(rows - 2 * piece.halo if rows < height else rows, piece.stride) // piece.stride, fit
 
@@ -112,12 +135,22 @@ class LowMemoryModel(nn.Module):
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
-        require(images.dim() in (4, 5), f"images: expected [B, C, H, W] or [T, B, C, H, W], got {list(images.shape)}")
-        plan = self.plan(images)
-        axis = images.dim() - 4
-        chunks = images.split(plan.images, axis)
-        logits = [self._chunk(chunk).clone() for chunk in chunks]
+        logits = [self._chunk(chunk).clone() for chunk in self._split(images)]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    @torch.inference_mode()
+    def forward_features(self, images: Tensor) -> Tensor:
+        """The last feature map, `[T, B, C, H, W]`."""
+        return torch.cat([self._whole(chunk) for chunk in self._split(images)], 1)
+
+    def _whole(self, images: Tensor) -> Tensor:
+        features = self._features(images)
+        return features.load(0, features.shape.height).clone()
+
+    def _split(self, images: Tensor) -> tuple[Tensor, ...]:
+        require(images.dim() in (4, 5), f"images: expected [B, C, H, W] or [T, B, C, H, W], got {list(images.shape)}")
+        require(0 not in images.shape, f"images: expected no empty dimension, got {list(images.shape)}")
+        return images.split(self.images or images.shape[-4], images.dim() - 4)
 
     def _chunk(self, images: Tensor) -> Tensor:
         if not (self.graph and images.is_cuda):
@@ -132,35 +165,42 @@ class LowMemoryModel(nn.Module):
 
     def _capture(self, images: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
         given = images.clone()
-        stream = torch.cuda.Stream(images.device)
-        stream.wait_stream(torch.cuda.current_stream(images.device))
+        stream, current = _capture_stream(images.device), torch.cuda.current_stream(images.device)
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):  # kernels are compiled and chosen outside the graph
                 self._run(given)
-        torch.cuda.current_stream(images.device).wait_stream(stream)
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
             logits = self._run(given)
         return graph, given, logits
 
     def _run(self, images: Tensor) -> Tensor:
         """Logits of images that go through the network together."""
+        features = self._features(images)
+        stepped = [m for m in self.modules() if isinstance(m, SteppedNeuron)]  # the head may have one
+        self._rest(*stepped)
+        logits = self.model.forward_head(features.load(0, features.shape.height))
+        self._rest(*stepped)
+        return logits
+
+    def _features(self, images: Tensor) -> Map:
         x = self.model.to_time_major(images)
         plan = self.plan(images)
         if self._arena is None or self._arena.numel() < plan.map_bytes or self._arena.device != images.device:
-            require(not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing(), "arena: not planned")
+            self._captured.clear()  # graphs hold on to the buffer that they were captured with
             self._arena = None
             self._arena = torch.empty(plan.map_bytes, dtype=torch.uint8, device=images.device)
         maps = lay_out([planned.out for planned in plan.pieces], self._arena)
         source: Tensor | Map = x
         for planned, out in zip(plan.pieces, maps, strict=True):
-            for first in range(0, planned.out.height, planned.rows):
-                self._tile(planned, source, out, first, min(first + planned.rows, planned.out.height))
+            with self.span(planned.piece.name):
+                for first in range(0, planned.out.height, planned.rows):
+                    self._tile(planned, source, out, first, min(first + planned.rows, planned.out.height))
             source = out
-        self._rest(*(m for m in self.modules() if isinstance(m, SteppedNeuron)))
-        logits = self.model.forward_head(maps[-1].load(0, maps[-1].shape.height))
-        self._rest(*(m for m in self.modules() if isinstance(m, SteppedNeuron)))
-        return logits
+        return maps[-1]
 
     def _tile(self, planned: PlannedPiece, source: Tensor | Map, out: Map, first: int, last: int) -> None:
         """Output rows `first` to `last`. Rows that lack their neighbours are computed too, and left out."""
@@ -190,7 +230,13 @@ class LowMemoryModel(nn.Module):
             neuron.rest()
 
     def extra_repr(self) -> str:
-        return f"images={self.images}, tile_mib={self.tile_mib:g}, steps={STEPS[not self.in_sequence]!r}"
+        return f"images={self.images}, tile_mib={self.tile_mib}, steps={STEPS[not self.in_sequence]!r}"
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all captures: libraries keep a workspace for every stream that they have seen."""
+    return torch.cuda.Stream(device)
 
 
 def _repeat(currents: Tensor, steps: int) -> Tensor:
@@ -209,18 +255,21 @@ def compile_for_inference(
 ) -> LowMemoryModel:
     """A copy of `model` (in evaluation mode) that needs a fraction of its memory: `compiled(images)` are its logits.
 
-    Batch norms are folded. `images_at_once` images pass the network together (default: 1 on a CPU, 8 on a GPU), in
-    tiles of rows of about `tile_mib` MiB an image (8 and 16), and the time steps in "sequence" (CPU) or "together"
-    (GPU, where kernels hold them in registers). `mixing="streaming"` runs LRF-Dyn row by row in k d numbers plus
-    `buffers` (see `deploy.streaming`). On a GPU every shape of input is captured as a CUDA graph, unless `graph` is off.
+    Batch norms are folded. `images_at_once` images pass the network together (default: 1 on a CPU, 16 on a GPU), in
+    tiles of rows of about `tile_mib` MiB an image (default: an eighth of what the largest piece takes whole), and the
+    time steps in "sequence" (CPU) or "together" (GPU, where kernels hold them in registers). `mixing="streaming"` runs
+    LRF-Dyn row by row in k d numbers plus `buffers` (see `deploy.streaming`). On a GPU every shape of input becomes a
+    CUDA graph, unless `graph` is off.
     """
     require(isinstance(model, SpikingModel), f"model: expected a model of this package, got {type(model).__name__}")
     device = next(model.parameters()).device.type
     kind = "cuda" if device == "cuda" else "cpu"
     images = IMAGES[kind] if images_at_once is None else images_at_once
     require_integer("images_at_once", images, 1)
-    tile = TILE_MIB[kind] if tile_mib is None else tile_mib
-    require(isinstance(tile, (int, float)) and tile > 0, f"tile_mib: expected a positive number, got {tile!r}")
+    require(
+        tile_mib is None or (isinstance(tile_mib, (int, float)) and tile_mib > 0),
+        f"tile_mib: expected a positive number, got {tile_mib!r}",
+    )
     steps = STEPS[kind == "cuda"] if steps is None else steps
     for name, value, known in (("steps", steps, STEPS), ("mixing", mixing, MIXING), ("buffers", buffers, BUFFERS)):
         if value not in known:
@@ -238,4 +287,4 @@ def compile_for_inference(
         not batch_is_time or steps == "together",
         "steps: a model with legacy_neuron_axis=True needs steps='together' (its neurons run over the batch)",
     )
-    return LowMemoryModel(folded, None if batch_is_time else images, float(tile), steps, graph).eval()
+    return LowMemoryModel(folded, None if batch_is_time else images, tile_mib, steps, graph).eval()

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lrfdyn.attention import Attention
+from lrfdyn.deploy.stepping import SteppedNeuron
 from lrfdyn.deploy.streaming import StreamingAttention, row_halo
 from lrfdyn.models.base import SpikingModel
-from lrfdyn.models.layers import ConvBN, MembraneBlock, SpikingConv, max_pool
+from lrfdyn.models.layers import ConvBN, MembraneBlock, SpikingConv
 from lrfdyn.models.metaformer import ConvBlock, MetaFormer
 from lrfdyn.models.qkformer import PooledConv, QKFormer
 from lrfdyn.models.sdt_v1 import SDTV1
@@ -69,10 +72,10 @@ def pieces(model: SpikingModel) -> list[Piece]:
     return [Piece("features", features, (model,), model.num_features, "numbers", stride=stride, tiled=False)]
 
 
-def _stem(stem: nn.Module) -> Iterator[Piece]:
+def _stem(stem: Any) -> Iterator[Piece]:
     """Spikformer's and SDT-V1's."""
-    stages, rpe = list(stem.stages), stem.rpe  # type: ignore[arg-type]
-    for i, (stage, pool) in enumerate(zip(stages, stem.pooling, strict=True)):  # type: ignore[arg-type]
+    stages, rpe = list(stem.stages), stem.rpe
+    for i, (stage, pool) in enumerate(zip(stages, stem.pooling, strict=True)):
         spiking = isinstance(stage, SpikingConv)
         halo, stride = (2, 2) if pool else (1, 1)
         fire = _fire_and_pool(stage, pool) if spiking else None
@@ -81,17 +84,33 @@ def _stem(stem: nn.Module) -> Iterator[Piece]:
             "bits" if spiking else "numbers", halo, stride, static=_split(stage, fire),
         )  # fmt: skip
     spiking = isinstance(rpe, SpikingConv)
-    yield Piece("stem.rpe", _add(rpe), (rpe,), rpe.conv.out_channels, "integers" if spiking else "numbers", halo=1)  # type: ignore[union-attr, arg-type]
+    yield Piece("stem.rpe", _add(rpe), (rpe,), rpe.conv.out_channels, "integers" if spiking else "numbers", halo=1)
 
 
 def _conv_and_pool(stage: nn.Module, pool: bool) -> Run:
     if isinstance(stage, SpikingConv):
+        if isinstance(stage.neuron, SteppedNeuron):
+            fire = _fire_and_pool(stage, pool)
+            return lambda x: fire(ConvBN.forward(stage, x))
         return lambda x: stage(x, pool=pool)  # one operation on a GPU
-    return lambda x: max_pool(stage(x)) if pool else stage(x)
+    return lambda x: lean_max_pool(stage(x)) if pool else stage(x)
 
 
 def _fire_and_pool(stage: SpikingConv, pool: bool) -> Run:
-    return lambda x: max_pool(stage.neuron(x)) if pool else stage.neuron(x)
+    return lambda x: lean_max_pool(stage.neuron(x)) if pool else stage.neuron(x)
+
+
+def lean_max_pool(x: Tensor) -> Tensor:
+    """`layers.max_pool` of rows, then of columns: without the indices of the maxima, which take twice the output."""
+    for axis in (3, 4):
+        size = x.shape[axis]
+        even, odd = (x.movedim(axis, 0)[first::2] for first in (0, 1))
+        out = even.clone()
+        torch.maximum(out[: size // 2], odd, out=out[: size // 2])
+        later = odd[: len(out) - 1]
+        torch.maximum(out[1:], later, out=out[1:])
+        x = out.movedim(0, axis)
+    return x
 
 
 def _split(stage: ConvBN, fire: Run | None) -> tuple[Run, Run] | None:
@@ -110,52 +129,52 @@ def _blocks(name: str, blocks: Iterable[nn.Module]) -> Iterator[Piece]:
         yield from _block(f"{name}.{i}", block)
 
 
-def _block(name: str, block: nn.Module) -> Iterator[Piece]:
+def _block(name: str, block: Any) -> Iterator[Piece]:
     """Attention and MLP, of spikes (Spikformer, QKFormer) or of potentials (the others)."""
     attn, mlp = block.attn, block.mlp
-    width = mlp.fc2.conv.out_channels  # type: ignore[union-attr]
+    width = mlp.fc2.conv.out_channels
     mixes = isinstance(attn, (Attention, StreamingAttention))  # token attention does not
     if isinstance(block, MembraneBlock):
         neuron = block.neuron
         if hasattr(block, "separable"):
-            separable: nn.Module = block.separable
-            yield Piece(
-                f"{name}.separable", _add(separable), (separable,), width, "numbers", halo=row_halo(separable)
-            )
+            separable: Any = block.separable
+            yield Piece(f"{name}.separable", _add(separable), (separable,), width, "numbers", halo=row_halo(separable))
         yield Piece(
             f"{name}.attn", lambda x: x + attn(neuron(x)), (neuron, attn), width, "numbers",
             tiled=not mixes,
         )  # fmt: skip
         yield Piece(f"{name}.mlp", lambda x: x + mlp(x), (mlp,), width, "numbers")
         return
-    yield Piece(f"{name}.attn", lambda x: attn(x, residual=x), (attn,), width, "integers", tiled=not mixes)  # type: ignore[operator, arg-type]
-    yield Piece(f"{name}.mlp", lambda x: mlp(x, residual=x), (mlp,), width, "integers")  # type: ignore[operator, arg-type]
+    yield Piece(f"{name}.attn", lambda x: attn(x, residual=x), (attn,), width, "integers", tiled=not mixes)
+    yield Piece(f"{name}.mlp", lambda x: mlp(x, residual=x), (mlp,), width, "integers")
 
 
 def _qkformer(model: QKFormer) -> Iterator[Piece]:
     stem = model.stem
     halo, stride = (2, 2) if stem.pool else (1, 1)
     fire = stem.neuron
-    static = (lambda x: max_pool(ConvBN.forward(stem, x)) if stem.pool else ConvBN.forward(stem, x), fire)
+    static = (lambda x: lean_max_pool(ConvBN.forward(stem, x)) if stem.pool else ConvBN.forward(stem, x), fire)
     yield Piece("stem", stem, (stem,), stem.conv.out_channels, "bits", halo, stride, static=static)
-    for i, stage in enumerate(model.stages):
+    stages: Any = model.stages
+    for i, stage in enumerate(stages):
         embedding = stage.embedding
         halo, stride = 0, 1
-        convs: list[PooledConv] = list(embedding.convs)  # type: ignore[union-attr, arg-type]
+        convs: list[PooledConv] = list(embedding.convs)
         for conv in convs:
             halo += stride * (2 if conv.pool else 1)
             stride *= 2 if conv.pool else 1
         width = convs[-1].conv.out_channels
-        yield Piece(f"stages.{i}.embedding", embedding, (embedding,), width, "integers", halo, stride)  # type: ignore[arg-type]
-        yield from _blocks(f"stages.{i}.blocks", stage.blocks)  # type: ignore[arg-type]
+        yield Piece(f"stages.{i}.embedding", embedding, (embedding,), width, "integers", halo, stride)
+        yield from _blocks(f"stages.{i}.blocks", stage.blocks)
 
 
 def _metaformer(model: MetaFormer) -> Iterator[Piece]:
-    for i, stage in enumerate(model.stages):
-        down: ConvBN = stage.down  # type: ignore[assignment]
+    stages: Any = model.stages
+    for i, stage in enumerate(stages):
+        down: ConvBN = stage.down
         width, stride = down.conv.out_channels, int(down.conv.stride[0])
         yield Piece(f"stages.{i}.down", down, (down,), width, "numbers", row_halo(down), stride)
-        for j, block in enumerate(stage.blocks):  # type: ignore[arg-type]
+        for j, block in enumerate(stage.blocks):
             name = f"stages.{i}.blocks.{j}"
             if isinstance(block, ConvBlock):
                 yield from _conv_block(name, block, width)
