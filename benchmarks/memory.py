@@ -4,8 +4,9 @@ run. The reference is the first row of a batch, official-style eager SSA.
     python benchmarks/memory.py --json results/performance/memory_h200.json
 
 On a CPU every row is a process of its own, so that its resident set is its own. Peaks are those of the allocator and
-leave out weights and input images; `resident_mib` is the growth of the resident set in one call. `cpu_ms` is processor
-time, which other processes on the machine disturb less than `latency_ms`, the fastest call.
+leave out weights and input images; `resident_mib` is the growth of the resident set in one call. Small batches are then
+timed in turn, call by call, in one process. `cpu_ms` is processor time, which other processes on the machine disturb
+less than `latency_ms`, the fastest call.
 """
 
 from __future__ import annotations
@@ -136,6 +137,25 @@ class Timed:
             self.cpu.append((time.process_time() - cpu) * 1e3)
 
 
+def time_in_turn(records: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    """On a shared machine: the rows of a batch call by call in turn, so that all meet the same disturbances."""
+    timed = []
+    for record in records:
+        model = build_model(record["implementation"], record["attention"], arguments)
+        assert model is not None
+        network = network_for(record["implementation"], model.eval(), arguments)
+        timed.append(Timed(network, torch.randn(record["batch"], 3, *[record["image_size"]] * 2)))
+    for i in range(1 + arguments.repeats):
+        for record, call in zip(records, timed, strict=True):
+            plain = record["implementation"] in ("spikingjelly", "eager")
+            with torch.inference_mode(), plain_operations() if plain else nullcontext():
+                call()
+                if i == 0:
+                    call.forget()  # the first warms up
+    for record, call in zip(records, timed, strict=True):
+        record |= {"latency_ms": min(call.wall), "latency_calls_ms": call.wall, "cpu_ms": min(call.cpu)}
+
+
 def in_own_process(implementation: str, attention: str, batch: int) -> dict[str, Any] | None:
     command = [sys.executable, __file__, *sys.argv[1:], "--row", implementation, attention, str(batch)]
     # As few arenas of the allocator as can be: what they keep is no memory of the network.
@@ -174,6 +194,8 @@ def main() -> None:
         records = json.loads(Path(arguments.json).read_text())
     for batch in arguments.batches:
         for implementation, attention in (row for row in ROWS if ":".join(row) in wanted):
+            if implementation == "streaming" and batch > 1 and arguments.device == "cuda" and not arguments.only:
+                continue  # for one image at a time: thousands of small launches
             common.free_memory()
             try:
                 if arguments.device == "cpu":
@@ -195,6 +217,9 @@ def main() -> None:
                 f"({record['of_reference']:.1%}), {record['latency_ms']:,.1f} ms",
                 flush=True,
             )
+            common.write(records, arguments.json)
+        if arguments.device == "cpu" and batch < arguments.single_call_from:
+            time_in_turn([r for r in records if r["batch"] == batch], arguments)
             common.write(records, arguments.json)
     print(common.table(records, COLUMNS))
 

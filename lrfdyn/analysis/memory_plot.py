@@ -9,8 +9,8 @@ from typing import Any
 from lrfdyn.errors import LrfdynError
 
 INK, GRID = "#333333", "#dddddd"
-COLORS = {"eager": "#9aa5b1", "low-memory": "#1f6f8b", "spikingjelly": "#c9b458"}
-TERM_COLORS = ("#1f6f8b", "#7fb7be", "#d3a03d", "#9b6a9c")
+COLORS = {"spikingjelly": "#c9b458", "eager": "#9aa5b1", "low-memory": "#1f6f8b", "streaming": "#5aa897"}
+TERM_COLORS = ("#1f6f8b", "#7fb7be", "#c7dfe0", "#b0713f", "#e3b98a", "#f1dcc3")
 
 
 def pyplot() -> Any:
@@ -29,7 +29,8 @@ def _plain(axes: Any, title: str, label: str) -> None:
     axes.set_ylabel(label, fontsize=9, color=INK)
     axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.tick_params(labelsize=8, colors=INK, length=0)
+    axes.tick_params(axis="y", labelsize=8, colors=INK, length=0)
+    axes.tick_params(axis="x", colors=INK, length=0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
 
@@ -39,7 +40,11 @@ def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dic
     group is a panel."""
     plt = pyplot()
     groups = list(dict.fromkeys(record["group"] for record in peaks))
-    figure, panels = plt.subplots(1, 1 + len(groups), figsize=(4.2 * (1 + len(groups)), 3.4), squeeze=False)
+    most = max((sum(r["group"] == group for r in peaks) for group in groups), default=1)
+    widths = [3.6, *[0.9 * most + 0.9] * len(groups)]
+    figure, panels = plt.subplots(
+        1, len(widths), figsize=(sum(widths), 3.6), squeeze=False, gridspec_kw={"width_ratios": widths}
+    )
     first, *others = panels[0]
     names = list(dict.fromkeys(term["name"] for terms in states.values() for term in terms))
     bottom = [0.0] * len(states)
@@ -50,19 +55,19 @@ def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dic
         bottom = [a + b for a, b in zip(bottom, sizes, strict=True)]
     for i, total in enumerate(bottom):
         first.text(i, total, f"{total:,.0f}", ha="center", va="bottom", fontsize=8, color=INK)
-    _plain(first, "State of one attention layer, derived", "KiB per image and time step")
+    _plain(first, "State of one layer, derived", "KiB per image and time step")
     first.legend(fontsize=7, frameon=False)
     for axes, group in zip(others, groups, strict=True):
         rows = [record for record in peaks if record["group"] == group]
-        bars = axes.bar(
-            range(len(rows)), [r["mib"] for r in rows], width=0.6, color=[COLORS[r["implementation"]] for r in rows]
-        )
-        axes.bar_label(bars, [f"{r['mib']:,.0f}" if r["mib"] >= 10 else f"{r['mib']:.1f}" for r in rows], fontsize=8)
-        axes.set_xticks(range(len(rows)), [f"{r['label']}\n{r['implementation']}" for r in rows])
-        axes.set_yscale("log")
-        _plain(axes, f"Peak of inference, {group}", "MiB (log scale)")
+        sizes, colors = [r["mib"] for r in rows], [COLORS[r["implementation"]] for r in rows]
+        bars = axes.bar(range(len(rows)), sizes, width=0.6, color=colors)
+        axes.bar_label(bars, [f"{size:,.0f}" if size >= 10 else f"{size:.1f}" for size in sizes], fontsize=8, color=INK)
+        names = [f"{r['label']}\n{r['implementation']}" for r in rows]
+        axes.set_xticks(range(len(rows)), names)
+        axes.tick_params(axis="x", labelsize=7)
+        _plain(axes, f"Peak of inference, {group}", "MiB")
     for axes in panels[0]:
-        axes.margins(y=0.12)
+        axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -38,13 +38,17 @@ def latency_ms(run: Callable[[], object], device: torch.device, repeats: int) ->
 def held_state_bytes(model: SpikingModel, buffers: str = BUFFERS[0]) -> int | None:
     """Bytes that the largest streaming LRF-Dyn layer really allocates for one image and time step."""
     layers = [m for m in model.modules() if isinstance(m, LRFDyn)]
-    device = next(model.parameters()).device
+    return max((_allocated_by(layer, buffers) for layer in layers), default=None)
+
+
+def _allocated_by(layer: LRFDyn, buffers: str) -> int:
+    device = layer.dendrites.weight.device
     made: list[RowStream] = []
-    sizes = []
-    for layer in layers:
-        sizes.append(peak_allocation(lambda layer=layer: made.append(RowStream(layer, buffers=buffers)), device))  # type: ignore[misc]
-        made.clear()
-    return max(sizes, default=None)
+    if device.type == "cuda":  # as asked for: the allocator rounds every tensor up to 512 bytes
+        before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+        made.append(RowStream(layer, buffers=buffers))
+        return torch.cuda.memory_stats(device)["requested_bytes.all.current"] - before
+    return peak_allocation(lambda: made.append(RowStream(layer, buffers=buffers)), device)
 
 
 def profile_model(

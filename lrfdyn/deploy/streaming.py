@@ -197,7 +197,7 @@ class RowStream:
         decay, frequency, weight = self.attention.dendrites.modes(self.width)
         if use_triton(u, decay, frequency, weight, state):
             soma, after = dendrite(
-                u, decay, frequency, weight, initial_state=state.contiguous(), output_final_state=True
+                u.contiguous(), decay, frequency, weight, initial_state=state.contiguous(), output_final_state=True
             )
             assert after is not None
             state.copy_(after)
