@@ -31,7 +31,9 @@ def pack(spikes: Tensor, out: Tensor | None = None) -> Tensor:
     fires = (spikes != 0).contiguous()
     if channels % 8:
         fires = torch.nn.functional.pad(fires, (0, -channels % 8))
-    packed = fires.view(torch.int64).mul(GATHER).bitwise_right_shift_(56).to(torch.uint8)
+    # Flat first: strides of dimensions of size 1 are anything, and a view of other elements minds them.
+    eights = fires.flatten().view(torch.int64).view(*fires.shape[:-1], -1)
+    packed = eights.mul(GATHER).bitwise_right_shift_(56).to(torch.uint8)
     return packed if out is None else out.copy_(packed)
 
 

@@ -132,6 +132,8 @@ def test_bits(channels):
     assert packed.shape == (3, 5, -(-channels // 8))
     assert packed.dtype == torch.uint8
     assert torch.equal(unpack(packed, channels, torch.float32), spikes)
+    for other in (spikes.transpose(0, 1), spikes[:1, :1].mT.contiguous().mT, spikes[:, ::2]):
+        assert torch.equal(unpack(pack(other), channels, torch.float32), other)
     codes = torch.randint(0, 17, (3, 5, channels)).double()
     planes = torch.zeros(5, 3, 5, -(-channels // 8), dtype=torch.uint8)
     pack_codes(codes, planes)
