@@ -87,13 +87,12 @@ def measure(implementation: str, attention: str, batch: int, arguments: argparse
             network()(images[:1])
         timed = Timed(network(), images)
         if device.type == "cpu":
-            peaks: list[int] = []
-            # One call for everything where calls are long; else the resident set without the profiler's own memory.
-            resident = resident_growth(lambda: peaks.append(peak_allocation(timed, device)) if long else timed())
-            if not long:
-                timed.network = network()
-                peaks.append(peak_allocation(timed, device))
-            peak = peaks[0]
+            # Two calls: the profiler that sees allocations keeps its own records, which must not count as resident.
+            resident = resident_growth(timed)
+            wall, cpu = list(timed.wall), list(timed.cpu)
+            timed.network = network()
+            peak = peak_allocation(timed, device)
+            timed.wall, timed.cpu = wall, cpu
         else:
             resident, peak = None, peak_allocation(timed, device)
         if not long:
@@ -176,7 +175,7 @@ def main() -> None:
     parser.add_argument("--images-at-once", type=int)
     parser.add_argument("--tile-mib", type=float)
     parser.add_argument("--image-size", type=int, help="smaller, for a trial of this script")
-    parser.add_argument("--single-call-from", type=int, default=16, help="CPU: batches measured in one call")
+    parser.add_argument("--single-call-from", type=int, default=16, help="CPU: batches that are timed in one call")
     parser.add_argument("--note", help="kept with every record")
     parser.add_argument(
         "--append", action="store_true", help="add to the records of the file; one run is one file else"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,9 @@ exact as they are ([performance.md](performance.md)).
 
 ## Measured
 
-{model}, 224 x 224, T = 4, float32, random weights. Peaks are of the allocator and leave out weights and input images.
-The reference is official-style eager SSA, SpikingJelly's network with its own neuron; `eager` is our plain model in
-evaluation mode.
+{model}, 224 x 224, T = 4, float32, random weights. Peaks are of the allocator and leave out weights and input
+images. The reference is official-style eager SSA, SpikingJelly's network with its own neuron; `eager` is our plain
+model in evaluation mode. The paper reports 49.4 % less memory, which is 50.6 % of the reference.
 
 {tables}
 ## `lrfdyn profile`
@@ -150,7 +151,11 @@ def table(name: str) -> str:
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     notes = list(dict.fromkeys(r["note"] for r in rows if r["note"]))
-    lines += ["", *(f"{note[0].upper()}{note[1:]}." for note in notes[-1:]), ""]  # the last says all of the first
+    parts = dict.fromkeys(part for note in notes for part in note.split("; "))
+    if parts:
+        text = "; ".join(parts)
+        lines += ["", *textwrap.wrap(f"{text[0].upper()}{text[1:]}.", 120)]
+    lines.append("")
     return "\n".join(lines)
 
 
@@ -168,7 +173,6 @@ def draw() -> None:
         }
         for name, where in FILES.items()
         for r in records(name)
-        if r["batch"] == max(other["batch"] for other in records(name))
     ]
     plot_memory(states, rows, FIGURE)
 

@@ -30,7 +30,7 @@ def _plain(axes: Any, title: str, label: str) -> None:
     axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", labelsize=8, colors=INK, length=0)
-    axes.tick_params(axis="x", colors=INK, length=0)
+    axes.tick_params(axis="x", labelsize=7, colors=INK, length=0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
 
@@ -40,8 +40,7 @@ def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dic
     group is a panel."""
     plt = pyplot()
     groups = list(dict.fromkeys(record["group"] for record in peaks))
-    most = max((sum(r["group"] == group for r in peaks) for group in groups), default=1)
-    widths = [3.6, *[0.9 * most + 0.9] * len(groups)]
+    widths = [3.8, *(max(0.8 * sum(r["group"] == group for r in peaks) + 0.9, 3.4) for group in groups)]
     figure, panels = plt.subplots(
         1, len(widths), figsize=(sum(widths), 3.6), squeeze=False, gridspec_kw={"width_ratios": widths}
     )
@@ -64,7 +63,6 @@ def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dic
         axes.bar_label(bars, [f"{size:,.0f}" if size >= 10 else f"{size:.1f}" for size in sizes], fontsize=8, color=INK)
         names = [f"{r['label']}\n{r['implementation']}" for r in rows]
         axes.set_xticks(range(len(rows)), names)
-        axes.tick_params(axis="x", labelsize=7)
         _plain(axes, f"Peak of inference, {group}", "MiB")
     for axes in panels[0]:
         axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
