@@ -90,7 +90,8 @@ exact as they are ([performance.md](performance.md)).
 
 {model}, 224 x 224, T = 4, float32, random weights. Peaks are of the allocator and leave out weights and input
 images. The reference is official-style eager SSA, SpikingJelly's network with its own neuron; `eager` is our plain
-model in evaluation mode. The paper reports 49.4 % less memory, which is 50.6 % of the reference.
+model in evaluation mode. The paper reports 49.4 % less memory, which is 50.6 % of the reference. The saving comes from
+how maps are held: it is the same with SSA, whose state of one layer is small beside a feature map of the stem.
 
 {tables}
 ## `lrfdyn profile`
