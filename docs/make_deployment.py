@@ -34,10 +34,10 @@ feature maps of everything else, which are far larger. `lrfdyn.deploy` lowers bo
 from lrfdyn.deploy import RowStream, StreamingAttention
 
 stream = RowStream(model.blocks[0].attn.eval(), time_steps=4, batch=1)  # all of its state is allocated here
-stream.nbytes                                                          # as large as state_terms() derives
-for row in rows:                       # spikes of v (or q, k and v), [T, B, C, W] each
-    currents = stream.push(*row)       # normalised currents of the row that is complete now, or None
-for currents in stream.drain():        # the last rows, which waited for rows below the image
+stream.nbytes  # as large as state_terms() derives
+for row in rows:  # spikes of v (or q, k and v), [T, B, C, W] each
+    currents = stream.push(*row)  # normalised currents of the row that is complete now, or None
+for currents in stream.drain():  # the last rows, which waited for rows below the image
     ...
 layer = StreamingAttention(model.blocks[0].attn)  # the same as a layer: forward(x), rows one after the other
 ```
@@ -62,8 +62,8 @@ three forms equal the parallel form (float64 to 1e-9, float32 to 1e-5), for both
 from lrfdyn.deploy import compile_for_inference
 
 compiled = compile_for_inference(model.eval())  # a copy; batch norms are folded into weights
-logits = compiled(images)                       # any batch
-compiled.plan(images).map_bytes                 # the buffer of all maps between layers
+logits = compiled(images)  # any batch
+compiled.plan(images).map_bytes  # the buffer of all maps between layers
 ```
 
 The peak of a plain forward pass lies in the stem, where a 224 x 224 image has 64 channels, T time steps and several
