@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from lrfdyn.commands import analyze, evaluate, figure_segmentation, models, reproduce, theory, train
+from lrfdyn.commands import analyze, evaluate, figure_segmentation, models, profile, reproduce, theory, train
 from lrfdyn.errors import LrfdynError, unknown_name
 from lrfdyn.version import __version__
 
@@ -19,6 +19,7 @@ COMMANDS = {
     "figure-segmentation": figure_segmentation,
     "analyze": analyze,
     "theory": theory,
+    "profile": profile,
 }
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lrfdyn.attention.base import StateTerm
 from lrfdyn.errors import require, require_integers
 from lrfdyn.ops.lrf import lrf
 
@@ -45,14 +44,9 @@ class LocalReceptiveFields(nn.Module):
         impulses = impulses.reshape(n, 1, height, width).expand(-1, self.weight.shape[1], -1, -1)
         return lrf(impulses, self.weight, self.dilations).flatten(2).permute(1, 2, 0)
 
-    def state_terms(self, grid: tuple[int, int], bits: int) -> list[StateTerm]:
-        """The rows that the stencils still reach when the grid arrives row by row."""
-        if not self.dilations:
-            return []
-        height, width = grid
-        rows = min(2 * max(self.dilations) + 1, height)
-        formula = f"{rows} rows of W d"
-        return [StateTerm("line buffers", formula, rows * width * self.weight.shape[1], bits)]
+    def reach(self, height: int) -> int:
+        """How many rows below a token the stencils read on a grid of `height` rows: 0 without stencils."""
+        return max((d for d in self.dilations if d < height), default=0)
 
     def extra_repr(self) -> str:
         return f"channels={self.weight.shape[1]}, dilations={self.dilations}"

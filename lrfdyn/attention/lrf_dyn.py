@@ -23,6 +23,8 @@ from lrfdyn.ops.dendrite import dendrite, initial_dendrites, mode_kernel, paired
 from lrfdyn.ops.dispatch import use_triton
 
 TOKENS = ("value", "qkv")
+# What streaming holds of the rows that the stencils still reach, the least first.
+BUFFERS = ("spikes", "states", "potentials")
 
 
 class Dendrites(nn.Module):
@@ -115,13 +117,39 @@ class LRFDyn(Attention):
         mixing = (toeplitz + self.lrf.matrix(grid) @ toeplitz).abs().mean(0)
         return mixing.expand(x.shape[0] * x.shape[1], -1, -1)
 
-    def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
-        modes = self.dendrites.weight.shape[1]
-        state = StateTerm("dendrites", "k d", 2 * modes * self.value_dim, 32)
-        terms = [state, *self.lrf.state_terms(grid or self.grid, bits=32)]
-        if self.token == "qkv" and self.lrf.dilations:
+    def state_terms(self, grid: tuple[int, int] | None = None, buffers: str = BUFFERS[0]) -> list[StateTerm]:
+        """With the rows that the stencils reach held as `buffers` says (see `deploy.streaming`)."""
+        if buffers not in BUFFERS:
+            raise unknown_name("buffers", buffers, BUFFERS)
+        height, width = grid or self.grid
+        channels, reach = self.value_dim, self.lrf.reach(height)
+        state = 2 * self.dendrites.weight.shape[1] * channels
+        if not reach:
+            return [StateTerm("dendrites", "k d", state, 32)]
+        rows = min(2 * reach + 1, height)
+        line = f"{rows} rows of W d"
+        if buffers == "potentials":
+            terms = [
+                StateTerm("dendrites", "k d", state, 32),
+                StateTerm("line buffers", line, rows * width * channels, 32),
+            ]
+        else:
+            # One state at the last row that is still read, or one at every row that a stencil reads.
+            states = 1 if buffers == "spikes" else 1 + 2 * sum(d < height for d in self.lrf.dilations)
+            whole_bytes = -(-channels // 8) * 8
+            terms = [
+                StateTerm("dendrites", "k d" if states == 1 else f"{states} k d", states * state, 32),
+                StateTerm("token spikes", line, rows * width * whole_bytes, self.token_bits),
+            ]
+        if self.token == "qkv":
             # Queries wait until the rows below them that the stencils reach have arrived.
-            height, width = grid or self.grid
-            rows = min(max(self.lrf.dilations) + 1, height)
-            terms.append(StateTerm("q spikes", f"{rows} rows of W d", rows * width * self.dim, self.spike_bits))
+            rows = min(reach + 1, height)
+            elements = rows * width * -(-self.dim // 8) * 8
+            terms.append(StateTerm("q spikes", f"{rows} rows of W d", elements, self.spike_bits))
         return terms
+
+    @property
+    def token_bits(self) -> int:
+        """Bits of the dendrites' input u: of v, or of k * v."""
+        product = self.token == "qkv" and self.spike_bits > 1
+        return 2 * self.spike_bits if product else self.spike_bits

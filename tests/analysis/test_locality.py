@@ -208,7 +208,7 @@ def test_inference_peak_grows_with_the_batch_and_hides_no_weights():
 
 def test_derived_state_of_a_model():
     terms = {t["name"]: t["bytes"] for t in attention_state(model("lrf_dyn", attention_options={"dilations": (1,)}))}
-    assert terms == {"dendrites": 8 * 16 * 4, "line buffers": 3 * 8 * 16 * 4}
+    assert terms == {"dendrites": 8 * 16 * 4, "token spikes": 3 * 8 * 16 // 8}
 
 
 def test_a_large_receptive_field_is_averaged_in_blocks():

@@ -421,10 +421,10 @@ STATE = [
     ("vsa", {}, [(2 * 24 * 24, 32), Q_AND_K, V], 4608 + 48 + 24),
     ("lrf_ssa", {"dilations": (1,)}, [(32, 32), Q_AND_K, V], 200),
     ("lrf_ssa", {"dilations": ()}, [(32, 32), Q_AND_K, V], 200),
-    ("lrf_dyn", {"dilations": (1,), "dendrites": 4}, [(4 * 8, 32), (3 * 6 * 8, 32)], 128 + 576),
+    ("lrf_dyn", {"dilations": (1,), "dendrites": 4}, [(4 * 8, 32), (3 * 6 * 8, 1)], 128 + 18),
     ("lrf_dyn", {"dilations": ()}, [(8 * 8, 32)], 256),
     # (3, 5) reaches over eleven rows, and the grid has four
-    ("lrf_dyn", {}, [(8 * 8, 32), (4 * 6 * 8, 32)], 256 + 768),
+    ("lrf_dyn", {}, [(8 * 8, 32), (4 * 6 * 8, 1)], 256 + 24),
 ]
 
 
@@ -436,6 +436,22 @@ def test_state_by_hand(kind, options, terms, total):
     assert sum(term.bytes for term in held) == total
     assert all(term.name and term.formula for term in held)
     assert attention.state_terms((4, 6)) == held
+
+
+def test_state_of_lrf_dyn_by_what_is_held_of_the_rows():
+    attention = build("lrf_dyn", grid=(9, 6), dilations=(1, 3), token="qkv")
+    queries = (4 * 6 * 8, 1)
+    expected = {
+        "spikes": [(64, 32), (7 * 6 * 8, 1), queries],
+        "states": [(5 * 64, 32), (7 * 6 * 8, 1), queries],  # row offsets -3, -1, 0, 1, 3
+        "potentials": [(64, 32), (7 * 6 * 8, 32), queries],
+    }
+    for buffers, terms in expected.items():
+        assert [(term.elements, term.bits) for term in attention.state_terms(buffers=buffers)] == terms
+    # On three rows the dilation of 3 reaches nothing.
+    assert [term.elements for term in attention.state_terms((3, 6), "states")] == [3 * 64, 3 * 6 * 8, 2 * 6 * 8]
+    with pytest.raises(LrfdynError, match="buffers: unknown name 'rows'"):
+        attention.state_terms(buffers="rows")
 
 
 def test_state_with_wide_values_and_another_grid():

@@ -1,0 +1,192 @@
+"""Writes docs/deployment.md and its figure from the memory records of results/performance."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from lrfdyn.analysis.memory import attention_state
+from lrfdyn.attention import LABELS
+from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.models.summary import meta_model
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results" / "performance"
+FIGURE = ROOT / "docs" / "images" / "memory.png"
+FILES = {"memory_h200": "GPU", "memory_cpu": "CPU"}
+MODEL = "spikformer_8_512"
+
+TEXT = """\
+# Deployment: inference in little memory
+
+<!-- Made by docs/make_deployment.py from results/performance; `python docs/make_deployment.py` writes it anew. -->
+
+Two things take memory when a spiking transformer runs: what attention must hold, which the paper is about, and the
+feature maps of everything else, which are far larger. `lrfdyn.deploy` lowers both.
+
+![State of one attention layer, and peak of inference](images/memory.png)
+
+## Streaming LRF-Dyn: O(kd)
+
+```python
+from lrfdyn.deploy import RowStream, StreamingAttention
+
+stream = RowStream(model.blocks[0].attn.eval(), time_steps=4, batch=1)  # all of its state is allocated here
+stream.nbytes  # as large as state_terms() derives
+for row in rows:  # spikes of v (or q, k and v), [T, B, C, W] each
+    currents = stream.push(*row)  # normalised currents of the row that is complete now, or None
+for currents in stream.drain():  # the last rows, which waited for rows below the image
+    ...
+layer = StreamingAttention(model.blocks[0].attn)  # the same as a layer: forward(x), rows one after the other
+```
+
+The stencils of LRF-Dyn make an output row wait for rows below it: with dilations (3, 5) it needs potentials of the rows
+0, ±3 and ±5 around it. Rows in between must be held somehow, and `buffers` says how. Dendrites and stencils are linear,
+so potentials can be computed again from the spikes that caused them, and spikes are bits.
+
+| `buffers` | held | scans of a row | {model}, one layer, image and step |
+|---|---|---|---|
+{buffers}
+
+The numbers are derived (`state_terms`), and tests assert that streaming allocates exactly as many bytes. For
+comparison, SSA holds {ssa} KiB in the same place: the matrix kᵀv and the spikes of q, k, v. While a row is computed, a
+row of potentials and a row of sums exist beyond the state, and with `"spikes"` a second copy of the dendrites. All
+three forms equal the parallel form (float64 to 1e-9, float32 to 1e-5), for both tokens, any dilations and every host.
+`"spikes"` is the default since it holds least; where time counts more, `"potentials"` is the fastest.
+
+## Low-memory inference of whole models
+
+```python
+from lrfdyn.deploy import compile_for_inference
+
+compiled = compile_for_inference(model.eval())  # a copy; batch norms are folded into weights
+logits = compiled(images)  # any batch
+compiled.plan(images).map_bytes  # the buffer of all maps between layers
+```
+
+The peak of a plain forward pass lies in the stem, where a 224 x 224 image has 64 channels, T time steps and several
+copies of all that. The compiled model never holds such a map:
+
+- Images pass the network a few at a time (one on a CPU, 16 on a GPU).
+- The network is a chain of pieces, and a piece is computed in tiles of rows. Convolutions read a few rows around a
+  tile; those are computed twice.
+- On a CPU the time steps follow each other, as many at a time as fit, and neurons carry their membrane along. On a GPU
+  the fused kernels hold all steps of a neuron in registers, and the chain is one CUDA graph.
+- Between pieces, maps are bits where they are spikes, 8-bit integers where they are sums of spikes (Spikformer,
+  QKFormer) and numbers where they are potentials (SDT). They alternate between the two ends of one buffer whose size is
+  planned. The integer spikes of SDT-V3 exist inside pieces only.
+- `mixing="streaming"` runs LRF-Dyn as above inside the chain. The default is the parallel form, which is faster.
+
+Attention is one piece and is not tiled: SSA needs all rows by its nature, LRF-Dyn in its parallel form too.
+
+On a CPU every operation sees the numbers that the plain folded model computes with, and tests find the same bits in
+float32 at their sizes; a library that picks another algorithm for another shape may round otherwise. In float64 logits
+and last feature maps equal the plain model's to 1e-9 in all hosts. The path on a GPU uses the fused kernels and is as
+exact as they are ([performance.md](performance.md)).
+
+## Measured
+
+{model}, 224 x 224, T = 4, float32, random weights. Peaks are of the allocator and leave out weights and input
+images. The reference is official-style eager SSA, SpikingJelly's network with its own neuron; `eager` is our plain
+model in evaluation mode. The paper reports 49.4 % less memory, which is 50.6 % of the reference. The saving comes from
+how maps are held: it is the same with SSA, whose state of one layer is small beside a feature map of the stem.
+
+{tables}
+## `lrfdyn profile`
+
+    lrfdyn profile spikformer_8_512 --attention ssa lrf_dyn --batch 1 64 --plot memory.png
+
+prints, for each attention, the derived terms of all its layers, what streaming really allocates, the measured peak of
+every layer, plain and low-memory, and the totals: allocator, growth of the resident set (CPU) and the fastest call.
+`--json` prints the same as JSON. The figure needs `pip install 'lrfdyn[analysis]'`. Plain inference of 64 images takes
+several GB and, on a CPU, minutes; `--batch 1` is quick.
+
+`python benchmarks/memory.py` measures the tables above again.
+"""
+
+
+def records(name: str) -> list[dict[str, Any]]:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def derived(kind: str, **options: Any) -> list[dict[str, Any]]:
+    return attention_state(meta_model(MODEL, attention=kind), **options)
+
+
+def total_kib(terms: list[dict[str, Any]]) -> float:
+    return sum(term["bytes"] for term in terms) / 1024
+
+
+def buffers_rows() -> str:
+    held = {
+        "spikes": ("dendrites once (k·d), bits of 11 rows", "11 times"),
+        "states": ("dendrites for every row offset (5·k·d), bits of 11 rows", "5 times"),
+        "potentials": ("dendrites once (k·d), potentials of 11 rows", "once"),
+    }
+    return "\n".join(
+        f'| `"{name}"` | {held[name][0]} | {held[name][1]} | {total_kib(derived("lrf_dyn", buffers=name)):.1f} KiB |'
+        for name in BUFFERS
+    )
+
+
+def table(name: str) -> str:
+    rows = records(name)
+    if not rows:
+        return f"{FILES[name]}: not measured yet (`results/performance/{name}.json`).\n"
+    machine = rows[0]["machine"]["gpu"] if rows[0]["device"] != "cpu" else f"CPU, {rows[0]['threads']} thread"
+    lines = [
+        f"{machine}, torch {rows[0]['versions']['torch']}:",
+        "",
+        "| batch | attention | implementation | peak MiB | of reference | resident MiB | ms | processor ms |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        resident = "" if r["resident_mib"] is None else f"{r['resident_mib']:,.0f}"
+        processor = "" if r["cpu_ms"] is None else f"{r['cpu_ms']:,.0f}"
+        cells = [
+            str(r["batch"]), LABELS[r["attention"]], r["implementation"], f"{r['peak_mib']:,.1f}",
+            f"{r['of_reference']:.1%}", resident, f"{r['latency_ms']:,.1f}", processor,
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    notes = list(dict.fromkeys(r["note"] for r in rows if r["note"]))
+    parts = dict.fromkeys(part for note in notes for part in note.split("; "))
+    if parts:
+        text = "; ".join(parts)
+        lines += ["", *textwrap.wrap(f"{text[0].upper()}{text[1:]}.", 120)]
+    lines.append("")
+    return "\n".join(lines)
+
+
+def draw() -> None:
+    from lrfdyn.analysis.memory_plot import plot_memory
+
+    states: dict[str, Any] = {"SSA": derived("ssa")}
+    states |= {f"LRF-Dyn\n{name}": derived("lrf_dyn", buffers=name) for name in BUFFERS}
+    rows = [
+        {
+            "group": f"{where}, batch {r['batch']}",
+            "label": LABELS[r["attention"]],
+            "implementation": r["implementation"],
+            "mib": r["peak_mib"],
+        }
+        for name, where in FILES.items()
+        for r in records(name)
+    ]
+    plot_memory(states, rows, FIGURE)
+
+
+def render() -> str:
+    return TEXT.format(
+        model="Spikformer-8-512",
+        buffers=buffers_rows(),
+        ssa=f"{total_kib(derived('ssa')):.1f}",
+        tables="\n".join(table(name) for name in FILES),
+    )
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "deployment.md").write_text(render())
+    draw()

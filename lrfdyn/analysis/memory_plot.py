@@ -1,0 +1,71 @@
+"""The memory figure: what attention must hold, and what inference really takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lrfdyn.errors import LrfdynError
+
+INK, GRID = "#333333", "#dddddd"
+COLORS = {"spikingjelly": "#c9b458", "eager": "#9aa5b1", "low-memory": "#1f6f8b", "streaming": "#5aa897"}
+TERM_COLORS = ("#1f6f8b", "#7fb7be", "#c7dfe0", "#b0713f", "#e3b98a", "#f1dcc3")
+
+
+def pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise LrfdynError("plot: figures need matplotlib; pip install 'lrfdyn[analysis]'") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _plain(axes: Any, title: str, label: str) -> None:
+    axes.set_title(title, fontsize=10, loc="left", color=INK)
+    axes.set_ylabel(label, fontsize=9, color=INK)
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", labelsize=8, colors=INK, length=0)
+    axes.tick_params(axis="x", labelsize=7, colors=INK, length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dict[str, Any]], path: Path) -> None:
+    """`states`: label -> terms of one layer. `peaks`: records with `group`, `label`, `implementation` and `mib`; every
+    group is a panel."""
+    plt = pyplot()
+    groups = list(dict.fromkeys(record["group"] for record in peaks))
+    widths = [3.8, *(max(0.8 * sum(r["group"] == group for r in peaks) + 0.9, 3.4) for group in groups)]
+    figure, panels = plt.subplots(
+        1, len(widths), figsize=(sum(widths), 3.6), squeeze=False, gridspec_kw={"width_ratios": widths}
+    )
+    first, *others = panels[0]
+    names = list(dict.fromkeys(term["name"] for terms in states.values() for term in terms))
+    bottom = [0.0] * len(states)
+    for i, name in enumerate(names):
+        sizes = [sum(t["bytes"] for t in terms if t["name"] == name) / 1024 for terms in states.values()]
+        color = TERM_COLORS[i % len(TERM_COLORS)]
+        first.bar(list(states), sizes, bottom=bottom, width=0.6, color=color, label=name, edgecolor="white")
+        bottom = [a + b for a, b in zip(bottom, sizes, strict=True)]
+    for i, total in enumerate(bottom):
+        first.text(i, total, f"{total:,.0f}", ha="center", va="bottom", fontsize=8, color=INK)
+    _plain(first, "State of one layer, derived", "KiB per image and time step")
+    first.legend(fontsize=7, frameon=False)
+    for axes, group in zip(others, groups, strict=True):
+        rows = [record for record in peaks if record["group"] == group]
+        sizes, colors = [r["mib"] for r in rows], [COLORS[r["implementation"]] for r in rows]
+        bars = axes.bar(range(len(rows)), sizes, width=0.6, color=colors)
+        axes.bar_label(bars, [f"{size:,.0f}" if size >= 10 else f"{size:.1f}" for size in sizes], fontsize=8, color=INK)
+        names = [f"{r['label']}\n{r['implementation']}" for r in rows]
+        axes.set_xticks(range(len(rows)), names)
+        _plain(axes, f"Peak of inference, {group}", "MiB")
+    for axes in panels[0]:
+        axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,151 @@
+"""Show where the inference memory of a model goes, derived and measured.
+
+For each attention: what its layers must hold, term by term, and the peak of plain (eager) and low-memory inference by
+layer and in total: of the allocator, and on a CPU also the growth of the resident set. Weights and images are not
+counted. Random weights and images: memory does not depend on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from lrfdyn.attention import ATTENTIONS, LABELS, attention_options
+from lrfdyn.commands.models import NONE, TABLE, wide_console
+from lrfdyn.errors import require
+from lrfdyn.models.registry import model_class
+
+KINDS = ("ssa", "lrf_ssa", "lrf_dyn")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", help="a name of `lrfdyn models`")
+    add("--attention", nargs="+", metavar="KIND", default=list(KINDS), help=f"of {', '.join(ATTENTIONS)}")
+    add("--batch", nargs="+", type=int, default=[1, 64], help="images at once")
+    add("--time-steps", type=int, help="instead of the model's own")
+    add("--image-size", type=int, help="instead of the model's own")
+    add("--device", help="cpu or cuda; default: cuda where there is one")
+    add("--repeats", type=int, default=3, help="calls that are timed; the fastest counts")
+    add("--plot", type=Path, metavar="FILE", help="also draw a figure (needs matplotlib)")
+    add("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from lrfdyn.analysis.profile import profile_model
+
+    takes = model_class(arguments.model).options()
+    require("attention" in takes, f"model: expected one with attention, got {arguments.model}")
+    require(min(arguments.batch) >= 1, f"batch: expected integers >= 1, got {min(arguments.batch)}")
+    require(arguments.repeats >= 1, f"repeats: expected an integer >= 1, got {arguments.repeats}")
+    for kind in arguments.attention:
+        attention_options(kind)
+    name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    require(name in ("cpu", "cuda"), f"device: expected cpu or cuda, got {name!r}")
+    require(name == "cpu" or torch.cuda.is_available(), "device: no GPU was found")
+    if arguments.plot is not None:
+        from lrfdyn.analysis.memory_plot import pyplot
+
+        pyplot()  # what is missing is told before the measuring
+    given = {"time_steps": arguments.time_steps, "image_size": arguments.image_size}
+    options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    device = torch.device(name)
+    profiles = [
+        profile_model(arguments.model, kind, arguments.batch, device, repeats=arguments.repeats, **options)
+        for kind in arguments.attention
+    ]
+    if arguments.plot is not None:
+        draw(profiles, arguments.plot)
+    if arguments.json:
+        print(json.dumps(profiles, indent=1))
+        return
+    console = wide_console()
+    console.print(state_table(profiles), *map(layers_table, profiles), totals_table(profiles))
+
+
+def kib(size: int | None) -> str:
+    return NONE if size is None else f"{size / 2**10:,.1f}"
+
+
+def mib(size: int | None) -> str:
+    return NONE if size is None else f"{size / 2**20:,.1f}"
+
+
+def state_table(profiles: list[dict[str, Any]]) -> Table:
+    """Terms of all attention layers, for one image and time step."""
+    table = Table(title="What attention must hold, derived, for one image and time step", title_justify="left", **TABLE)
+    for header in ("attention", "term", "formula"):
+        table.add_column(header, no_wrap=True)
+    for header in ("KiB a layer", "layers", "KiB in all"):
+        table.add_column(header, justify="right")
+    for profile in profiles:
+        layers = list(profile["layers"].values())
+        largest = max(layers, key=lambda terms: sum(term["bytes"] for term in terms))
+        for i, term in enumerate(largest):
+            total = sum(t["bytes"] for terms in layers for t in terms if t["name"] == term["name"])
+            label = LABELS[profile["attention"]] if i == 0 else ""
+            table.add_row(label, term["name"], term["formula"], kib(term["bytes"]), str(len(layers)), kib(total))
+        whole = sum(term["bytes"] for term in largest)
+        table.add_row("", "together", "", kib(whole), str(len(layers)), kib(profile["state_bytes"]))
+        held = profile["held_state_bytes"]
+        if held is not None:
+            table.add_row("", "allocated by streaming", "", kib(held), "", "")
+    return table
+
+
+def layers_table(profile: dict[str, Any]) -> Table:
+    title = f"Peak of the layers with {LABELS[profile['attention']]}, measured, MiB"
+    table = Table(title=title, title_justify="left", **TABLE)
+    table.add_column("layer", no_wrap=True)
+    for run_ in profile["runs"]:
+        table.add_column(f"{run_['implementation']}\nbatch {run_['batch']}", justify="right", no_wrap=True)
+    for layer in dict.fromkeys(layer for run_ in profile["runs"] for layer in run_["layers"]):
+        table.add_row(layer, *(mib(run_["layers"].get(layer)) for run_ in profile["runs"]))
+    return table
+
+
+def totals_table(profiles: list[dict[str, Any]]) -> Table:
+    title = f"Peak of inference, measured on {profiles[0]['device']}"
+    table = Table(title=title, title_justify="left", **TABLE)
+    table.add_column("attention", no_wrap=True)
+    table.add_column("implementation", no_wrap=True)
+    for header in ("batch", "peak MiB", "of eager", "resident MiB", "ms"):
+        table.add_column(header, justify="right")
+    for profile in profiles:
+        for run_ in profile["runs"]:
+            eager = next(r for r in profile["runs"] if r["batch"] == run_["batch"])
+            table.add_row(
+                LABELS[profile["attention"]],
+                run_["implementation"],
+                str(run_["batch"]),
+                mib(run_["peak_bytes"]),
+                f"{run_['peak_bytes'] / eager['peak_bytes']:.1%}",
+                mib(run_["resident_bytes"]),
+                f"{run_['latency_ms']:,.1f}",
+            )
+    return table
+
+
+def draw(profiles: list[dict[str, Any]], path: Path) -> None:
+    from lrfdyn.analysis.memory_plot import plot_memory
+
+    def largest(profile: dict[str, Any]) -> list[dict[str, Any]]:
+        return max(profile["layers"].values(), key=lambda terms: sum(term["bytes"] for term in terms))
+
+    peaks = [
+        {
+            "group": f"batch {run_['batch']}",
+            "label": LABELS[profile["attention"]],
+            "implementation": run_["implementation"],
+            "mib": run_["peak_bytes"] / 2**20,
+        }
+        for profile in profiles
+        for run_ in profile["runs"]
+    ]
+    plot_memory({LABELS[profile["attention"]]: largest(profile) for profile in profiles}, peaks, path)

@@ -1,0 +1,8 @@
+"""Inference with little memory: attention row by row, and whole models piece by piece."""
+
+from __future__ import annotations
+
+from lrfdyn.deploy.lowmem import LowMemoryModel, compile_for_inference
+from lrfdyn.deploy.streaming import RowStream, StreamingAttention
+
+__all__ = ["LowMemoryModel", "RowStream", "StreamingAttention", "compile_for_inference"]

@@ -1,0 +1,60 @@
+"""Spikes as bits: eight channels of one bit plane in a byte."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+@cache
+def _spread(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """`[256, 8]`: the bits of every byte as numbers. A look-up writes eight spikes at once."""
+    with torch.inference_mode(False):
+        bytes_ = torch.arange(256, device=device).unsqueeze(1)
+        return ((bytes_ >> torch.arange(8, device=device)) & 1).to(dtype)
+
+
+# Times eight bytes of 0 or 1, seen as one integer, this leaves bit i of the highest byte where byte i was 1: the
+# products 2^(8 i + 56 - 7 j) are all different, so nothing is carried.
+GATHER = sum(1 << (56 - 7 * i) for i in range(8))
+
+
+def packed_width(channels: int) -> int:
+    return -(-channels // 8)
+
+
+def pack(spikes: Tensor, out: Tensor | None = None) -> Tensor:
+    """Bytes `[..., ceil(C / 8)]` of `spikes` `[..., C]`, where all that is not 0 is a spike."""
+    channels = spikes.shape[-1]
+    fires = (spikes != 0).contiguous()
+    if channels % 8:
+        fires = torch.nn.functional.pad(fires, (0, -channels % 8))
+    # Flat first: strides of dimensions of size 1 are anything, and a view of other elements minds them.
+    eights = fires.flatten().view(torch.int64).view(*fires.shape[:-1], -1)
+    packed = eights.mul(GATHER).bitwise_right_shift_(56).to(torch.uint8)
+    return packed if out is None else out.copy_(packed)
+
+
+def unpack(packed: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    """The spikes `[..., C]` as 0 and 1."""
+    spread = torch.nn.functional.embedding(packed.int(), _spread(packed.device, dtype)).flatten(-2)
+    return spread if spread.shape[-1] == channels else spread[..., :channels]
+
+
+def pack_codes(codes: Tensor, out: Tensor) -> None:
+    """Integers `[..., C]` in as many bit planes as `out` `[bits, ..., ceil(C / 8)]` has."""
+    if out.shape[0] == 1:
+        pack(codes, out[0])
+        return
+    codes = codes.round().to(torch.uint8)
+    for bit, plane in enumerate(out):
+        pack(codes & (1 << bit), plane)
+
+
+def unpack_codes(planes: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    codes = unpack(planes[0], channels, dtype)
+    for bit, plane in enumerate(planes[1:], start=1):
+        codes = codes.add_(unpack(plane, channels, dtype), alpha=1 << bit)
+    return codes

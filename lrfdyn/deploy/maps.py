@@ -1,0 +1,83 @@
+"""Feature maps in as few bytes as their values need, all in one buffer that is planned beforehand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lrfdyn.deploy.bits import pack, packed_width, unpack
+from lrfdyn.errors import require
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class MapShape:
+    """A map `[T, B, C, H, W]` and how it is held."""
+
+    holds: str
+    time: int
+    batch: int
+    channels: int
+    height: int
+    width: int
+    dtype: torch.dtype
+
+    @property
+    def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and type in memory: channels last, so that rows and pixels are whole."""
+        channels = packed_width(self.channels) if self.holds == "bits" else self.channels
+        dtype = self.dtype if self.holds == "numbers" else torch.uint8
+        return (self.time, self.batch, self.height, self.width, channels), dtype
+
+    @property
+    def nbytes(self) -> int:
+        shape, dtype = self.stored
+        return math.prod(shape) * dtype.itemsize
+
+
+class Map:
+    """A map inside a buffer."""
+
+    def __init__(self, shape: MapShape, memory: Tensor) -> None:
+        self.shape = shape
+        stored, dtype = shape.stored
+        self.data = memory[: shape.nbytes].view(dtype).view(stored)
+
+    def load(self, first: int, last: int, time: slice = slice(None)) -> Tensor:
+        """The rows as `[T, B, C, rows, W]` in channels-last memory."""
+        rows = self.data[time, :, first:last]
+        if self.shape.holds == "bits":
+            values = unpack(rows, self.shape.channels, self.shape.dtype)
+        else:
+            values = rows.to(self.shape.dtype).contiguous()
+        return values.permute(0, 1, 4, 2, 3)
+
+    def store(self, values: Tensor, first: int, time: slice = slice(None)) -> None:
+        """Puts `values` `[T, B, C, rows, W]` from row `first` on."""
+        values = values.permute(0, 1, 3, 4, 2)
+        rows = self.data[time, :, first : first + values.shape[2]]
+        if self.shape.holds == "bits":
+            pack(values, rows)
+        else:
+            rows.copy_(values)
+
+
+def arena_bytes(shapes: Sequence[MapShape]) -> int:
+    """Every map but the first is made while the one before is still read."""
+    sizes = [-(-shape.nbytes // ALIGNMENT) * ALIGNMENT for shape in shapes]
+    return max(a + b for a, b in zip([0, *sizes], sizes, strict=False))
+
+
+def lay_out(shapes: Sequence[MapShape], arena: Tensor) -> list[Map]:
+    """The maps in one buffer: in turn from its start and at its end."""
+    require(arena.numel() >= arena_bytes(shapes), f"arena: expected {arena_bytes(shapes)} bytes, got {arena.numel()}")
+    maps = []
+    for i, shape in enumerate(shapes):
+        size = -(-shape.nbytes // ALIGNMENT) * ALIGNMENT
+        maps.append(Map(shape, arena if i % 2 == 0 else arena[arena.numel() - size :]))
+    return maps

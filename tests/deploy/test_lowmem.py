@@ -1,0 +1,222 @@
+"""Low-memory inference: the logits of the plain model, whatever the cut into images, rows and time steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lrfdyn import LrfdynError, create_model
+from lrfdyn.analysis.memory import peak_allocation
+from lrfdyn.attention import ATTENTIONS
+from lrfdyn.deploy import compile_for_inference
+from lrfdyn.deploy.maps import Map, MapShape, arena_bytes, lay_out
+from lrfdyn.deploy.pieces import lean_max_pool
+from lrfdyn.deploy.stepping import SteppedNeuron
+from lrfdyn.models.fold import fold_batch_norm
+from lrfdyn.models.layers import max_pool
+from lrfdyn.neurons import IF, LIF, MSLIF, PaperLIF
+from tests.models.host_checks import randomize
+
+META = {"widths": (8, 8, 16, 16), "depths": (1, 1, 1, 1, 1), "heads": 2, "image_size": 64}
+HOSTS = {
+    "spikformer_8_512": {"dim": 16, "depth": 2, "heads": 2, "image_size": 64},
+    "spikformer_4_384": {"dim": 16, "depth": 1, "heads": 2, "image_size": 24},
+    "qkformer_10_512": {"dim": 32, "depth": 4, "heads": 2, "image_size": 64},
+    "qkformer_4_384": {"dim": 32, "depth": 3, "heads": 2, "image_size": 24},
+    "sdt_v1_8_512": {"dim": 16, "depth": 2, "heads": 2, "image_size": 64},
+    "sdt_v2_15m": META,
+    "sdt_v3_s": META,
+}
+TINY = 1e-3  # MiB: as many tiles as there can be
+
+
+def build(host: str, attention: str = "lrf_dyn", dtype: torch.dtype = torch.float64, time_steps: int = 2, **options):
+    torch.manual_seed(0)
+    given = {"num_classes": 7, "time_steps": time_steps, **HOSTS[host], **options}
+    return live(create_model(host, attention=attention, **given)).to(dtype)
+
+
+@torch.no_grad()
+def live(model, size: int | None = None):
+    """Random norms with the statistics of random images, so that every layer fires and images matter."""
+    randomize(model).double().train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.5
+    size = size or model.input_size[1]
+    for _ in range(4):
+        model(torch.randn(4, 3, size, size, dtype=torch.float64))
+    return model.eval()
+
+
+def images_for(model, batch: int = 3, size: tuple[int, int] | None = None):
+    _, height, width = model.input_size
+    generator = torch.Generator().manual_seed(1)
+    shape = (batch, 3, *(size or (height, width)))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(next(model.parameters()).dtype)
+
+
+@torch.no_grad()
+def check(model, images: torch.Tensor, **options) -> None:
+    features = model.forward_features(images)
+    assert features.std(1).mean() > 1e-3, "the images must matter"
+    compiled = compile_for_inference(model, **options)
+    torch.testing.assert_close(compiled.forward_features(images), features, rtol=1e-9, atol=1e-9)
+    logits = compiled(images)
+    torch.testing.assert_close(logits, model(images), rtol=1e-9, atol=1e-9)
+    assert torch.equal(compiled(images), logits)  # nothing is carried over from call to call
+
+
+@pytest.mark.parametrize("steps", ["sequence", "together"])
+@pytest.mark.parametrize("tile_mib", [TINY, 100.0])
+@pytest.mark.parametrize("host", HOSTS)
+def test_every_host_in_tiles(host, tile_mib, steps):
+    model = build(host)
+    images = images_for(model)
+    check(model, images, tile_mib=tile_mib, steps=steps, images_at_once=2)
+    plan = compile_for_inference(model, tile_mib=tile_mib, steps=steps).plan(images)
+    tiles = [planned.tiles for planned in plan.pieces]
+    assert max(tiles) > 3 if tile_mib == TINY else set(tiles) == {1}
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_every_attention(attention):
+    model = build("spikformer_8_512", attention)
+    check(model, images_for(model), tile_mib=TINY)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_streaming_attention_inside(host):
+    model = build(host, attention_options={"token": "qkv", "dilations": (1, 2)})
+    check(model, images_for(model), tile_mib=0.1, mixing="streaming")
+    check(model, images_for(model), mixing="streaming", buffers="potentials", steps="together", images_at_once=3)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (65, 71), (70, 39), (16, 130)], ids=str)
+def test_odd_image_sizes(size):
+    for host in ("spikformer_8_512", "qkformer_10_512", "sdt_v1_8_512", "sdt_v3_s"):
+        model = build(host)
+        check(model, images_for(model, size=size), tile_mib=0.02)
+
+
+@torch.no_grad()
+def test_event_frames_and_many_time_steps():
+    model = build("spikformer_8_512", time_steps=6)
+    frames = torch.stack([images_for(model), *(images_for(model).roll(n, -1) for n in range(1, 6))])
+    expected = model(frames)
+    for tile in (TINY, 0.3, 100):
+        torch.testing.assert_close(compile_for_inference(model, tile_mib=tile)(frames), expected, rtol=1e-9, atol=1e-9)
+    steps = {planned.steps for planned in compile_for_inference(model, tile_mib=0.3).plan(frames).pieces}
+    assert len(steps) > 1  # some pieces take several steps at a time, some do not
+
+
+@pytest.mark.parametrize("attention", ["ssa", "lrf_dyn"])
+@torch.no_grad()
+def test_float32_equals_the_folded_model_bit_for_bit(attention):
+    model = build("spikformer_8_512", attention, torch.float32, time_steps=4, dim=32, image_size=96)
+    images = images_for(model, batch=2)
+    folded = fold_batch_norm(model).to(memory_format=torch.channels_last)
+    expected = torch.cat([folded(image.unsqueeze(0)) for image in images])
+    assert torch.equal(compile_for_inference(model, tile_mib=0.2)(images), expected)
+
+
+@pytest.mark.parametrize("host", ["sew_resnet18", "ms_resnet18"])
+@pytest.mark.parametrize("tile_mib", [TINY, 100.0])
+def test_hosts_without_attention_pass_images_and_steps_in_turn(host, tile_mib):
+    torch.manual_seed(0)
+    model = live(create_model(host, num_classes=7, time_steps=2), size=32)
+    check(model, torch.randn(2, 3, 32, 32, dtype=torch.float64), tile_mib=tile_mib)
+
+
+@torch.no_grad()
+def test_a_neuron_that_runs_over_the_batch_sees_the_whole_batch():
+    model = build("qkformer_4_384", legacy_neuron_axis=True)
+    check(model, images_for(model), steps="together", images_at_once=1)
+    with pytest.raises(LrfdynError, match="legacy_neuron_axis=True needs steps='together'"):
+        compile_for_inference(model)
+
+
+@torch.no_grad()
+def test_memory_is_a_small_part_and_does_not_grow_with_the_batch():
+    model = build("spikformer_8_512", dtype=torch.float32, time_steps=4, dim=32, image_size=128)
+    compiled = compile_for_inference(model, tile_mib=0.25)
+    one, four = (images_for(model, batch=n) for n in (1, 4))
+    for images in (one, four):
+        compiled(images)
+    low, low_four = (peak_allocation(lambda images=images: compiled(images)) for images in (one, four))
+    eager = peak_allocation(lambda: model(four))
+    planned = compiled.plan(four).map_bytes
+    assert low_four < 1.1 * low + four.nbytes
+    assert low_four + planned < 0.1 * eager
+
+
+@torch.no_grad()
+def test_maps_are_planned():
+    model = build("spikformer_8_512", dtype=torch.float32, dim=32)
+    images = images_for(model, batch=1)
+    plan = compile_for_inference(model).plan(images)
+    # 64 x 64 pixels: stage 1 keeps 4 channels as one byte of 2 steps at 32 x 32, stage 2 8 channels at 16 x 16
+    assert [planned.out.nbytes for planned in plan.pieces[:2]] == [2 * 32 * 32, 2 * 16 * 16]
+    assert plan.map_bytes == 2 * 32 * 32 + 2 * 16 * 16
+    assert [planned.out.holds for planned in plan.pieces] == ["bits"] * 4 + ["integers"] * 5
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 6), (5, 2), (8, 8), (7, 9)], ids=str)
+def test_lean_pool(grid):
+    x = torch.randn(2, 3, 4, *grid)
+    before = x.clone()
+    assert torch.equal(lean_max_pool(x), max_pool(x))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("holds", ["bits", "integers", "numbers"])
+def test_maps_give_back_what_they_took(holds):
+    first = MapShape(holds, 2, 3, 11, 5, 4, torch.float64)
+    second = MapShape(holds, 2, 3, 3, 5, 4, torch.float64)
+    maps = lay_out([first, second], torch.empty(arena_bytes([first, second]), dtype=torch.uint8))
+    values = [torch.randint(0, 2, (2, 3, c, 5, 4)).double() for c in (11, 3)]
+    for held, value in zip(maps, values, strict=True):
+        held.store(value[:, :, :, :2], 0)
+        for t in range(2):
+            held.store(value[t : t + 1, :, :, 2:], 2, slice(t, t + 1))
+    for held, value in zip(maps, values, strict=True):
+        assert torch.equal(held.load(0, 5), value)
+        assert torch.equal(held.load(1, 3, slice(1, 2)), value[1:, :, :, 1:3])
+    assert isinstance(maps[0], Map)
+
+
+@pytest.mark.parametrize("neuron", [LIF(), IF(), PaperLIF(), MSLIF(), LIF(v_reset=0.25)], ids=lambda n: repr(n))
+def test_stepped_neurons_go_on_where_they_were(neuron):
+    x = torch.randn(5, 3, 40, dtype=torch.float64) * 2
+    stepped = SteppedNeuron(neuron.dynamics)
+    for _ in range(2):
+        assert torch.equal(torch.cat([stepped(x[:2]), stepped(x[2:3]), stepped(x[3:])]), neuron(x))
+        stepped.rest()
+
+
+def test_the_model_is_left_as_it_was():
+    model = build("spikformer_4_384")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    compile_for_inference(model)(images_for(model))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_bad_input():
+    model = build("spikformer_4_384", "ssa")
+    for options, message in (
+        ({"images_at_once": 0}, "images_at_once: expected an integer >= 1, got 0"),
+        ({"tile_mib": -1}, "tile_mib: expected a positive number, got -1"),
+        ({"steps": "single"}, "steps: unknown name 'single'"),
+        ({"mixing": "stream"}, "mixing: unknown name 'stream'; did you mean streaming"),
+        ({"mixing": "streaming"}, "mixing: 'streaming' is for models with attention lrf_dyn"),
+    ):
+        with pytest.raises(LrfdynError, match=message):
+            compile_for_inference(model, **options)
+    with pytest.raises(LrfdynError, match="model: expected a model of this package, got Identity"):
+        compile_for_inference(nn.Identity())  # type: ignore[arg-type]
+    with pytest.raises(LrfdynError, match="evaluation mode"):
+        compile_for_inference(model.train())
+    with pytest.raises(LrfdynError, match="images: expected"):
+        compile_for_inference(model.eval())(torch.zeros(3, 24, 24))

@@ -1,0 +1,122 @@
+"""`lrfdyn profile` and the measurements behind it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from lrfdyn import LrfdynError, create_model
+from lrfdyn.analysis.memory import SpanPeaks, attention_state, layer_states, resident_growth
+from lrfdyn.analysis.memory_plot import plot_memory
+from lrfdyn.analysis.profile import held_state_bytes, measure, profile_model
+from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.cli import main
+
+SMALL = ["profile", "sdt_v3_t", "--image-size", "64", "--batch", "1", "--device", "cpu", "--repeats", "1"]
+
+
+def test_parts_of_a_run_have_their_own_peaks():
+    class Part(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            big = torch.zeros(250_000)
+            return x + big[0]
+
+    small, large = nn.Identity(), Part()
+    spans = SpanPeaks(torch.device("cpu"))
+
+    def run() -> None:
+        held = torch.zeros(1_000_000)  # before both, so of neither
+        small(held)
+        large(held[:1])
+
+    with spans.around({"small": small, "large": large}):
+        peaks = spans.measure(run)
+    assert peaks["small"] == 0
+    assert 1_000_000 <= peaks["large"] <= 1_010_000
+    assert not large._forward_hooks
+    assert not large._forward_pre_hooks
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_resident_growth_sees_memory_that_is_touched():
+    grown = resident_growth(lambda: torch.ones(16 * 2**20).sum())
+    assert grown is not None
+    assert 60 * 2**20 <= grown <= 90 * 2**20
+
+
+def test_states_of_all_layers():
+    model = create_model("qkformer_4_384", attention="lrf_dyn", dim=32, depth=4, heads=2, image_size=32).eval()
+    states = layer_states(model)
+    assert list(states) == ["stages.2.blocks.0.attn", "stages.2.blocks.1.attn"]
+    for buffers in BUFFERS:
+        assert held_state_bytes(model, buffers) == sum(term["bytes"] for term in attention_state(model, buffers))
+    assert held_state_bytes(create_model("spikformer_4_384", dim=16, depth=1, heads=1)) is None
+
+
+def test_both_implementations_are_measured():
+    options = {"dim": 32, "depth": 1, "heads": 2, "image_size": 96, "num_classes": 5}
+    torch.manual_seed(0)
+    model = create_model("spikformer_8_512", attention="lrf_dyn", **options).eval()
+    images = torch.randn(4, 3, 96, 96)
+    eager, low = (measure(name, model, images, 1, by_layer=True) for name in ("eager", "low-memory"))
+    assert low["peak_bytes"] < 0.3 * eager["peak_bytes"]
+    assert set(eager["layers"]) == set(low["layers"])
+    # Nothing in a layer can exceed what the run held in all; the largest layer is most of it.
+    for run in (eager, low):
+        assert 0.5 * run["peak_bytes"] < max(run["layers"].values()) <= run["peak_bytes"]
+        assert run["latency_ms"] > 0
+
+
+def test_command_prints_tables(capsys):
+    assert main([*SMALL, "--attention", "ssa", "lrf_dyn"]) == 0
+    text = capsys.readouterr().out
+    for words in ("What attention must hold", "k^T v matrix", "token spikes", "allocated by streaming", "low-memory"):
+        assert words in text
+    for layer in ("stages.0.down", "stages.3.blocks.0.attn", "stages.4.blocks.1.mlp"):
+        assert layer in text
+
+
+def test_command_prints_json_and_draws(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "memory.png"
+    assert main([*SMALL, "--attention", "lrf_dyn", "--batch", "1", "2", "--json", "--plot", str(plot)]) == 0
+    (profile,) = json.loads(capsys.readouterr().out)
+    runs = [(run["implementation"], run["batch"]) for run in profile["runs"]]
+    assert runs == [("eager", 1), ("low-memory", 1), ("eager", 2), ("low-memory", 2)]
+    largest = max(sum(term["bytes"] for term in terms) for terms in profile["layers"].values())
+    assert profile["held_state_bytes"] == largest
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_without_matplotlib_names_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(LrfdynError, match=r"pip install 'lrfdyn\[analysis\]'"):
+        plot_memory({}, [], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["profile", "spikformer"], "unknown name 'spikformer'"),
+        (["profile", "sew_resnet18"], "model: expected one with attention, got sew_resnet18"),
+        ([*SMALL, "--batch", "0"], "batch: expected integers >= 1, got 0"),
+        ([*SMALL, "--attention", "lrf"], "attention: unknown name 'lrf'"),
+        ([*SMALL, "--device", "tpu"], "device: expected cpu or cuda, got 'tpu'"),
+    ],
+)
+def test_bad_input(capsys, arguments, message):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_profile_model_takes_options_of_the_model():
+    profile = profile_model(
+        "spikformer_4_384", "ssa", [1], torch.device("cpu"), repeats=1, by_layer=False, dim=16, depth=2, heads=2
+    )
+    assert len(profile["layers"]) == 2
+    assert profile["held_state_bytes"] is None
+    assert profile["state_bytes"] == 2 * sum(term["bytes"] for term in profile["layers"]["blocks.0.attn"])

@@ -1,0 +1,158 @@
+"""Row by row, LRF-Dyn computes what the parallel form computes, in a state of the derived size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lrfdyn import LrfdynError, create_model
+from lrfdyn.analysis.memory import peak_allocation
+from lrfdyn.attention import Attention, LRFDyn
+from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.deploy.bits import pack, pack_codes, unpack, unpack_codes
+from lrfdyn.deploy.streaming import RowStream, StreamingAttention
+from tests.models.host_checks import randomize, wake_attention
+
+HOSTS = {
+    "spikformer_4_384": {"dim": 16, "depth": 1, "heads": 2, "image_size": 24},
+    "qkformer_4_384": {"dim": 32, "depth": 3, "heads": 2, "image_size": 24},
+    "sdt_v1_2_512": {"dim": 16, "depth": 1, "heads": 2, "image_size": 24},
+    "sdt_v2_15m": {"widths": (8, 8, 16, 16), "depths": (1, 1, 1, 1, 1), "heads": 2, "image_size": 96},
+    "sdt_v3_s": {"widths": (8, 8, 16, 16), "depths": (1, 1, 1, 1, 1), "heads": 2, "image_size": 96},
+}
+
+
+def layer(host: str = "spikformer_4_384", dtype: torch.dtype = torch.float64, **options) -> LRFDyn:
+    torch.manual_seed(0)
+    model = create_model(host, attention="lrf_dyn", attention_options=options, time_steps=2, **HOSTS[host])
+    randomize(model)
+    wake_attention(model)
+    found = next(m for m in model.modules() if isinstance(m, Attention))
+    assert isinstance(found, LRFDyn)
+    return found.to(dtype).eval()
+
+
+def spikes_in(attention: LRFDyn, grid: tuple[int, int], dtype: torch.dtype = torch.float64, batch: int = 2):
+    generator = torch.Generator().manual_seed(1)
+    return (torch.rand(2, batch, attention.dim, *grid, generator=generator) < 0.4).to(dtype)
+
+
+def streamed_currents(attention: LRFDyn, x: torch.Tensor, buffers: str) -> torch.Tensor:
+    projected = attention.project(x)
+    stream = RowStream(attention, *x.shape[:2], (x.shape[3], x.shape[4]), buffers)
+    rows = [stream.push(*(p[..., row, :] for p in projected)) for row in range(x.shape[3])]
+    assert [row is None for row in rows] == [i < stream.reach for i in range(x.shape[3])]
+    return torch.stack([*(row for row in rows if row is not None), *stream.drain()], 3)
+
+
+@pytest.mark.parametrize("grid", [(6, 6), (1, 5), (13, 4), (7, 1), (3, 12)], ids=str)
+@pytest.mark.parametrize("dilations", [(), (1,), (3, 5), (1, 3, 5), (2, 40)], ids=str)
+@pytest.mark.parametrize("token", ["value", "qkv"])
+@pytest.mark.parametrize("buffers", BUFFERS)
+@torch.no_grad()
+def test_rows_equal_the_parallel_form(buffers, token, dilations, grid):
+    attention = layer(token=token, dilations=dilations)
+    x = spikes_in(attention, grid)
+    expected = attention.mix(*attention.project(x))
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(streamed_currents(attention, x, buffers), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("buffers", BUFFERS)
+@pytest.mark.parametrize("token", ["value", "qkv"])
+@pytest.mark.parametrize("host", HOSTS)
+@torch.no_grad()
+def test_a_layer_of_every_host_in_float32(host, token, buffers):
+    attention = layer(host, torch.float32, token=token)
+    x = spikes_in(attention, (7, 6), torch.float32)
+    expected = attention.mix(*attention.project(x))
+    currents = streamed_currents(attention, x, buffers)
+    assert (currents - expected).abs().max() <= 1e-5 * expected.abs().max().clamp(min=1)
+    # Spikes may differ only where the neuron is within rounding of a threshold, here nowhere.
+    streaming = StreamingAttention(attention, buffers)
+    projected = attention.project(x)
+    spikes = attention.spikes(*projected)
+    assert 10 < (spikes != 0).sum() < spikes.numel() - 10
+    assert torch.equal(streaming.spikes(x), spikes)
+    torch.testing.assert_close(streaming(x), attention(x))
+
+
+@pytest.mark.parametrize("buffers", BUFFERS)
+@pytest.mark.parametrize("token", ["value", "qkv"])
+@pytest.mark.parametrize("host", ["spikformer_4_384", "sdt_v3_s"])
+@pytest.mark.parametrize("dilations", [(), (1,), (3, 5), (2, 40)], ids=str)
+def test_state_is_as_large_as_derived_and_allocated_once(host, dilations, token, buffers):
+    attention = layer(host, torch.float32, token=token, dilations=dilations)
+    grid = (9, 5)
+    made: list[RowStream] = []
+    frames = 2 * 3
+    allocated = peak_allocation(lambda: made.append(RowStream(attention, 2, 3, grid, buffers)))
+    derived = sum(term.bytes for term in attention.state_terms(grid, buffers))
+    stream = made[0]
+    assert stream.nbytes == allocated == frames * derived
+    before = [t.data_ptr() for t in stream.tensors]
+    with torch.no_grad():
+        projected = attention.project(spikes_in(attention, grid, torch.float32, batch=3))
+        for row in range(grid[0]):
+            stream.push(*(p[..., row, :] for p in projected))
+    assert [t.data_ptr() for t in stream.tensors] == before
+    assert stream.nbytes == allocated
+
+
+def test_less_is_held_the_more_is_computed_again():
+    attention = create_model("spikformer_8_512", attention="lrf_dyn", depth=1).blocks[0].attn.eval()
+    spikes, states, potentials = (RowStream(attention, buffers=buffers).nbytes for buffers in BUFFERS)
+    # k d = 8 * 512 numbers, bits of 11 rows of 14 tokens
+    bits = 11 * 14 * 512 // 8
+    assert spikes == 4 * 8 * 512 + bits
+    assert states == 5 * 4 * 8 * 512 + bits
+    assert potentials == 4 * 8 * 512 + 4 * 11 * 14 * 512
+    ssa = create_model("spikformer_8_512", depth=1).blocks[0].attn
+    assert spikes < states < sum(term.bytes for term in ssa.state_terms()) < potentials
+
+
+@torch.no_grad()
+def test_a_stream_starts_anew_and_keeps_its_state():
+    attention = layer(token="qkv")
+    streaming = StreamingAttention(attention)
+    x = spikes_in(attention, (6, 6))
+    first, state = streaming(x), streaming.stream
+    streaming(1 - x)
+    assert torch.equal(streaming(x), first)
+    assert streaming.stream is state
+    streaming(x[:, :1])
+    assert streaming.stream is not state
+
+
+@pytest.mark.parametrize("channels", [1, 8, 13, 40])
+def test_bits(channels):
+    spikes = (torch.rand(3, 5, channels) < 0.5).float()
+    packed = pack(spikes)
+    assert packed.shape == (3, 5, -(-channels // 8))
+    assert packed.dtype == torch.uint8
+    assert torch.equal(unpack(packed, channels, torch.float32), spikes)
+    for other in (spikes.transpose(0, 1), spikes[:1, :1].mT.contiguous().mT, spikes[:, ::2]):
+        assert torch.equal(unpack(pack(other), channels, torch.float32), other)
+    codes = torch.randint(0, 17, (3, 5, channels)).double()
+    planes = torch.zeros(5, 3, 5, -(-channels // 8), dtype=torch.uint8)
+    pack_codes(codes, planes)
+    assert torch.equal(unpack_codes(planes, channels, torch.float64), codes)
+
+
+def test_bad_input():
+    attention = layer()
+    with pytest.raises(LrfdynError, match="buffers: unknown name 'spike'; did you mean spikes"):
+        StreamingAttention(attention, "spike")
+    with pytest.raises(LrfdynError, match="attention: expected LRFDyn, got Identity"):
+        RowStream(nn.Identity())  # type: ignore[arg-type]
+    stream = RowStream(attention, 2, 1, (1, 6))
+    with pytest.raises(LrfdynError, match=r"v: expected a row \[2, 1, 16, 6\], got \[2, 1, 16, 5\]"):
+        stream.push(torch.zeros(2, 1, 16, 5))
+    with pytest.raises(LrfdynError, match="drain: expected all 1 rows before, 0 have arrived"):
+        next(stream.drain())
+    stream.push(torch.zeros(2, 1, 16, 6, dtype=torch.float64))
+    with pytest.raises(LrfdynError, match="all 1 rows have arrived"):
+        stream.push(torch.zeros(2, 1, 16, 6, dtype=torch.float64))
+    with pytest.raises(LrfdynError, match="attention: expected evaluation mode"):
+        RowStream(attention.train())
