@@ -73,16 +73,18 @@ class IntegerSpike(Neuron):
         return f"levels={self.levels}, normalize={self.normalize}"
 
 
-def _observed(module: nn.Module) -> bool:
-    """Whether hooks expect to see this module's input or output."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+def observed(module: nn.Module) -> bool:
+    """Whether hooks expect to see this module called."""
+    own = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    everywhere = (f"_global{name}" for name in own)
+    return any(getattr(module, name) for name in own) or any(
+        getattr(nn.modules.module, name, None) for name in everywhere
     )
 
 
 def fused_dynamics(neuron: nn.Module) -> Dynamics | Integer | None:
     """What the fused operations need to know of a neuron; None if it has a forward of its own or is observed."""
-    if _observed(neuron):
+    if observed(neuron):
         return None
     if isinstance(neuron, SpikingNeuron) and type(neuron).forward is SpikingNeuron.forward:
         return neuron.dynamics
@@ -115,7 +117,7 @@ class FoldedNorm(nn.Module):
 def fused_norm(norm: nn.Module, count_batch: bool = True) -> Norm | None:
     """The same of a batch norm; None for other kinds (synchronised across processes, without running statistics).
     A norm in training counts its batches; with `count_batch=False` that is left to the caller."""
-    if _observed(norm):
+    if observed(norm):
         return None
     if isinstance(norm, FoldedNorm):
         return Norm(norm.one, norm.shift, norm.zero, norm.variance, False, eps=norm.eps)

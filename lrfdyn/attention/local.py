@@ -9,10 +9,13 @@ from torch import Tensor, nn
 
 from lrfdyn.errors import require, require_integers
 from lrfdyn.ops.lrf import lrf
+from lrfdyn.ops.packed import bits_of
 
 
 class LocalReceptiveFields(nn.Module):
     """x + sum_d DWConv3x3(x; dilation d), or only the sum added to another tensor."""
+
+    weight: Tensor
 
     def __init__(self, channels: int, dilations: Sequence[int]) -> None:
         super().__init__()
@@ -22,8 +25,13 @@ class LocalReceptiveFields(nn.Module):
             len(set(self.dilations)) == len(self.dilations) and all(d >= 1 for d in self.dilations),
             f"dilations: expected different integers >= 1, got {self.dilations}",
         )
-        self.weight = nn.Parameter(torch.empty(len(self.dilations), channels, 3, 3))
-        nn.init.uniform_(self.weight, -1 / 3, 1 / 3)  # a convolution of nine inputs per output
+        weight = torch.empty(len(self.dilations), channels, 3, 3)
+        if self.dilations:
+            self.weight = nn.Parameter(weight)
+            nn.init.uniform_(self.weight, -1 / 3, 1 / 3)  # a convolution of nine inputs per output
+        else:
+            # Nothing to learn, and nothing in checkpoints: without dilations the keys are those of the attention alone.
+            self.register_buffer("weight", weight, persistent=False)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """`residual` + the stencils over `x`, both `[T, B, C, H, W]`."""
@@ -32,7 +40,7 @@ class LocalReceptiveFields(nn.Module):
         tokens = x.flatten(0, 1)
         added = tokens if residual is x else residual.flatten(0, 1)
         # Spikes come with their bits from the kernels of a GPU.
-        y = lrf(tokens, self.weight, self.dilations, added, getattr(x, "packed", None))
+        y = lrf(tokens, self.weight, self.dilations, added, bits_of(x))
         return y.unflatten(0, x.shape[:2])
 
     def matrix(self, grid: tuple[int, int]) -> Tensor:

@@ -21,6 +21,7 @@ from lrfdyn.neurons import fused_dynamics, fused_norm
 from lrfdyn.ops.bn_lif import bn_lif
 from lrfdyn.ops.dendrite import dendrite, initial_dendrites, mode_kernel, paired_modes
 from lrfdyn.ops.dispatch import use_triton
+from lrfdyn.ops.packed import bits_of
 
 TOKENS = ("value", "qkv")
 # What streaming holds of the rows that the stencils still reach, the least first.
@@ -48,7 +49,7 @@ class Dendrites(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """Soma potentials of `u` `[T, B, C, H, W]` along the raster order of each time step."""
-        bits = getattr(u, "packed", None)  # left with spikes by the kernels of a GPU
+        bits = bits_of(u)  # left with spikes by the kernels of a GPU
         packed = None if bits is None else to_tokens(bits.unsqueeze(0))
         soma, _ = dendrite(to_tokens(u), *self.modes(u.shape[-1]), packed=packed)
         return from_tokens(soma, like=u)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lrfdyn.attention.base import Attention, AttentionHost, StateTerm, from_heads, to_heads
 from lrfdyn.ops.dispatch import use_triton
+from lrfdyn.ops.packed import attach_bits, bits_of
 from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
 
 
@@ -34,13 +35,12 @@ class SSA(Attention):
         by_heads = (to_heads(q, self.heads), to_heads(k, self.heads), to_heads(v, self.heads))
         y, again = spike_attention(*by_heads, self.scale, packed, fork=True)
         again = from_heads(again, like=v)
-        if packed is not None:
-            again.packed = v.packed  # type: ignore[attr-defined]
+        attach_bits(again, bits_of(v))
         return from_heads(y, like=v), again
 
     def _packed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """The bits that the kernels of a GPU leave with spikes, by heads."""
-        bits = [getattr(x, "packed", None) for x in (q, k, v)]
+        bits = [bits_of(x) for x in (q, k, v)]
         if any(x is None for x in bits):
             return None
         q, k, v = (to_heads(x.unsqueeze(0), self.heads) for x in bits if x is not None)

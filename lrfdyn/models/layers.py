@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.errors import require
-from lrfdyn.neurons import fused_dynamics, fused_norm
+from lrfdyn.neurons import fused_dynamics, fused_norm, observed
 from lrfdyn.ops.bn_lif import bn_lif, joined
 from lrfdyn.ops.dispatch import autocast_dtype, use_triton
+from lrfdyn.ops.packed import attach_bits, bits_of
 from lrfdyn.ops.spike_conv import spike_conv
 from lrfdyn.ops.split import split
 
@@ -113,17 +114,19 @@ class SpikingConv(ConvBN):
         """None where a part is observed by hooks or is of another kind."""
         dynamics = fused_dynamics(self.neuron)
         conv = self.conv
-        if dynamics is None or type(conv) is not nn.Conv2d or isinstance(conv.padding, str):
+        if dynamics is None or not _plain_convolution(conv):
             return None
         norm = fused_norm(self.bn)
         if norm is None:
             return None
         repeats = x.shape[0] if is_repeated(x) else 1
-        packed = getattr(x, "packed", None)
+        packed = bits_of(x)
         dtype = autocast_dtype(x)
         steps = x[:1] if repeats > 1 else x
         # The norm takes the bias of the convolution, so that no pass over memory is spent on adding it.
-        y = spike_conv(steps.to(dtype), conv.weight.to(dtype), conv.stride, conv.padding, conv.groups, packed)
+        padding = conv.padding
+        assert not isinstance(padding, str)
+        y = spike_conv(steps.to(dtype), conv.weight.to(dtype), conv.stride, padding, conv.groups, packed)
         return bn_lif(y, norm, dynamics, offset=conv.bias, repeats=repeats, residual=residual, pool=pool)
 
     @staticmethod
@@ -137,11 +140,24 @@ class SpikingConv(ConvBN):
         return ([layer(x) for layer in layers], x) if merged is None else merged
 
 
+def _plain_convolution(conv: nn.Module) -> bool:
+    """Whether the fused path may read its weights and compute it: an ordinary one, not replaced, pruned or watched."""
+    return (
+        type(conv) is nn.Conv2d
+        and not observed(conv)
+        and not isinstance(conv.padding, str)
+        and conv.dilation == (1, 1)
+        and conv.padding_mode == "zeros"
+    )
+
+
 def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor], Tensor] | None:
     """See `SpikingConv.together`; None where a part is observed by hooks, or the layers differ in kind."""
     convs = [layer.conv for layer in layers]
     kinds = [fused_dynamics(layer.neuron) for layer in layers]
-    plain = all(type(layer) is SpikingConv and type(layer.conv) is nn.Conv2d for layer in layers)
+    plain = all(
+        type(layer) is SpikingConv and not observed(layer) and _plain_convolution(layer.conv) for layer in layers
+    )
     if not plain or kinds[0] is None or any(kind != kinds[0] for kind in kinds) or is_repeated(x):
         return None
     if any(c.kernel_size != (1, 1) or c.stride != (1, 1) or c.padding != (0, 0) or c.groups != 1 for c in convs):
@@ -154,11 +170,10 @@ def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor],
     if norms[0].training:
         counts = [layer.bn.num_batches_tracked for layer in layers]
         torch._foreach_add_([count for count in counts if count is not None], 1)
-    dtype = autocast_dtype(x)
-    x = x.to(dtype)
-    packed = getattr(x, "packed", None)
+    dtype, packed = autocast_dtype(x), bits_of(x)
     weight = torch.cat([c.weight.to(dtype) for c in convs]) if len(convs) > 1 else convs[0].weight.to(dtype)
-    y, shortcut = spike_conv(x, weight, packed=packed, fork=True)
+    y, shortcut = spike_conv(x.to(dtype), weight, packed=packed, fork=True)
+    shortcut = shortcut if x.dtype == dtype else x  # sums of a type of their own keep it
     if len(layers) == 1:
         return [bn_lif(y, norms[0], kinds[0], offset=convs[0].bias)], shortcut
     biases = [c.bias for c in convs if c.bias is not None]
@@ -167,10 +182,10 @@ def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor],
         spikes = bn_lif(y, norm, kinds[0], offset=offset)
     sizes = [c.out_channels for c in convs]
     parts = split(spikes, sizes, 2)
-    bits = getattr(spikes, "packed", None)
+    bits = bits_of(spikes)
     if bits is not None:
         for part, of_part in zip(parts, bits.split(sizes, 1), strict=True):
-            part.packed = of_part  # type: ignore[attr-defined]
+            attach_bits(part, of_part)
     return parts, shortcut
 
 

@@ -11,6 +11,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from lrfdyn.errors import require
+
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _plain_only = False
 
@@ -31,6 +33,14 @@ def use_triton(*tensors: Tensor | None) -> bool:
         return False
     given = [t for t in tensors if t is not None]
     return all(_on_kernel_device(t) and t.dtype in KERNEL_DTYPES and t.numel() > 0 for t in given) and triton_present()
+
+
+def first_derivative_only() -> None:
+    """For the backward pass of a kernel: gradients are on there only if it is to be differentiated again."""
+    require(
+        not torch.is_grad_enabled(),
+        "create_graph: the kernels have no second derivative; run the forward pass inside plain_operations()",
+    )
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Whether a gradient may be overwritten.
 
 Inside a backward pass a gradient belongs to the one operation that it was handed to, unless something else holds it
-too: a hook, a caller that asked for the gradient of an intermediate result, the sum it was a part of. Both C++ and
-Python count who holds a tensor. What the counts are when nobody else does depends on their versions, so it is measured
-once, on a gradient that is known to be free.
+too: a hook, a caller that asked for the gradient of an intermediate result, the sum it was a part of. C++ counts who
+holds a tensor and who holds its memory, and Python counts too. What the counts are when nobody else does depends on
+their versions, so it is measured once, on a gradient that is known to be free.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def _holders(tensor: Any) -> tuple[int, int]:
-    # A torch without the first count leaves every gradient as it is.
-    return tensor._use_count() if hasattr(tensor, "_use_count") else sys.maxsize, sys.getrefcount(tensor)
+Counts = tuple[int, int, int]
 
 
-def _through(tensor: Tensor) -> tuple[int, int]:
+def _holders(tensor: Any) -> Counts:
+    """Of the tensor in C++, of its memory in C++, of the tensor in Python."""
+    memory = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return tensor._use_count(), memory, sys.getrefcount(tensor)
+
+
+def _through(tensor: Tensor) -> Counts:
     """From one call deeper, as `exclusive` sees it."""
     return _holders(tensor)
 
 
 class _Probe(torch.autograd.Function):
-    seen: tuple[int, int]
+    seen: Counts
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -40,15 +43,15 @@ class _Probe(torch.autograd.Function):
 
 
 @cache
-def _free() -> tuple[int, int]:
-    """The counts of a gradient that only its operation holds."""
-    with torch.enable_grad():
-        x = torch.zeros(2, requires_grad=True)
+def learn_counts() -> Counts | None:
+    """The counts of a gradient that only its operation holds; None if this torch does not tell. To be called before
+    the first backward pass, not inside it."""
+    if not (hasattr(Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")):
+        return None
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros(2, requires_grad=True, device="cpu")
         _Probe.apply(_Probe.apply(x)).sum().backward()
     return _Probe.seen
-
-
-_free()  # not for the first time inside a backward pass
 
 
 def exclusive(gradient: Tensor) -> bool:
@@ -56,5 +59,5 @@ def exclusive(gradient: Tensor) -> bool:
     gradient."""
     if gradient._base is not None or gradient.untyped_storage().nbytes() != gradient.numel() * gradient.element_size():
         return False
-    counts = _holders(gradient)
-    return counts[0] < sys.maxsize and all(count <= free for count, free in zip(counts, _free(), strict=True))
+    free = learn_counts()
+    return free is not None and all(count <= most for count, most in zip(_holders(gradient), free, strict=True))

@@ -125,7 +125,7 @@ def test_the_report_says_what_became_of_the_parameters():
         (("lrf_dyn", {}), ("lrf_dyn", {"dendrites": 4}), {"lrf", "norm"}, {"dendrites"}),
         (("lrf_dyn", {}), ("lrf_dyn", {"dilations": (1, 3)}), {"dendrites", "norm"}, {"lrf"}),
         (("lrf_dyn", {"token": "qkv"}), ("sdsa", {}), {"q", "k"}, set()),
-        (("vsa", {}), ("lrf_dyn", {"dilations": ()}), set(), {"dendrites", "lrf", "norm"}),
+        (("vsa", {}), ("lrf_dyn", {"dilations": ()}), set(), {"dendrites", "norm"}),
     ],
 )
 def test_what_two_kinds_share_is_kept(first, second, kept, new):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
+import torch.nn.utils.prune
 
 from lrfdyn import create_model
+from lrfdyn.errors import LrfdynError
+from lrfdyn.models.layers import SpikingConv
+from lrfdyn.neurons import LIF
 from lrfdyn.ops import dispatch
 from lrfdyn.ops.dispatch import plain_operations
+from lrfdyn.ops.lif import Dynamics, lif
+from lrfdyn.ops.packed import bits_of
 from tests.ops.kernels import DEVICE
 
 SMALL = {"dim": 32, "depth": 1, "heads": 2, "image_size": 16, "num_classes": 5, "time_steps": 3}
@@ -70,6 +79,87 @@ def test_gradients_of_intermediate_results_are_not_overwritten(kernels_everywher
         alone = torch.autograd.grad(loss, tensor, retain_graph=True)[0]
         assert torch.equal(gradient, alone)
     seen = []
-    kept["fc1"].register_hook(lambda gradient: seen.append(gradient))
+    kept["fc1"].register_hook(lambda gradient: seen.extend([gradient, gradient.detach()]))
+    kept["block"].register_hook(lambda gradient: seen.append(gradient.detach()))
     loss.backward()
-    assert torch.equal(seen[0], asked[0])
+    for gradient, expected in zip(seen, (asked[0], asked[0], asked[1]), strict=True):
+        assert torch.equal(gradient, expected)
+
+
+def spiking_conv(**options):
+    torch.manual_seed(0)
+    return SpikingConv(8, 8, LIF(threshold=0.3), **options).to(DEVICE)
+
+
+def potentials(steps=2):
+    return 2 * torch.randn(steps, 2, 8, 4, 4, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+
+
+@pytest.mark.parametrize("attribute", ["conv", "neuron", "bn"])
+def test_hooks_see_what_they_watch(attribute, kernels_everywhere):
+    layer = spiking_conv()
+    calls = []
+    getattr(layer, attribute).register_forward_hook(lambda *_: calls.append("part"))
+    SpikingConv.together([layer], potentials())
+    layer(potentials())
+    assert calls == ["part"] * 2
+    calls.clear()
+    other = spiking_conv()
+    other.register_forward_hook(lambda *_: calls.append("whole"))
+    SpikingConv.together([other], potentials())
+    assert calls == ["whole"]
+
+
+def test_a_pruned_convolution_trains_on(kernels_everywhere):
+    layer = spiking_conv()
+    torch.nn.utils.prune.l1_unstructured(layer.conv, "weight", 0.5)
+    for _ in range(2):  # the pruned weight is computed anew by a hook before every call
+        layer(potentials()).sum().backward()
+    assert layer.conv.weight_orig.grad is not None
+
+
+@pytest.mark.parametrize("change", [{"dilation": (2, 2)}, {"padding_mode": "reflect"}])
+def test_a_replaced_convolution_is_computed_as_it_is(change, kernels_everywhere):
+    layer = spiking_conv(kernel=3)
+    layer.conv = torch.nn.Conv2d(8, 8, 3, padding=1, **change).to(DEVICE)
+    x = potentials()
+    got = layer.eval()(x)
+    with plain_operations():
+        assert torch.equal(got, layer(x))
+
+
+def test_spikes_changed_in_place_lose_their_bits(kernels_everywhere):
+    """A layer keeps the spikes that it saw, not the bits of what they were before."""
+    layer = spiking_conv()
+    with torch.no_grad():
+        spikes = lif(potentials(), Dynamics.lif(threshold=0.1))[0]
+        assert bits_of(spikes) is not None
+        spikes[:, :, :4] = 0
+    assert bits_of(spikes) is None
+    layer(spikes).sum().backward()
+    assert not layer.conv.weight.grad[:, :4].any()
+    assert layer.conv.weight.grad[:, 4:].any()
+
+
+def test_second_derivatives_are_refused(kernels_everywhere):
+    x = potentials().requires_grad_()
+    (gradient,) = torch.autograd.grad(lif(x, Dynamics.lif())[0].sum(), x)
+    assert gradient.any()
+    with pytest.raises(LrfdynError, match="create_graph"):
+        torch.autograd.grad(lif(x, Dynamics.lif())[0].sum(), x, create_graph=True)
+
+
+def test_a_shortcut_of_another_shape_is_refused(kernels_everywhere):
+    with pytest.raises(LrfdynError, match="residual"):
+        spiking_conv()(potentials(), residual=potentials(1))
+
+
+def test_a_wider_shortcut_keeps_its_type(kernels_everywhere):
+    shortcut = torch.full((2, 2, 8, 4, 4), 257.0, device=DEVICE)
+    with torch.autocast(DEVICE, torch.float16):
+        assert spiking_conv()(potentials(), residual=shortcut).dtype == torch.float32
+
+
+def test_importing_needs_no_gradients():
+    code = "import torch\nwith torch.inference_mode():\n    import lrfdyn.models.layers"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,6 +9,7 @@ from lrfdyn.ops.bn_lif import Integer, Norm, bn_lif_reference
 from lrfdyn.ops.bn_lif.triton import bn_lif_triton
 from lrfdyn.ops.lif import Dynamics, integer_spike, lif_reference
 from lrfdyn.ops.lif.triton import integer_spike_triton, lif_triton
+from lrfdyn.ops.packed import bits_of
 from lrfdyn.ops.spike_conv import spike_conv
 from lrfdyn.ops.spike_conv.triton import unpack
 from tests.ops.kernels import DTYPES, GPU, TOLERANCE, close, compare, rand, same_bits_twice
@@ -49,7 +50,7 @@ def test_lif_reads_any_layout_and_packs_the_spikes():
     x = 2 * rand(4, 2, 6, 3, 5).permute(0, 1, 4, 2, 3)
     spikes, _ = lif_triton(x, Dynamics.lif())
     assert torch.equal(spikes, lif_reference(x, Dynamics.lif())[0])
-    assert torch.equal(unpack(spikes.packed, 4, torch.float32), spikes)
+    assert torch.equal(unpack(bits_of(spikes), 4, torch.float32), spikes)
     strided = torch.cat((x, x), -1)[..., ::2]
     assert torch.equal(lif_triton(strided, Dynamics.lif())[0], lif_reference(strided, Dynamics.lif())[0])
 
@@ -84,6 +85,8 @@ CASES = {
     "repeated-C20-5x7": (1, 1, 20, 5, 7, 4, False, False, True),
     "pool-C32-6x7": (4, 2, 32, 6, 7, 1, True, False, True),
     "pool-repeated-C32-5x5": (1, 2, 32, 5, 5, 4, True, False, True),
+    "pool-T5-C8-5x4": (5, 1, 8, 5, 4, 1, True, False, True),
+    "pool-repeated-T8-C8-4x3": (1, 2, 8, 4, 3, 8, True, False, True),
     "eval-C16-5x7": (3, 2, 16, 5, 7, 1, False, False, False),
 }
 if GPU:
@@ -166,7 +169,7 @@ def test_bn_lif_gives_the_same_bits_twice(pool):
 @pytest.mark.parametrize("packed", [False, True])
 def test_convolution_of_packed_spikes(kernel, stride, packed):
     x, _ = lif_triton(3 * rand(4, 2, 5, 5, 8).permute(0, 1, 4, 2, 3), Dynamics.lif())
-    bits = x.packed if packed else None
+    bits = bits_of(x) if packed else None
     weight = rand(6, 8, kernel, kernel, seed=1)
     padding = (kernel // 2,) * 2
     compare(

@@ -31,6 +31,11 @@ def bn_lif(
     require(x.dim() == 5, f"x: expected [T, B, C, H, W], got {list(x.shape)}")
     require(repeats == 1 or x.shape[0] == 1, f"repeats: expected one time step in x, got {x.shape[0]}")
     require(residual is None or not pool, "residual: cannot be added to pooled spikes")
+    shape = (max(x.shape[0], repeats), *x.shape[1:])
+    require(
+        residual is None or residual.shape == shape,
+        f"residual: expected {list(shape)}, got {None if residual is None else list(residual.shape)}",
+    )
     if use_triton(x, norm.weight, residual):
         from lrfdyn.ops.bn_lif.triton import MOST_STEPS, bn_lif_triton
 

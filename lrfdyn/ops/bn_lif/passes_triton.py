@@ -107,7 +107,7 @@ def apply_kernel(
     at = tl.arange(0, BM)
     mask = (at < M - start)[:, None] & inside[None, :]
     local = at[:, None] * C + cols[None, :]
-    plane = M * C
+    plane = tl.cast(M, tl.int64) * C
     mean, scale, bias = load_norm(stats, shift, cols, inside, CHANNELS)
     tiles = load_steps(x + start * C, local, mask, plane, T, REPEATED)
     added = ()
@@ -207,13 +207,14 @@ def sums_kernel(
     first = tl.zeros((BM, BC), tl.float32)
     second = tl.zeros((BM, BC), tl.float32)
     norm = load_norm(stats, shift, cols, inside, CHANNELS)
+    plane = tl.cast(M, tl.int64) * C
     at = tl.arange(0, BM)
     local = at[:, None] * C + cols[None, :]
     for block in range(tl.program_id(0), tl.cdiv(M, BM), tl.num_programs(0)):
         start = tl.cast(block, tl.int64) * BM
         mask = (at < M - start)[:, None] & inside[None, :]
-        tiles = load_steps(x + start * C, local, mask, M * C, T, REPEATED)
-        grads = load_steps(grad + start * C, local, mask, M * C, T, False)
+        tiles = load_steps(x + start * C, local, mask, plane, T, REPEATED)
+        grads = load_steps(grad + start * C, local, mask, plane, T, False)
         centred, grads = normalised_gradients(tiles, grads, norm, D, T, INTEGER, BM, BC)
         for t in tl.static_range(T):
             first += grads[t]
@@ -254,12 +255,13 @@ def apply_backward_kernel(
     at = tl.arange(0, BM)
     mask = (at < M - start)[:, None] & inside[None, :]
     local = at[:, None] * C + cols[None, :]
-    tiles = load_steps(x + start * C, local, mask, M * C, T, REPEATED)
-    grads = load_steps(grad + start * C, local, mask, M * C, T, False)
+    plane = tl.cast(M, tl.int64) * C
+    tiles = load_steps(x + start * C, local, mask, plane, T, REPEATED)
+    grads = load_steps(grad + start * C, local, mask, plane, T, False)
     norm = load_norm(stats, shift, cols, inside, CHANNELS)
     centred, grads = normalised_gradients(tiles, grads, norm, D, T, INTEGER, BM, BC)
     store_gradients(
-        grad_x + start * C, local, mask, centred, grads, stats, means, cols, inside, M * C, CHANNELS, T, REPEATED
+        grad_x + start * C, local, mask, centred, grads, stats, means, cols, inside, plane, CHANNELS, T, REPEATED
     )
 
 

@@ -49,7 +49,7 @@ def pool_kernel(
     tl.store(codes + start * C + local, code.to(codes.dtype.element_ty), mask=mask)
     tl.store(packed_out + start * C + local, taken.to(tl.uint8), mask=mask)
     out += start * C
-    plane = OM * C
+    plane = tl.cast(OM, tl.int64) * C
     for t in tl.static_range(T):
         tl.store(out + local, ((taken >> t) & 1).to(tl.float32).to(out.dtype.element_ty), mask=mask)
         out += plane
@@ -65,7 +65,8 @@ def _chosen(code, PLACE: tl.constexpr, PLANE: tl.constexpr):
         | (0 if PLACE & 4 else ones << (2 * PLANE))
         | (0 if PLACE & 8 else ones << (3 * PLANE))
     )
-    same = code ^ flip
+    signed: tl.constexpr = (flip ^ (1 << 31)) - (1 << 31)  # with eight bits to a plane the last reaches the sign
+    same = code ^ signed
     same = same & (same >> PLANE)
     return same & (same >> (2 * PLANE))
 

@@ -34,8 +34,10 @@ from lrfdyn.ops.bn_lif.passes_triton import (
 )
 from lrfdyn.ops.bn_lif.pool_triton import pool_kernel, unpool_kernel
 from lrfdyn.ops.bn_lif.reference import Integer, Norm
+from lrfdyn.ops.dispatch import first_derivative_only
 from lrfdyn.ops.lif.reference import Dynamics
-from lrfdyn.ops.ownership import exclusive
+from lrfdyn.ops.ownership import exclusive, learn_counts
+from lrfdyn.ops.packed import attach_bits
 
 MOST_STEPS = 8
 # Elements of one time step per program: apply kernels, sums, statistics (several such tiles at once).
@@ -82,11 +84,11 @@ def _plane(time: int) -> int:
     return 4 if time <= 4 else 8
 
 
-def new_like(x: Tensor, steps: int, grid: tuple[int, int] | None = None) -> Tensor:
-    """An empty channels-last tensor of `steps` time steps, on `grid` if it differs."""
+def new_like(x: Tensor, steps: int, grid: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty channels-last tensor of `steps` time steps, on `grid` or in `dtype` if they differ."""
     _, batch, channels, height, width = x.shape
     height, width = grid or (height, width)
-    return x.new_empty(steps, batch, height, width, channels).permute(0, 1, 4, 2, 3)
+    return x.new_empty(steps, batch, height, width, channels, dtype=dtype).permute(0, 1, 4, 2, 3)
 
 
 class _BnLif(torch.autograd.Function):
@@ -95,6 +97,7 @@ class _BnLif(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, residual: Tensor | None, norm: Norm,
         d: Dynamics | Integer, repeats: int, pool: bool, pack: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        learn_counts()
         x = channels_last(x)
         steps, batch, channels, height, width = x.shape
         neurons = batch * height * width
@@ -117,7 +120,8 @@ class _BnLif(torch.autograd.Function):
         )  # fmt: skip
 
         time = steps * repeats
-        out = x if pool else new_like(x, time)
+        dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+        out = x if pool else new_like(x, time, dtype=dtype)
         packed = x.new_empty(batch, height, width, channels, dtype=torch.uint8) if pack else None
         residual = None if residual is None else channels_last(residual)
         apply_kernel[(triton.cdiv(lines, bm), columns)](
@@ -146,6 +150,7 @@ class _BnLif(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        first_derivative_only()
         x, stats, weight, bias, codes = ctx.saved_tensors
         d, repeats, training, offset, count = ctx.given
         with_residual = ctx.needs_input_grad[4]
@@ -205,6 +210,5 @@ def bn_lif_triton(
     # Sums with a residual are no spikes, and integer spikes no bits.
     pack = residual is None and not isinstance(dynamics, Integer)
     out, packed = _BnLif.apply(x, norm.weight, norm.bias, offset, residual, norm, dynamics, repeats, pool, pack)
-    if packed is not None:
-        out.packed = packed
+    attach_bits(out, packed)
     return out

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lrfdyn.ops.dendrite.modes import LARGEST_DECAY
+from lrfdyn.ops.dispatch import first_derivative_only
 
 # Tokens loaded together, so that enough loads are in flight while the recurrence waits for none of them.
 TOKENS = 8
@@ -102,9 +103,10 @@ def _dendrite_forward(
     u, decay, frequency, weight, state_in, out, state_out, N: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
     L: tl.constexpr, LARGEST: tl.constexpr, HAS_STATE: tl.constexpr, KEEP_STATE: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    cols = tl.program_id(0) * BC + tl.arange(0, BC)
+    blocks: tl.constexpr = (C + BC - 1) // BC
+    cols = (tl.program_id(0) % blocks) * BC + tl.arange(0, BC)
     inside = _inside(cols, C, BC)
-    b = tl.program_id(1).to(tl.int64)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
     z_re, z_im, w_re, w_im = _modes(decay, frequency, weight, cols, inside, M, LARGEST)
     u += b * N * C
     out += b * N * C
@@ -241,6 +243,7 @@ class _Dendrite(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        first_derivative_only()
         u, decay, frequency, weight = ctx.saved_tensors
         packed, dtype = ctx.given
         grad = grads[0].contiguous()
@@ -268,7 +271,7 @@ def _forward(
     out = torch.empty_like(u, dtype=dtype)
     state_out = weight.new_empty(batch, channels, modes, 2) if keep else None
     bc = FORWARD_CHANNELS
-    _dendrite_forward[(triton.cdiv(channels, bc), batch)](
+    _dendrite_forward[(triton.cdiv(channels, bc) * batch,)](
         u, decay, frequency, weight, state, out, state_out, N=tokens, C=channels, M=modes, L=TOKENS,
         LARGEST=LARGEST_DECAY, HAS_STATE=state is not None, KEEP_STATE=keep, BC=bc, num_warps=1,
     )  # fmt: skip

@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrfdyn.ops.dispatch import first_derivative_only
 from lrfdyn.ops.lif.reference import Dynamics
+from lrfdyn.ops.packed import attach_bits
 
 BLOCK = 1024
 # The spikes of one neuron, a bit per step, fit a byte up to here.
@@ -190,6 +192,7 @@ class _Lif(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor | None, None, None, None]:
+        first_derivative_only()
         x, h0 = ctx.saved_tensors
         grad, grad_h = grads[:2]
         grad = None if grad is None else laid_out_as(grad, x)
@@ -211,8 +214,7 @@ def lif_triton(
     """`lif_reference` with the membrane in float32, whatever the type of `x`."""
     pack = x.shape[0] <= MOST_PACKED_STEPS
     spikes, state, packed = _Lif.apply(x, initial_state, dynamics, output_final_state, pack)
-    if packed is not None:
-        spikes.packed = packed
+    attach_bits(spikes, packed)
     return spikes, state
 
 
@@ -254,6 +256,7 @@ class _Integer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        first_derivative_only()
         (x,) = ctx.saved_tensors
         grad = laid_out_as(grads[0], x)
         grad_x = torch.empty_like(x)

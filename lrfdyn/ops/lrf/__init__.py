@@ -35,6 +35,10 @@ def lrf(
     require(all(d >= 1 for d in dilations), f"dilations: expected integers >= 1, got {tuple(dilations)}")
     expected = (len(dilations), x.shape[1], 3, 3)
     require(weight.shape == expected, f"weight: expected {list(expected)}, got {list(weight.shape)}")
+    require(
+        residual is None or residual.shape == x.shape,
+        f"residual: expected {list(x.shape)}, got {None if residual is None else list(residual.shape)}",
+    )
     if dilations and x.shape[3] <= WIDEST and use_triton(x, weight, residual):
         from lrfdyn.ops.lrf.triton import lrf_triton
 

@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrfdyn.ops.dispatch import first_derivative_only
+
 # Channels and images per program.
 FORWARD, BACKWARD, BACKWARD_WHOLE = (64, 2), (64, 2), (32, 8)
 # Tokens of a grid that is held in registers as a whole.
@@ -331,6 +333,7 @@ class _Lrf(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None, None, None]:
+        first_derivative_only()
         x, taps = ctx.saved_tensors
         dilations, identity, dtype, x_dtype, packed = ctx.given
         grad = _channels_last(grads[0])

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrfdyn.ops.dispatch import first_derivative_only
+
 
 @triton.jit
 def _tile(base, start, N, stride, width: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr):
@@ -231,6 +233,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        first_derivative_only()
         q, k, v = ctx.saved_tensors
         scale, causal, packed, side_by_side = ctx.given
         grad = _dense_rows(grads[0])

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrfdyn.ops.ownership import exclusive
+from lrfdyn.ops.dispatch import first_derivative_only
+from lrfdyn.ops.ownership import exclusive, learn_counts
 
 __all__ = ["spike_conv"]
 
@@ -30,6 +31,8 @@ class _SpikeConv(torch.autograd.Function):
         ctx: Any, x: Tensor, packed: Tensor | None, weight: Tensor, stride: tuple[int, ...], padding: tuple[int, ...],
         groups: int, fork: bool,
     ) -> Any:  # fmt: skip
+        learn_counts()
+        ctx.set_materialize_grads(False)  # a shortcut that nobody took has no gradient
         given, x = x, _channels_last(x)
         pointwise = weight.shape[2:] == (1, 1) and set(stride) == {1} and set(padding) == {0} and groups == 1
         ctx.save_for_backward(x if packed is None else packed, weight)
@@ -42,12 +45,15 @@ class _SpikeConv(torch.autograd.Function):
         return (y, given.view_as(given)) if fork else y
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        first_derivative_only()
         saved, weight = ctx.saved_tensors
         shape, strides, dtype, packed, pointwise, stride, padding, groups = ctx.given
-        grad = _channels_last(grads[0])
-        mine = len(grads) > 1 and exclusive(grads[1])
         other = grads[1] if len(grads) > 1 else None
+        mine = other is not None and exclusive(grads[1])
+        if grads[0] is None:
+            return other, None, None, None, None, None, None
+        grad = _channels_last(grads[0])
         for_x, _, for_weight = ctx.needs_input_grad[:3]
         if packed and (for_weight or not pointwise):
             from lrfdyn.ops.spike_conv.triton import unpack
