@@ -7,11 +7,18 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from lrfdyn.commands import evaluate, models, reproduce, train
+from lrfdyn.commands import evaluate, export, models, predict, reproduce, train
 from lrfdyn.errors import LrfdynError, unknown_name
 from lrfdyn.version import __version__
 
-COMMANDS = {"reproduce": reproduce, "models": models, "train": train, "evaluate": evaluate}
+COMMANDS = {
+    "reproduce": reproduce,
+    "models": models,
+    "train": train,
+    "evaluate": evaluate,
+    "export": export,
+    "predict": predict,
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if unknown:
             raise unknown_name("option", unknown[0].partition("=")[0], arguments.options)
-        arguments.run(arguments)
+        return arguments.run(arguments) or 0  # a command may end with an exit code of its own
     except LrfdynError as error:
         print(f"lrfdyn {arguments.command}: error: {error}", file=sys.stderr)
         return 2
@@ -51,4 +58,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe went away
         sys.stderr.close()
         return 0
-    return 0
