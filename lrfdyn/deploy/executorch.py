@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lrfdyn.deploy.onnx import quiet
+from lrfdyn.deploy.onnx import tracing
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import read_json, write_json
 from lrfdyn.models.base import SpikingModel
@@ -45,10 +45,9 @@ def write_executorch(
         raise LrfdynError(f"format: executorch {MISSING}") from None
     # What is worth a call into the library: sums of spikes in between would tear the graph into hundreds of pieces.
     worthwhile = [AddmmConfig, BMMConfig, ConvolutionConfig, LinearConfig, MaxPool2dConfig, MMConfig]
-    # One more than asked for: the tracer may rule out the largest batch when it tells sizes apart.
-    batch = torch.export.Dim("batch", min=1, max=most_images + 1)
+    batch = torch.export.Dim("batch", min=1, max=most_images)
     shapes, shown = (None, sample[:1]) if most_images == 1 else (({0: batch},), sample)
-    with quiet():
+    with tracing():
         program = torch.export.export(form, (shown,), dynamic_shapes=shapes, strict=False)
         lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner(configs=worthwhile)])
         built = lowered.to_executorch()

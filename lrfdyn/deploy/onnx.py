@@ -31,7 +31,7 @@ def write_onnx(form: SpikingModel, sample: torch.Tensor, path: Path, facts: Mapp
     size = sum(t.numel() * t.element_size() for t in form.state_dict().values())
     require(size < MOST_BYTES, f"model: {size / 2**30:.1f} GiB of weights are more than one ONNX file can hold (2 GiB)")
     batch = torch.export.Dim("batch")
-    with quiet():
+    with tracing():
         program = torch.export.export(form, (sample,), dynamic_shapes=({0: batch},), strict=False)
         exported = torch.onnx.export(
             program, dynamo=True, input_names=[INPUT], output_names=[OUTPUT], dynamic_shapes=({0: "batch"},),
@@ -51,14 +51,15 @@ def write_onnx(form: SpikingModel, sample: torch.Tensor, path: Path, facts: Mapp
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without the exporters' remarks about packages and deprecations that no caller can act on."""
+def tracing() -> Iterator[None]:
+    """Without the exporters' remarks about packages and deprecations that no caller can act on. And without mkldnn: it
+    takes a convolution or not by the size of the batch, and the tracer would fix the batch to one side of that."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.utils._pytree", "root")]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.backends.mkldnn.flags(enabled=False):
             warnings.simplefilter("ignore")
             yield
     finally:
