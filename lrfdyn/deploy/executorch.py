@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from lrfdyn.deploy.onnx import tracing
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import read_json, write_json
-from lrfdyn.models.base import SpikingModel
 
 MISSING = "needs executorch; pip install 'lrfdyn[executorch]'"
 
@@ -27,7 +27,7 @@ def sidecar(path: Path) -> Path:
 
 
 def write_executorch(
-    form: SpikingModel, sample: torch.Tensor, path: Path, facts: Mapping[str, Any], most_images: int
+    form: nn.Module, sample: torch.Tensor, path: Path, facts: Mapping[str, Any], most_images: int
 ) -> None:
     """The program and its description. Memory is planned for `most_images`, and no more can be shown at once."""
     try:
@@ -49,11 +49,22 @@ def write_executorch(
     shapes, shown = (None, sample[:1]) if most_images == 1 else (({0: batch},), sample)
     with tracing():
         program = torch.export.export(form, (shown,), dynamic_shapes=shapes, strict=False)
-        lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner(configs=worthwhile)])
-        built = lowered.to_executorch()
+        with _any_batch(program):
+            lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner(configs=worthwhile)])
+            built = lowered.to_executorch()
     with open(path, "wb") as file:
         built.write_to_file(file)
     write_json(sidecar(path), {**facts, "most_images": most_images})
+
+
+@contextmanager
+def _any_batch(program: torch.export.ExportedProgram) -> Iterator[None]:
+    """While a program is lowered, PyTorch asks which of its own convolutions would run; some take fewer than 16 images
+    only, and the answer for the sample would rule out larger batches although none of these kernels will be used."""
+    sizes = [size for node in program.graph.nodes for size in getattr(node.meta.get("val"), "shape", ())]
+    traced = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
+    with nullcontext() if traced is None else traced.node.shape_env.suppress_guards():
+        yield
 
 
 def read_facts(path: Path) -> dict[str, Any]:

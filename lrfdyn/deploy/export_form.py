@@ -128,8 +128,21 @@ def _with_norms(conv: nn.Conv2d, *norms: nn.BatchNorm2d) -> nn.Conv2d:
     return conv
 
 
+class ExportForm(nn.Module):
+    """Static images `[B, C, H, W]` to logits. Memory stays as it comes: exchange formats have one order of their own,
+    and ExecuTorch computes wrong numbers of channels-last memory behind a change of shape."""
+
+    def __init__(self, model: SpikingModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images.unsqueeze(0).expand(self.model.time_steps, -1, -1, -1, -1)
+        return self.model.forward_head(self.model.forward_stages(x)[-1])
+
+
 @torch.no_grad()
-def export_form(model: SpikingModel, size: tuple[int, int]) -> SpikingModel:
+def export_form(model: SpikingModel, size: tuple[int, int]) -> ExportForm:
     """A copy of `model` for images of `size` pixels, in the operations of exchange formats."""
     grids = _dendrite_grids(model, size)
     folded = fold_batch_norm(model)
@@ -147,7 +160,7 @@ def export_form(model: SpikingModel, size: tuple[int, int]) -> SpikingModel:
             replacement = PlainRepConv(module)
         if replacement is not None:
             folded.set_submodule(path, replacement)
-    return folded.eval()
+    return ExportForm(folded).eval()
 
 
 def _dendrite_grids(model: SpikingModel, size: tuple[int, int]) -> dict[str, tuple[int, int]]:

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.models.base import SpikingModel
 
 METADATA_KEY = "lrfdyn"  # one JSON object, which a reader in any language can take apart
 INPUT, OUTPUT = "images", "logits"
 MOST_BYTES = 2**31  # of a protobuf message
 
 
-def write_onnx(form: SpikingModel, sample: torch.Tensor, path: Path, facts: Mapping[str, Any]) -> None:
+def write_onnx(form: nn.Module, sample: torch.Tensor, path: Path, facts: Mapping[str, Any]) -> None:
     """One file, weights included. `facts` go into its metadata."""
     try:
         import onnx
@@ -52,14 +52,13 @@ def write_onnx(form: SpikingModel, sample: torch.Tensor, path: Path, facts: Mapp
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Without the exporters' remarks about packages and deprecations that no caller can act on. And without mkldnn: it
-    takes a convolution or not by the size of the batch, and the tracer would fix the batch to one side of that."""
+    """Without the exporters' remarks about packages and deprecations that no caller can act on."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.utils._pytree", "root")]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), torch.backends.mkldnn.flags(enabled=False):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
