@@ -23,6 +23,7 @@ from lrfdyn.deploy.export import export_model
 from lrfdyn.errors import LrfdynError
 from lrfdyn.predict import Predictor, expand_images
 from tests.deploy.small import small
+from tests.training.runs import tiny, train
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "predict_onnx.py"
 NAMES = ("zero", "one", "two", "three", "four")
@@ -229,6 +230,28 @@ def test_preprocessing_is_that_of_the_test_images():
     raw = source._splits["test"][0][:4]
     found = [preprocessing.apply(Image.fromarray(levels[0].numpy().astype(np.uint8))) for levels in raw]
     torch.testing.assert_close(torch.from_numpy(np.stack(found)), batch.images, rtol=0, atol=1e-6)
+
+
+def test_trained_model_finds_what_its_test_found(tmp_path, capsys):
+    """The test images as files give the accuracy that the run reports."""
+    config = tiny(
+        optimizer={"ema_decay": None},
+        augmentation={"mixup": 0.0},
+        schedule={"epochs": 3},
+        run={"batch_size": 32},
+        model={"drop_path": 0.0, "options": {"dim": 16, "depth": 1}},
+    )
+    summary = train(config, tmp_path / "run")
+    images, labels = Digits(Augmentation())._splits["test"]
+    (tmp_path / "images").mkdir()
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        path = tmp_path / "images" / f"{i:03}_{label}.png"
+        Image.fromarray(image[0].numpy().astype(np.uint8)).save(path)
+    found = predict(capsys, tmp_path / "images", "--model", tmp_path / "run", "--batch", "64")
+    right = [r["predictions"][0]["name"] == Path(r["image"]).stem[-1] for r in found["images"]]
+    assert len(right) == 360
+    assert 100 * np.mean(right) == pytest.approx(summary["top1"], abs=0.3)  # one image: folded norms round otherwise
+    assert summary["top1"] > 15  # not by chance
 
 
 def test_segmentation_is_passed_on(place, tmp_path, monkeypatch, capsys):
