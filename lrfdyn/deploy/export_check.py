@@ -58,8 +58,8 @@ class Check:
             text += f"; a spike flipped in {flipped}"
         if self.float64_within_tolerance is not None:
             text += (
-                f" (PyTorch against its own float64: in {self.images - self.float64_within_tolerance}, largest difference "
-                f"{self.float64_max_logit_difference:.2g})"
+                f" (PyTorch against its own float64: in {self.images - self.float64_within_tolerance}, "
+                f"largest difference {self.float64_max_logit_difference:.2g})"
             )
         if self.logit_spread <= self.tolerance * self.largest_logit:
             text += "; all images give the same logits, so this proves little"
