@@ -24,16 +24,21 @@ def table(header: str, rows: list[str]) -> str:
 
 def export_cpu() -> str:
     header = (
-        "| model, attention, image | file | operations | MiB | ms | PyTorch, ms | images within tolerance "
-        "| largest logit difference | equal argmax |"
+        "| model, attention, image | file | operations | MiB | ms | PyTorch, ms | largest logit difference "
+        "| images within tolerance (float64) | equal argmax (float64) |"
     )
     rows = []
     for r in sorted(records("export_cpu"), key=lambda r: (r["image_size"], r["model"], r["attention"], r["format"])):
         count = "" if r["operations"] is None else f"{r['operations']:,}"
+        within, argmax = f"{r['within_tolerance']} of {r['images']}", f"{r['argmax_agreement']:.0%}"
+        if r["float64_within_tolerance"] is not None:
+            within += f" ({r['float64_within_tolerance']})"
+        if r.get("float64_argmax_agreement") is not None:
+            argmax += f" ({r['float64_argmax_agreement']:.0%})"
         rows.append(
             f"| {r['model']}, {r['attention']}, {r['image_size']} | {r['format']} | {count} | {r['file_mib']:.1f} "
-            f"| {r['latency_ms']:.0f} | {r['torch_latency_ms']:.0f} | {r['within_tolerance']} of {r['images']} "
-            f"| {r['max_logit_difference']:.1g} of {r['largest_logit']:.2g} | {r['argmax_agreement']:.0%} |"
+            f"| {r['latency_ms']:.0f} | {r['torch_latency_ms']:.0f} "
+            f"| {r['max_logit_difference']:.1g} of {r['largest_logit']:.2g} | {within} | {argmax} |"
         )
     return table(header, rows)
 
