@@ -7,7 +7,18 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from lrfdyn.commands import analyze, evaluate, figure_segmentation, models, profile, reproduce, theory, train
+from lrfdyn.commands import (
+    analyze,
+    evaluate,
+    export,
+    figure_segmentation,
+    models,
+    predict,
+    profile,
+    reproduce,
+    theory,
+    train,
+)
 from lrfdyn.errors import LrfdynError, unknown_name
 from lrfdyn.version import __version__
 
@@ -20,6 +31,8 @@ COMMANDS = {
     "analyze": analyze,
     "theory": theory,
     "profile": profile,
+    "export": export,
+    "predict": predict,
 }
 
 
@@ -50,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if unknown:
             raise unknown_name("option", unknown[0].partition("=")[0], arguments.options)
-        arguments.run(arguments)
+        return arguments.run(arguments) or 0  # a command may end with an exit code of its own
     except LrfdynError as error:
         print(f"lrfdyn {arguments.command}: error: {error}", file=sys.stderr)
         return 2
@@ -60,4 +73,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe went away
         sys.stderr.close()
         return 0
-    return 0

@@ -10,12 +10,14 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
 
+from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.files import read_json, writable_folder, write_atomic, write_json
 from lrfdyn.model_card import CARD_MARK, model_card
@@ -130,6 +132,11 @@ def model_config(model: SpikingModel) -> dict[str, Any]:
         "host": type(model).__name__,
         "options": model.config,
     }
+    # Absent where nobody said, so that folders without them stay as they are.
+    if model.class_names is not None:
+        config["class_names"] = list(model.class_names)
+    if model.preprocessing is not None:
+        config["preprocessing"] = model.preprocessing.as_dict()
     try:
         return json.loads(json.dumps(config, allow_nan=False))
     except (TypeError, ValueError) as error:
@@ -196,7 +203,20 @@ def _build(config: dict[str, Any], options: dict[str, Any], wanted: type[Host], 
     except Exception as error:  # the values come from a file, so anything may be wrong with them
         raise LrfdynError(f"source: {path}: {name} cannot be built ({_first_line(error)})") from error
     model.name = config.get("model")
+    model.class_names = class_names_of(config, model.num_classes, f"source: {path}")
+    if config.get("preprocessing") is not None:
+        model.preprocessing = Preprocessing.from_dict(config["preprocessing"], f"source: {path}")
     return model
+
+
+def class_names_of(config: Mapping[str, Any], num_classes: int, where: str) -> tuple[str, ...] | None:
+    """The names of the classes; none where there are none, or where an option gave the model other classes."""
+    names = config.get("class_names")
+    if names is None:
+        return None
+    valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    require(valid, f"{where}: class_names: expected a list of names, got {names!r}")
+    return tuple(names) if len(names) == num_classes else None
 
 
 def _tuples(value: Any) -> Any:

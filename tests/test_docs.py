@@ -25,6 +25,15 @@ def test_findings_page_is_up_to_date():
         assert (DOCS / picture).is_file(), picture
 
 
+def test_tables_of_exported_files_are_up_to_date():
+    make_export = maker("make_export")
+    pages = [DOCS / name for name in make_export.PAGES if (DOCS / name).exists()]
+    assert pages
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        assert text == make_export.render(text), "run: python docs/make_export.py"
+
+
 def test_models_page_is_up_to_date():
     page = maker("make_models").render()
     assert page == (DOCS / "models.md").read_text(encoding="utf-8"), "run: python docs/make_models.py"

@@ -20,10 +20,9 @@ from lrfdyn.data import draws
 from lrfdyn.data.augment import ATTEMPTS, Augmentation
 from lrfdyn.data.base import DataSource, Step
 from lrfdyn.data.device import to_device
+from lrfdyn.data.preprocess import CROP_SHARE, IMAGENET_DEVIATION, IMAGENET_MEAN, centre_crop
 from lrfdyn.errors import LrfdynError, require
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 MOST_REPLACEMENTS = 100  # bad images in a row, before this is no longer a matter of single files
 
 logger = logging.getLogger(__name__)
@@ -99,12 +98,7 @@ class Loader(Dataset):
         if numbers is not None:
             box = resized_crop_box(*image.size, numbers, self.augment.crop_scale, self.augment.crop_ratio)
             return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box=box))
-        width, height = image.size
-        scale = round(size / self.crop_share) / min(width, height)
-        width, height = max(size, round(width * scale)), max(size, round(height * scale))
-        image = image.resize((width, height), Image.Resampling.BICUBIC)
-        left, top = (width - size) // 2, (height - size) // 2
-        return np.asarray(image.crop((left, top, left + size, top + size)))
+        return np.asarray(centre_crop(image, size, self.crop_share))
 
 
 def resized_crop_box(
@@ -144,7 +138,7 @@ class DecodedData(DataSource):
         image_size: int = 224,
         workers: int = 0,
         on_corrupt: Literal["error", "skip"] = "error",
-        crop_share: float = 0.875,
+        crop_share: float = CROP_SHARE,
     ) -> None:
         try:
             import PIL  # noqa: F401
@@ -157,6 +151,7 @@ class DecodedData(DataSource):
         self._loaders = [
             Loader(images, augment, image_size, crop_share, on_corrupt == "skip") for images in (train, test)
         ]
+        self.crop_share = crop_share
         self._skip, self._workers = on_corrupt == "skip", workers
         self.train_images, self.test_images = len(train.labels), len(test.labels)
         self.num_classes, self.image_size, self.augment = num_classes, image_size, augment

@@ -50,6 +50,8 @@ def load_digits() -> Split:
 class Digits(ResidentData):
     """The same split as a data source: whole levels 0..255, so that it can be augmented like any other."""
 
+    class_names = tuple("0123456789")
+
     def __init__(self, augment: Augmentation) -> None:
         raw = _raw()
         train, test = ((images * (255 / 16)).round() for images in (raw.train_images, raw.test_images))

@@ -1,4 +1,5 @@
-"""Inference with little memory: attention row by row, and whole models piece by piece."""
+"""Trained models outside of training: in little memory (attention row by row, whole models piece by piece) and as files
+that run elsewhere."""
 
 from __future__ import annotations
 

@@ -6,12 +6,15 @@ import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from lrfdyn.errors import require, require_integer, require_integers
+
+if TYPE_CHECKING:
+    from lrfdyn.data.preprocess import Preprocessing
 
 USUAL_IMAGE_SIZE = 224  # of hosts that take any size
 # The integers among the hosts' arguments, and the least that each may be.
@@ -47,6 +50,8 @@ class SpikingModel(nn.Module):
     official_keys: ClassVar[tuple[tuple[str, str | None], ...]] = ()
     smallest_image: int = 1
     name: str | None = None  # in the registry
+    class_names: tuple[str, ...] | None = None  # what the logits stand for
+    preprocessing: Preprocessing | None = None  # of image files
     head: nn.Module
     feature_info: list[FeatureInfo]
     grid: tuple[int, int]
@@ -155,6 +160,7 @@ class SpikingModel(nn.Module):
         require_integer("num_classes", num_classes, LEAST["num_classes"])
         self.head = self.fresh_classifier(num_classes)
         self.config["num_classes"] = num_classes
+        self.class_names = None
 
     def fresh_classifier(self, num_classes: int) -> nn.Module:
         layer = classifier(self.num_features, num_classes)

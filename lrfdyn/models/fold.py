@@ -14,7 +14,7 @@ from lrfdyn.models.layers import ConvBN
 from lrfdyn.neurons import FoldedNorm
 
 
-def _scale_and_shift(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+def scale_and_shift(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     assert bn.running_mean is not None
     assert bn.running_var is not None
     scale = bn.weight * torch.rsqrt(bn.running_var + bn.eps)
@@ -29,14 +29,14 @@ def fold_batch_norm(model: SpikingModel) -> SpikingModel:
     model = copy.deepcopy(model)
     for module in model.modules():
         if isinstance(module, ConvBN) and type(module.bn) is nn.BatchNorm2d:
-            scale, shift = _scale_and_shift(module.bn)
+            scale, shift = scale_and_shift(module.bn)
             conv = module.conv
             conv.weight.mul_(scale.reshape(-1, 1, 1, 1))
             conv.bias = nn.Parameter(shift if conv.bias is None else conv.bias * scale + shift)
             module.register_module("bn", FoldedNorm(module.bn))
         elif isinstance(module, LRFDyn) and type(module.norm) is nn.BatchNorm2d:
             # Everything between the read-out and the norm is linear, and the gate by q multiplies.
-            scale, shift = _scale_and_shift(module.norm)
+            scale, shift = scale_and_shift(module.norm)
             module.dendrites.weight.mul_(scale.reshape(-1, 1, 1))
             module.register_module("norm", FoldedNorm(module.norm, shift))
     return model

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.errors import require
-from lrfdyn.neurons import fused_dynamics, fused_norm, observed
+from lrfdyn.neurons import FoldedNorm, fused_dynamics, fused_norm, observed
 from lrfdyn.ops.bn_lif import bn_lif, joined
 from lrfdyn.ops.dispatch import autocast_dtype, use_triton
 from lrfdyn.ops.packed import attach_bits, bits_of
@@ -89,7 +89,9 @@ class ConvBN(nn.Module):
         self.bn = nn.BatchNorm2d(c_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        return fold_time(self.bn, convolve(self.conv, x))
+        y = convolve(self.conv, x)
+        # A norm that went into the convolution leaves nothing to do, and time steps that are the same stay one memory.
+        return y if isinstance(self.bn, FoldedNorm) and not self.bn.shifts else fold_time(self.bn, y)
 
 
 class SpikingConv(ConvBN):

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from lrfdyn.attention import attention_options
+from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import writable_folder, write_atomic, write_json, write_table
 from lrfdyn.hub import save_pretrained
@@ -103,6 +104,10 @@ def trained_model(trainer: Trainer, checkpoint: Path) -> SpikingModel:
     """The model that was evaluated, read back from the disk."""
     model = data_model(trainer.config, trainer.source).to(trainer.dtype)
     model.load_state_dict(state.model_weights(state.read_checkpoint(checkpoint)[0]))
+    source = trainer.source
+    names = getattr(source, "class_names", None)  # not every data set has them
+    model.class_names = None if names is None else tuple(names)
+    model.preprocessing = Preprocessing.of_data(source)
     return model
 
 

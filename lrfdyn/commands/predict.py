@@ -1,0 +1,122 @@
+"""Say what is in images: class names and scores, from a trained model or an exported file.
+
+IMAGE is a file, a folder or a pattern. Images that cannot be read are named, the others go on; the exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from lrfdyn.errors import LrfdynError, require, unknown_name
+from lrfdyn.files import write_json
+
+TASKS = ("classification", "segmentation")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("images", nargs="+", metavar="IMAGE", help="files, folders and patterns such as 'photos/*.jpg'")
+    add("--model", required=True, help="folder of a run or of save_pretrained, hub repository, .onnx or .pte file")
+    add("--runtime", metavar="torch|onnx|executorch", help="default: by the ending of --model")
+    add("--top", type=int, default=5, help="how many classes to name")
+    add("--batch", type=int, default=16, help="images at once")
+    add("--device", help="of PyTorch; default: the GPU where there is one")
+    add("--json", metavar="FILE|-", help="write JSON to a file, or to the output instead of text")
+    add("--task", default="classification", metavar="classification|segmentation", help="what the model does")
+    add("--out", type=Path, metavar="FOLDER", help="segmentation: where the maps go")
+    add("--flip", action="store_true", help="segmentation: average with the mirrored image")
+    add("--window", type=int, metavar="PIXELS", help="segmentation: side of a sliding window")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.task not in TASKS:
+        raise unknown_name("task", arguments.task, TASKS)
+    from lrfdyn.predict import expand_images
+
+    paths = expand_images(arguments.images)
+    segments = arguments.task == "segmentation"
+    records = segment(arguments, paths) if segments else classify(arguments, paths)
+    bad = [record for record in records if "error" in record]
+    for record in bad:
+        print(f"lrfdyn predict: cannot read {record['image']} ({record['error']})", file=sys.stderr)
+    if arguments.json:
+        write_records(arguments, records, len(bad))
+    if bad:
+        print(f"lrfdyn predict: {len(bad)} of {len(records)} images could not be read", file=sys.stderr)
+    return 1 if bad else 0
+
+
+def classify(arguments: argparse.Namespace, paths: list[Path]) -> list[dict[str, Any]]:
+    from lrfdyn.predict import Predictor
+
+    for option in ("out", "flip", "window"):
+        require(not getattr(arguments, option), f"{option}: only with --task segmentation")
+    predictor = Predictor.open(arguments.model, arguments.runtime, arguments.device)
+    if predictor.facts.get("preprocessing_assumed"):
+        print(
+            "lrfdyn predict: the model does not say how images are preprocessed; taken is "
+            f"{predictor.preprocessing.as_dict()}",
+            file=sys.stderr,
+        )
+    records = []
+    for record in progress(predictor.predict(paths, arguments.top, arguments.batch), len(paths), arguments.batch):
+        records.append(record)
+        if arguments.json != "-" and "error" not in record:
+            best = ", ".join(f"{p['name']} {p['score']:.1%}" for p in record["predictions"])
+            print(f"{record['image']}: {best}")
+    return records
+
+
+def segment(arguments: argparse.Namespace, paths: list[Path]) -> list[dict[str, Any]]:
+    require(arguments.out is not None, "out: --task segmentation needs the folder that the maps go to")
+    require(arguments.runtime in (None, "torch"), f"runtime: segmentation runs in torch, got {arguments.runtime!r}")
+    try:
+        from lrfdyn.segmentation.predict import predict_segmentation
+    except ImportError as error:
+        raise LrfdynError(f"task: segmentation cannot be run ({error})") from None
+    with bar(len(paths) > 1) as shown:
+        task = shown.add_task("images", total=len(paths))
+        records = predict_segmentation(
+            arguments.model,
+            paths,
+            arguments.out,
+            device=arguments.device,
+            flip=arguments.flip,
+            window=arguments.window,
+            report=lambda *_: shown.advance(task),
+        )
+    if arguments.json != "-":
+        for record in records:
+            if "error" not in record:
+                print(f"{record['image']}: {record.get('output', arguments.out)}")
+    return records
+
+
+def bar(visible: bool) -> Progress:
+    """On the error stream, and only where a person sees it."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not visible or not console.is_terminal)
+
+
+def progress(records: Iterable[dict[str, Any]], total: int, batch: int) -> Iterator[dict[str, Any]]:
+    with bar(total > batch) as shown:
+        yield from shown.track(records, total=total, description="images")
+
+
+def write_records(arguments: argparse.Namespace, records: list[dict[str, Any]], bad: int) -> None:
+    result = {"model": arguments.model, "task": arguments.task, "unreadable": bad, "images": records}
+    if arguments.json == "-":
+        print(json.dumps(result, indent=1))
+        return
+    try:
+        write_json(Path(arguments.json), result)
+    except OSError as error:
+        raise LrfdynError(f"json: cannot write {arguments.json} ({error.strerror})") from None

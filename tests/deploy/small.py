@@ -1,0 +1,55 @@
+"""Small hosts that spike, for the tests of exported files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from lrfdyn.models.base import SpikingModel
+from lrfdyn.models.ms_resnet import MSResNet
+from lrfdyn.models.qkformer import QKFormer
+from lrfdyn.models.sdt_v1 import SDTV1
+from lrfdyn.models.sdt_v2 import SDTV2
+from lrfdyn.models.sdt_v3 import SDTV3
+from lrfdyn.models.sew_resnet import SEWResNet
+from lrfdyn.models.spikformer import CIFAR_POOLING, Spikformer
+from tests.conftest import random
+from tests.models.host_checks import randomize, wake_attention
+
+COMMON = {"heads": 2, "mlp_ratio": 1, "num_classes": 5}
+META = {"widths": (4, 4, 8, 8), "depths": (1,) * 5, "image_size": 32, "time_steps": 1}
+HOSTS: dict[str, tuple[type[SpikingModel], dict[str, Any]]] = {
+    "spikformer": (
+        Spikformer,
+        {**COMMON, "dim": 16, "depth": 1, "time_steps": 2, "image_size": 16, "pooling": CIFAR_POOLING},
+    ),
+    "qkformer": (QKFormer, {**COMMON, "dim": 16, "depth": 3, "time_steps": 2, "image_size": 16, "form": "cifar"}),
+    "sdt_v1": (SDTV1, {**COMMON, "dim": 16, "depth": 1, "time_steps": 2, "image_size": 16, "pooling": CIFAR_POOLING}),
+    "sdt_v2": (SDTV2, {**COMMON, **META}),
+    "sdt_v3": (SDTV3, {**COMMON, **META}),
+    "sew_resnet": (SEWResNet, {"depths": (1, 1), "widths": (8, 8), "num_classes": 5, "time_steps": 3}),
+    "ms_resnet": (MSResNet, {"depths": (1, 1), "widths": (8, 8), "num_classes": 5, "time_steps": 3}),
+}
+SIZE = {"sew_resnet": 24, "ms_resnet": 24}  # of the hosts that take any
+
+
+def small(host: str, attention: str | None = None, **options: Any) -> SpikingModel:
+    """In evaluation mode, with the statistics of real activity."""
+    torch.manual_seed(0)
+    build, preset = HOSTS[host]
+    token = {"attention_options": {"token": "qkv"}} if attention == "lrf_dyn_qkv" else {}
+    kind = {} if attention is None else {"attention": attention.removesuffix("_qkv")}
+    model = build(**{**preset, **kind, **token, **options})
+    wake_attention(randomize(model))
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        norm.momentum = 1.0
+    with torch.no_grad():
+        model.train()(random(8, model.in_channels, *side(host, model), dtype=torch.float32))
+    return model.eval()
+
+
+def side(host: str, model: SpikingModel) -> tuple[int, int]:
+    size = SIZE.get(host, model.input_size[-1])
+    return size, size

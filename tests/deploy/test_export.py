@@ -1,0 +1,231 @@
+"""Exported files compute what PyTorch computes, describe themselves, and are not kept otherwise.
+
+All hosts with all attentions are compared in test_export_form.py; here every attention and every host is written and
+run once. `python benchmarks/export.py --matrix` writes and runs all pairs.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lrfdyn.cli import main
+from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.deploy import export_check
+from lrfdyn.deploy.executorch import ExecutorchRunner, sidecar
+from lrfdyn.deploy.export import export_model
+from lrfdyn.deploy.onnx import OnnxRunner
+from lrfdyn.errors import LrfdynError
+from tests.conftest import random
+from tests.deploy.small import side, small
+from tests.deploy.test_export_form import KINDS
+
+MATRIX = [
+    *(("spikformer", kind) for kind in KINDS),
+    ("qkformer", "lrf_dyn"),
+    ("sdt_v1", "sdsa"),
+    ("sdt_v2", "lrf_dyn"),
+    ("sdt_v3", "lrf_ssa"),
+    ("sew_resnet", None),
+    ("ms_resnet", None),
+]
+
+
+def check_file(runner, model, shape, batches=(1, 3, 8)):
+    """Another look than that of the export itself: other images, and every batch size on its own."""
+    agree = []
+    for batch in batches:
+        images = random(batch, *shape, seed=batch, dtype=torch.float32)
+        with torch.no_grad():
+            expected = model(images).numpy()
+        found = runner(images.numpy())
+        assert found.shape == expected.shape
+        agree += (np.abs(found - expected).max(1) <= 1e-3 * np.abs(expected).max()).tolist()
+    assert sum(agree) >= len(agree) - 1  # a spike may flip
+
+
+@pytest.mark.parametrize(("host", "kind"), MATRIX)
+def test_onnx(host, kind, tmp_path):
+    model = small(host, kind)
+    size = side(host, model)
+    model.preprocessing = Preprocessing(size[0], (0.5,) * 3, (0.25,) * 3)
+    model.class_names = tuple("abcde")
+    made = export_model(model, tmp_path / "model.onnx", weights="here")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    assert made.bytes == made.path.stat().st_size
+    assert made.check.images == 16
+    assert made.check.real == 8
+    assert made.check.logit_spread > 1e-3
+    runner = OnnxRunner(made.path, threads=1)
+    check_file(runner, model, (model.in_channels, *size))
+    facts = runner.facts
+    assert facts["class_names"] == list("abcde")
+    assert facts["preprocessing"]["size"] == size[0]
+    assert facts["host"] == type(model).__name__
+    assert facts["attention"] == (None if kind is None else kind.removesuffix("_qkv"))
+    assert facts["weights"] == "here"
+    if kind is not None and kind.startswith("lrf_dyn"):
+        assert facts["attention_options"] == ({"token": "qkv"} if kind.endswith("qkv") else None)
+    import onnx
+
+    file = onnx.load(made.path)
+    kinds = {node.op_type for node in file.graph.node}
+    unwanted = {"DFT", "Loop", "Scan", "If", "Shape", "BatchNormalization"}
+    assert not kinds & unwanted - ({"BatchNormalization", "Shape"} if kind == "vsa" else set())
+    assert not file.graph.input[0].type.tensor_type.shape.dim[0].dim_value  # a free axis
+    text = made.path.read_bytes()
+    assert str(Path(__file__).parents[2]).encode() not in text  # no trace of the machine that wrote it
+
+
+def test_executorch(tmp_path):
+    model = small("spikformer", "lrf_dyn")
+    made = export_model(model, tmp_path / "model.pte", format="executorch", most_images=8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pte", "model.pte.json"]
+    runner = ExecutorchRunner(made.path)
+    assert runner.most_images == 8
+    assert json.loads(sidecar(made.path).read_text())["preprocessing"]["size"] == 16
+    check_file(runner, model, model.input_size)
+
+    (tmp_path / "other.pte").write_bytes(b"no program")
+    with pytest.raises(LrfdynError, match=r"cannot read .*other\.pte\.json"):
+        ExecutorchRunner(tmp_path / "other.pte")
+    sidecar(tmp_path / "other.pte").write_text(sidecar(made.path).read_text())
+    with pytest.raises(LrfdynError, match=r"other\.pte is not an ExecuTorch program"):
+        ExecutorchRunner(tmp_path / "other.pte")
+
+
+def test_command(tmp_path, capsys):
+    model = small("sew_resnet")
+    model.preprocessing = Preprocessing(24, (0.5,) * 3, (0.25,) * 3)
+    model.save_pretrained(tmp_path / "run" / "model")
+    out = tmp_path / "new" / "model.onnx"
+    assert main(["export", str(tmp_path / "run"), "--out", str(out), "--json", "--check", "4"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["file"] == str(out)
+    assert (printed["images"], printed["real"]) == (12, 8)
+    assert printed["argmax_agreement"] >= 0.9
+    assert printed["weights"] == str(tmp_path / "run")
+
+
+def wrong(model):
+    """A runner that computes something else."""
+
+    def run(images):
+        logits = export_check.torch_logits(model, images)
+        return logits + 0.1 * np.random.default_rng(0).standard_normal(logits.shape) * np.abs(logits).max()
+
+    return run
+
+
+def test_wrong_file_is_not_kept(tmp_path, monkeypatch):
+    model = small("sew_resnet")
+    model.preprocessing = Preprocessing(24, (0.5,) * 3, (0.25,) * 3)
+    monkeypatch.setattr(OnnxRunner, "__call__", lambda self, images: wrong(model)(images))
+    with pytest.raises(LrfdynError, match=r"does not compute the model, so it was not kept; 8 real and 8 random"):
+        export_model(model, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_counts_flips():
+    """One image off is a flipped spike; most images off are an error unless PyTorch's own rounding does the same."""
+    model = small("spikformer", "ssa")
+    images = export_check.check_images(model.input_size, 12, [])
+    right = export_check.torch_logits(model, images)
+
+    def off(count):
+        shifted = right.copy()
+        shifted[:count] *= 1.05
+        rows = iter(shifted)
+        return lambda batch: np.stack([next(rows) for _ in batch])
+
+    clean = export_check.check(off(0), model, images, 0)
+    assert clean.within_tolerance == 12
+    assert clean.float64_within_tolerance is None
+    flipped = export_check.check(off(1), model, images, 0)
+    assert flipped.within_tolerance == 11
+    assert flipped.float64_within_tolerance == 12
+    assert "a spike flipped in 1" in str(flipped)
+    with pytest.raises(LrfdynError, match="a spike flipped in 12"):
+        export_check.check(off(12), model, images, 0)
+    with pytest.raises(LrfdynError, match=r"\[12, 4\] logits, 100% of them finite"):
+        export_check.check(lambda x: export_check.torch_logits(model, x)[:, 1:], model, images, 0)
+
+
+def test_silent_model_is_said_to_prove_little():
+    model = small("spikformer", "ssa")
+    torch.nn.init.zeros_(model.head.weight)
+    torch.nn.init.ones_(model.head.bias)
+    images = export_check.check_images(model.input_size, 4, [])
+    result = export_check.check(lambda x: export_check.torch_logits(model, x), model, images, 0)
+    assert "proves little" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"format": "onx"}, "format: unknown name 'onx'; did you mean onnx"),
+        ({"out": "model.pte"}, r"out: expected a name that ends in \.onnx, got .*model\.pte"),
+        ({"out": "file/model.onnx"}, r"out: cannot write in the folder .*file"),
+        ({"out": "folder.onnx"}, r"out: expected a file, got the folder"),
+        ({"images": [Path("missing.png")]}, r"images: cannot read one of 1 images .*missing\.png"),
+        ({"random_images": 0}, "random_images: expected an integer >= 1"),
+        ({"most_images": 0}, "most_images: expected an integer >= 1"),
+    ],
+)
+def test_bad_arguments(arguments, message, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.onnx").mkdir()
+    out = tmp_path / arguments.pop("out", "model.onnx")
+    with pytest.raises(LrfdynError, match=message):
+        export_model(small("sew_resnet"), out, **arguments)
+
+
+def test_bad_models(tmp_path):
+    with pytest.raises(LrfdynError, match="expected evaluation mode"):
+        export_model(small("sew_resnet").train(), tmp_path / "model.onnx")
+    with pytest.raises(LrfdynError, match="expected a classifier"):
+        export_model(small("sew_resnet", num_classes=0), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("format", "package", "extra"), [("onnx", "onnxscript", "export"), ("executorch", "executorch", "executorch")]
+)
+def test_missing_extra(format, package, extra, tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest, **others):
+        if name.partition(".")[0] == package:
+            raise ImportError(f"No module named {name!r}", name=package)
+        return real(name, *rest, **others)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    out = tmp_path / {"onnx": "model.onnx", "executorch": "model.pte"}[format]
+    with pytest.raises(LrfdynError, match=rf"format: {format} needs .*pip install 'lrfdyn\[{extra}\]'"):
+        export_model(small("sew_resnet"), out, format=format)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["spikformer_4_38", "--out", "x.onnx"], "source: no folder 'spikformer_4_38' here"),
+        (["run", "--out", "x.onnx"], "model: run is a run that has not ended"),
+        (["empty", "--out", "x.onnx"], "model: empty holds no config.json"),
+        (["file", "--out", "x.onnx"], "model: expected a folder or the name of a model, got the file file"),
+        (["spikformer_4_384", "--out", "x.onnx", "--attention", "sss"], "attention: unknown name 'sss'"),
+        (["spikformer_4_384", "--out", "x.onnx", "--check", "0"], "check: expected an integer >= 1"),
+    ],
+)
+def test_bad_commands(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    assert main(["export", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "x.onnx").exists()

@@ -1,0 +1,276 @@
+"""Class names and scores of image files, in PyTorch, in ONNX Runtime and without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import lrfdyn
+from lrfdyn.cli import main
+from lrfdyn.data import Augmentation
+from lrfdyn.data.digits import Digits
+from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.deploy.export import export_model
+from lrfdyn.errors import LrfdynError
+from lrfdyn.predict import Predictor, expand_images
+from tests.deploy.small import small
+from tests.training.runs import tiny, train
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "predict_onnx.py"
+NAMES = ("zero", "one", "two", "three", "four")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A saved model, the same as an ONNX file, and twelve digits as PNG files."""
+    folder = tmp_path_factory.mktemp("predict")
+    model = small("spikformer", "lrf_dyn", in_channels=1)
+    model.preprocessing = Preprocessing(16, (0.3,), (0.4,), 1.0)
+    model.class_names = NAMES
+    model.save_pretrained(folder / "run" / "model")
+    export_model(model, folder / "model.onnx")
+    (folder / "images").mkdir()
+    for i, digit in enumerate(load_digits().images[:12]):
+        Image.fromarray((digit * (255 / 16)).round().astype(np.uint8)).save(folder / "images" / f"{i:02}.png")
+    return folder
+
+
+def direct(place: Path, paths: list[Path]) -> torch.Tensor:
+    """Scores without any of the code under test but the model."""
+    model = lrfdyn.from_pretrained(place / "run" / "model")
+    images = [Image.open(path).convert("L").resize((16, 16), Image.Resampling.BICUBIC) for path in paths]
+    levels = torch.stack([torch.from_numpy(np.array(image, np.float32))[None] for image in images])
+    with torch.no_grad():
+        return model((levels / 255 - 0.3) / 0.4).softmax(1)
+
+
+def predict(capsys, *arguments) -> dict:
+    assert main(["predict", *map(str, arguments), "--json", "-"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_scores(place, capsys):
+    paths = sorted((place / "images").iterdir())
+    scores = direct(place, paths)
+    assert scores.std(0).max() > 1e-3
+    found = predict(capsys, place / "images", "--model", place / "run", "--top", "3", "--batch", "5")
+    assert found["unreadable"] == 0
+    assert [record["image"] for record in found["images"]] == list(map(str, paths))
+    for record, row in zip(found["images"], scores, strict=True):
+        best = row.topk(3)
+        assert [p["class"] for p in record["predictions"]] == best.indices.tolist()
+        assert [p["name"] for p in record["predictions"]] == [NAMES[i] for i in best.indices]
+        assert [p["score"] for p in record["predictions"]] == pytest.approx(best.values.tolist(), abs=1e-5)
+    saved = predict(capsys, place / "images", "--model", place / "run" / "model", "--top", "3")
+    names, others = ([[p["name"] for p in r["predictions"]] for r in result["images"]] for result in (found, saved))
+    assert names == others
+
+
+def test_exported_file(place, capsys):
+    paths = sorted((place / "images").iterdir())
+    scores = direct(place, paths)
+    found = predict(capsys, place / "images", "--model", place / "model.onnx", "--top", "5")
+    for record, row in zip(found["images"], scores, strict=True):
+        by_class = {p["class"]: p["score"] for p in record["predictions"]}
+        assert [by_class[i] for i in range(5)] == pytest.approx(row.tolist(), abs=1e-4)
+
+
+def test_example_without_torch(place, tmp_path):
+    """In a process in which torch and lrfdyn cannot be imported."""
+    paths = sorted((place / "images").iterdir())
+    code = (
+        "import runpy, sys\n"
+        "sys.modules['torch'] = sys.modules['lrfdyn'] = None\n"
+        "try:\n    import torch\nexcept ImportError:\n    pass\nelse:\n    sys.exit('torch is here')\n"
+        f"sys.argv = ['predict_onnx.py', {str(place / 'model.onnx')!r}, *{list(map(str, paths))!r}, '--json']\n"
+        f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["attention"] == "lrf_dyn"
+    for record, row in zip(found["images"], direct(place, paths), strict=True):
+        by_name = {p["name"]: p["score"] for p in record["predictions"]}
+        assert [by_name[name] for name in NAMES] == pytest.approx(row.tolist(), abs=1e-4)
+
+
+def test_unreadable_images_do_not_stop_the_others(place, tmp_path, capsys):
+    good = sorted((place / "images").iterdir())[0]
+    (tmp_path / "broken.png").write_bytes(good.read_bytes()[:40])
+    (tmp_path / "text.png").write_text("not an image")
+    out = tmp_path / "out.json"
+    inputs = [tmp_path / "broken.png", good, tmp_path / "missing.png", tmp_path / "text.png", good]
+    assert main(["predict", *map(str, inputs), "--model", str(place / "model.onnx"), "--json", str(out)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.count(f"{good}: ") == 2
+    for name in ("broken", "missing", "text"):
+        assert f"cannot read {tmp_path / name}.png" in printed.err
+    assert "3 of 5 images could not be read" in printed.err
+    result = json.loads(out.read_text())
+    assert result["unreadable"] == 3
+    assert ["error" in record for record in result["images"]] == [True, False, True, True, False]
+
+
+def test_inputs(place, tmp_path, monkeypatch):
+    images = place / "images"
+    assert expand_images([images]) == sorted(images.iterdir())
+    assert expand_images([f"{images}/0*.png", images / "11.png"]) == [*sorted(images.glob("0*.png")), images / "11.png"]
+    inside = tmp_path / "a" / "b"
+    inside.mkdir(parents=True)
+    (inside / "x.JPG").write_bytes(b"")
+    (inside / "notes.txt").write_text("")
+    odd = tmp_path / "a" / "[1].png"
+    odd.write_bytes(b"")
+    assert expand_images([tmp_path / "a"]) == [odd, inside / "x.JPG"]
+    assert expand_images([odd]) == [odd]  # a name, although it reads like a pattern
+    with pytest.raises(LrfdynError, match="images: nothing matches"):
+        expand_images([f"{tmp_path}/*.webp"])
+    (tmp_path / "none").mkdir()
+    with pytest.raises(LrfdynError, match=r"images: the folder .*none holds no images"):
+        expand_images([tmp_path / "none"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "notes.txt"], "model: expected a folder or the name of a model, got the file notes.txt"),
+        (["--model", "other.onnx"], "model: other.onnx is not an ONNX file that can be run"),
+        (["--model", "missing.onnx"], "model: no such file: missing.onnx"),
+        (["--model", "run", "--runtime", "onnx"], "runtime: onnx runs .onnx files, got run; lrfdyn export"),
+        (["--model", "run", "--runtime", "tensorrt"], "runtime: unknown name 'tensorrt'"),
+        (["--model", "model.onnx", "--device", "cuda"], "device: only for the torch runtime"),
+        (["--model", "run", "--device", "abacus"], "device: 'abacus' cannot be used"),
+        (["--model", "spikformer_4_384"], "model: spikformer_4_384 names a model without weights"),
+        (["--model", "run", "--top", "0"], "top: expected an integer >= 1"),
+        (["--model", "run", "--batch", "0"], "batch: expected an integer >= 1"),
+        (["--model", "run", "--task", "detection"], "task: unknown name 'detection'"),
+        (["--model", "run", "--flip"], "flip: only with --task segmentation"),
+        (["--model", "run", "--task", "segmentation"], "out: --task segmentation needs the folder"),
+        (["--model", "run", "--json", "notes.txt/x.json"], "json: cannot write notes.txt/x.json"),
+    ],
+)
+def test_bad_input(arguments, message, place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("text")
+    (tmp_path / "other.onnx").write_text("text")
+    for name in ("run", "model.onnx"):
+        (tmp_path / name).symlink_to(place / name)
+    image = sorted((place / "images").iterdir())[0]
+    assert main(["predict", str(image), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_foreign_onnx_file(place, tmp_path):
+    import onnx
+
+    file = onnx.load(place / "model.onnx")
+    del file.metadata_props[:]
+    onnx.save(file, tmp_path / "foreign.onnx")
+    with pytest.raises(LrfdynError, match="was not exported by lrfdyn"):
+        Predictor.open(str(tmp_path / "foreign.onnx"))
+
+
+def test_model_without_description(tmp_path, place, capsys):
+    """Folders of before class names and preprocessing were kept: the usual is taken, and said."""
+    model = small("spikformer", "ssa")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert "preprocessing" not in config
+    assert "class_names" not in config
+    image = sorted((place / "images").iterdir())[0]
+    assert main(["predict", str(image), "--model", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert "does not say how images are preprocessed" in printed.err
+    assert "class 0" in printed.out
+
+
+def test_saved_description(place, tmp_path):
+    model = lrfdyn.from_pretrained(place / "run" / "model")
+    assert model.class_names == NAMES
+    assert model.preprocessing == Preprocessing(16, (0.3,), (0.4,), 1.0)
+    assert lrfdyn.from_pretrained(place / "run" / "model", time_steps=3).class_names == NAMES
+    model.reset_classifier(7)
+    assert model.class_names is None
+    model.save_pretrained(tmp_path)
+    assert lrfdyn.from_pretrained(tmp_path).class_names is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 0}, "size: expected an integer >= 1"),
+        ({"std": [0.0]}, "a positive std of every channel"),
+        ({"mean": [0.1, 0.2]}, "a positive std of every channel"),
+        ({"mean": "x"}, "preprocessing: "),
+        ({"crop_share": 2}, "crop_share: expected 0 < x <= 1"),
+        ({"interpolation": "nearest"}, "interpolation: expected bicubic"),
+        ({"flip": True}, "unknown entry 'flip'"),
+    ],
+)
+def test_damaged_preprocessing(change, message):
+    values = {**Preprocessing(16, (0.3,), (0.4,)).as_dict(), **change}
+    with pytest.raises(LrfdynError, match=f"here: preprocessing: .*{message}|here: {message}"):
+        Preprocessing.from_dict(values, "here")
+
+
+def test_preprocessing_is_that_of_the_test_images():
+    """Digits as files come out as the numbers that a model is tested on."""
+    source = Digits(Augmentation())
+    batch = next(source.test_batches(batch_size=4))
+    preprocessing = Preprocessing.of_data(source)
+    raw = source._splits["test"][0][:4]
+    found = [preprocessing.apply(Image.fromarray(levels[0].numpy().astype(np.uint8))) for levels in raw]
+    torch.testing.assert_close(torch.from_numpy(np.stack(found)), batch.images, rtol=0, atol=1e-6)
+
+
+def test_trained_model_finds_what_its_test_found(tmp_path, capsys):
+    """The test images as files give the accuracy that the run reports."""
+    config = tiny(
+        optimizer={"ema_decay": None},
+        augmentation={"mixup": 0.0},
+        schedule={"epochs": 3},
+        run={"batch_size": 32},
+        model={"drop_path": 0.0, "options": {"dim": 16, "depth": 1}},
+    )
+    summary = train(config, tmp_path / "run")
+    images, labels = Digits(Augmentation())._splits["test"]
+    (tmp_path / "images").mkdir()
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        path = tmp_path / "images" / f"{i:03}_{label}.png"
+        Image.fromarray(image[0].numpy().astype(np.uint8)).save(path)
+    found = predict(capsys, tmp_path / "images", "--model", tmp_path / "run", "--batch", "64")
+    right = [r["predictions"][0]["name"] == Path(r["image"]).stem[-1] for r in found["images"]]
+    assert len(right) == 360
+    assert 100 * np.mean(right) == pytest.approx(summary["top1"], abs=0.3)  # one image: folded norms round otherwise
+    assert summary["top1"] > 15  # not by chance
+
+
+def test_segmentation_is_passed_on(place, tmp_path, monkeypatch, capsys):
+    seen = {}
+
+    def predict_segmentation(model, images, out, *, device, flip, window, report):
+        seen.update(model=model, images=images, out=out, device=device, flip=flip, window=window)
+        records = []
+        for image in images:
+            report(image)
+            records.append({"image": str(image), **({"error": "dark"} if image.stem == "03" else {})})
+        return records
+
+    module = types.ModuleType("lrfdyn.segmentation.predict")
+    module.predict_segmentation = predict_segmentation
+    monkeypatch.setitem(sys.modules, "lrfdyn.segmentation", types.ModuleType("lrfdyn.segmentation"))
+    monkeypatch.setitem(sys.modules, "lrfdyn.segmentation.predict", module)
+    arguments = ["--task", "segmentation", "--model", "m", "--out", str(tmp_path), "--flip", "--window", "512"]
+    assert main(["predict", str(place / "images"), *arguments]) == 1
+    assert seen["images"] == sorted((place / "images").iterdir())
+    assert (seen["model"], seen["out"], seen["flip"], seen["window"]) == ("m", tmp_path, True, 512)
+    assert "1 of 12 images could not be read" in capsys.readouterr().err
