@@ -96,7 +96,7 @@ def segment(arguments: argparse.Namespace, paths: list[Path]) -> list[dict[str, 
     if arguments.json != "-":
         for record in records:
             if "error" not in record:
-                print(f"{record['image']}: {record.get('output', arguments.out)}")
+                print(f"{record['image']}: {record['overlay']}")
     return records
 
 
