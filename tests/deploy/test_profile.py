@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -120,3 +121,13 @@ def test_profile_model_takes_options_of_the_model():
     assert len(profile["layers"]) == 2
     assert profile["held_state_bytes"] is None
     assert profile["state_bytes"] == 2 * sum(term["bytes"] for term in profile["layers"]["blocks.0.attn"])
+
+
+def test_time_by_piece_and_kernel(capsys):
+    from benchmarks.lowmem_profile import main
+
+    main(["--model", "spikformer_4_384", "--image-size", "16", "--batch", "2", "--calls", "1", "--attention", "lrf_dyn"])
+    out = capsys.readouterr().out
+    assert re.search(r"[1-9]\S*  stem\.stages\.0, \d+ tiles of", out)
+    assert re.search(r"[1-9]\S*  blocks\.\*\.attn", out)
+    assert "aten::" in out
