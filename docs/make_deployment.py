@@ -31,7 +31,8 @@ TEXT = """\
 
 - [Attention row by row](#streaming-lrf-dyn-okd) and [whole models](#low-memory-inference-of-whole-models) in little
   memory, [measured](#measured), and [`lrfdyn profile`](#lrfdyn-profile), which shows where memory goes
-- [Export](#export) to ONNX and ExecuTorch, [`lrfdyn predict`](#predict), and [files without torch](#running-without-torch)
+- [Export](#export) to ONNX and ExecuTorch, [`lrfdyn predict`](#predict), and
+  [files without torch](#running-without-torch)
 
 Two things take memory when a spiking transformer runs: what attention must hold, which the paper is about, and the
 feature maps of everything else, which are far larger. `lrfdyn.deploy` lowers both.
@@ -118,8 +119,8 @@ every layer, plain and low-memory, and the totals: allocator, growth of the resi
 `--json` prints the same as JSON. The figure needs `pip install 'lrfdyn[analysis]'`. Plain inference of 64 images takes
 several GB and, on a CPU, minutes; `--batch 1` is quick.
 
-`python benchmarks/memory.py` measures the tables above again; `python benchmarks/lowmem_profile.py` says which pieces and
-kernels take the time.
+`python benchmarks/memory.py` measures the tables above again; `python benchmarks/lowmem_profile.py` says which pieces
+and kernels take the time.
 
 {export}"""
 

@@ -15,9 +15,10 @@ TEXT = """\
     lrfdyn export path/to/save_pretrained --format executorch --out model.pte --max-batch 4
     lrfdyn export spikformer_8_512 --attention lrf_dyn --out size_and_speed.onnx
 
-The model is the folder of `lrfdyn train`, a folder of `save_pretrained`, a repository of the Hugging Face hub, or the name
-of a model: then the weights are random, and the command says so. ONNX needs `pip install 'lrfdyn[export]'`, ExecuTorch
-`pip install 'lrfdyn[executorch]'`. From Python it is `lrfdyn.deploy.export.export_model(model, "model.onnx")`.
+The model is the folder of `lrfdyn train`, a folder of `save_pretrained`, a repository of the Hugging Face hub, or the
+name of a model: then the weights are random, and the command says so. ONNX needs `pip install 'lrfdyn[export]'`,
+ExecuTorch `pip install 'lrfdyn[executorch]'`. From Python it is `lrfdyn.deploy.export.export_model(model,
+"model.onnx")`.
 
 | | ONNX | ExecuTorch |
 |---|---|---|
@@ -25,26 +26,28 @@ of a model: then the weights are random, and the command says so. ONNX needs `pi
 | image size | that of the model's preprocessing | the same |
 | weights | in the file, up to 2 GiB | in the file |
 | description | metadata `lrfdyn` in the file | `model.pte.json` beside the file |
-| kernels | ONNX Runtime, or any other runtime of opset 20 | convolutions, products and pools in XNNPACK, the rest portable |
+| kernels | ONNX Runtime, or any other runtime of opset 20 | convolutions, products, pools in XNNPACK, the rest portable |
 
-The description is one JSON object: `model`, `host`, `attention`, `attention_options`, `time_steps`, `weights` (where they
-are from), `class_names`, and `preprocessing` (`size`, `crop_share`, `mean`, `std`, `interpolation`). `lrfdyn train` writes
-class names and preprocessing into the saved model; a folder that lacks them is exported with the usual preprocessing
-(ImageNet's statistics, or levels from -1 to 1 for other channels than three) and `"preprocessing_assumed": true`.
+The description is one JSON object: `model`, `host`, `attention`, `attention_options`, `time_steps`, `weights` (where
+they are from), `class_names`, and `preprocessing` (`size`, `crop_share`, `mean`, `std`, `interpolation`). `lrfdyn
+train` writes class names and preprocessing into the saved model; a folder that lacks them is exported with the usual
+preprocessing (ImageNet's statistics, or levels from -1 to 1 for other channels than three) and
+`"preprocessing_assumed": true`.
 
 What is written is the model in few plain operations:
 
 - Norms are folded into the convolutions before them (also the three of a RepConv of SDT-V2).
-- A neuron is five operations a time step. Potentials are divided by the gain, so that currents enter as they are; gains of
-  the hosts are powers of two, so no rounding changes.
+- A neuron is five operations a time step. Potentials are divided by the gain, so that currents enter as they are; gains
+  of the hosts are powers of two, so no rounding changes.
 - The dendrites of LRF-Dyn are constant matrices, worked out in float64: a Toeplitz matrix inside a row of tokens, and
   between rows the 2M numbers of the modes, carried over with log2(rows) products. No complex numbers, no Fourier
   transform, no loop. The matrices cost W x W numbers a channel and not N x N: in the table below a tenth of the file of
   Spikformer-8-512 (rows of 14 tokens), more on wider grids.
 - The first convolution of a static image is computed once for all time steps.
 
-In float64 this form equals the model within 1e-9 for all hosts with all attentions (`tests/deploy/test_export_form.py`).
-QKFormer with `legacy_neuron_axis=True` cannot be exported: its neuron mixes the images of a batch.
+In float64 this form equals the model within 1e-9 for all hosts with all attentions
+(`tests/deploy/test_export_form.py`). QKFormer with `legacy_neuron_axis=True` cannot be exported: its neuron mixes the
+images of a batch.
 
 ### What the check means
 
@@ -52,13 +55,13 @@ Every file is run against PyTorch in float32 before it is kept, in batches of 1,
 else scikit-learn's digits) and on random ones. The command prints the result; a file that fails is removed and the exit
 code is 2.
 
-A spiking network is not continuous. Two programs add the same numbers in another order, so potentials differ in the last
-bits, and where one lies that close to its threshold, the spike flips; from there on the two compute with different
+A spiking network is not continuous. Two programs add the same numbers in another order, so potentials differ in the
+last bits, and where one lies that close to its threshold, the spike flips; from there on the two compute with different
 spikes. So the logits of an image are either equal to rounding, or visibly different. The check therefore says:
 
 - Without a flip all logits of an image are within 1e-3 of the largest logit (`--tolerance`); most are within 1e-6.
-- An image beyond that counts as one with a flip. Such images must be the minority, or PyTorch itself must be as far from
-  its own float64 result on the same images (a factor of 4 is allowed), which the command prints beside it.
+- An image beyond that counts as one with a flip. Such images must be the minority, or PyTorch itself must be as far
+  from its own float64 result on the same images (a factor of 4 is allowed), which the command prints beside it.
 - The argmax must be the same on at least 90 % of the images; where PyTorch's own float64 result changes it more often
   (networks that were never trained), twice as many changes and one more are allowed.
 
@@ -91,7 +94,8 @@ own: the shorter side is scaled to `size / crop_share` (bicubic), the centre is 
 as for the test images in training.
 
 An image that cannot be read is named on the error stream with the reason and the others go on; at the end there is a
-count, and the exit code is 1 (2 for bad arguments, 0 if all went well). The JSON has one record for every image, in order:
+count, and the exit code is 1 (2 for bad arguments, 0 if all went well). The JSON has one record for every image, in
+order:
 
     {{"model": "model.onnx", "task": "classification", "unreadable": 1, "images": [
       {{"image": "a.jpg", "predictions": [{{"class": 3, "name": "church", "score": 0.93}}, ...]}},

@@ -17,10 +17,10 @@ from lrfdyn.data.preprocess import Preprocessing, require_pillow
 from lrfdyn.deploy.executorch import ExecutorchRunner
 from lrfdyn.deploy.export import FORMATS, describe
 from lrfdyn.deploy.onnx import OnnxRunner
-from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
+from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.models import list_models
 from lrfdyn.models.fold import fold_batch_norm
-from lrfdyn.sources import load_model, model_folder
+from lrfdyn.sources import choose_device, load_model, model_folder
 
 RUNTIMES = ("torch", "onnx", "executorch")
 
@@ -35,13 +35,10 @@ class TorchRunner:
             model_folder(source) is not None or source not in list_models(),
             f"model: {source} names a model without weights; expected the folder of a trained one or an exported file",
         )
+        self.device = choose_device(device)
         model, weights = load_model(source)
         self.facts = describe(model, model.preprocessing or Preprocessing.usual(model), weights)
-        try:
-            self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-            self.model = fold_batch_norm(model).to(self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise LrfdynError(f"device: {device!r} cannot be used ({str(error).splitlines()[0]})") from None
+        self.model = fold_batch_norm(model).to(self.device)
 
     @torch.inference_mode()
     def __call__(self, images: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from lrfdyn.deploy.export import export_model
 from lrfdyn.errors import LrfdynError
 from lrfdyn.predict import Predictor, expand_images
 from tests.deploy.small import small
+from tests.segmentation.make import shapes, tiny_model
 from tests.training.runs import tiny, train
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "predict_onnx.py"
@@ -148,7 +148,7 @@ def test_inputs(place, tmp_path, monkeypatch):
         (["--model", "run", "--runtime", "onnx"], "runtime: onnx runs .onnx files, got run; lrfdyn export"),
         (["--model", "run", "--runtime", "tensorrt"], "runtime: unknown name 'tensorrt'"),
         (["--model", "model.onnx", "--device", "cuda"], "device: only for the torch runtime"),
-        (["--model", "run", "--device", "abacus"], "device: 'abacus' cannot be used"),
+        (["--model", "run", "--device", "abacus"], "device: cannot use 'abacus'"),
         (["--model", "spikformer_4_384"], "model: spikformer_4_384 names a model without weights"),
         (["--model", "run", "--top", "0"], "top: expected an integer >= 1"),
         (["--model", "run", "--batch", "0"], "batch: expected an integer >= 1"),
@@ -254,23 +254,50 @@ def test_trained_model_finds_what_its_test_found(tmp_path, capsys):
     assert summary["top1"] > 15  # not by chance
 
 
-def test_segmentation_is_passed_on(place, tmp_path, monkeypatch, capsys):
-    seen = {}
+def test_segmentation(tmp_path, capsys):
+    tiny_model(num_classes=5).save_pretrained(tmp_path / "run" / "model")
+    (tmp_path / "images").mkdir()
+    for i in range(2):
+        Image.fromarray(shapes(i, 40, 56)[0]).save(tmp_path / "images" / f"{i}.png")
+    (tmp_path / "images" / "dark.png").write_text("no image")
+    given = [str(tmp_path / "images"), "--task", "segmentation", "--model", str(tmp_path / "run"), "--device", "cpu"]
+    out = tmp_path / "masks"
+    assert main(["predict", *given, "--out", str(out)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        f"{tmp_path / 'images' / f'{i}.png'}: {out / f'{i}_overlay.png'}" for i in (0, 1)
+    ]
+    assert f"cannot read {tmp_path / 'images' / 'dark.png'} (UnidentifiedImageError" in printed.err
+    assert "1 of 3 images could not be read" in printed.err
+    for i in range(2):
+        with Image.open(out / f"{i}_mask.png") as mask:
+            assert (mask.mode, mask.size) == ("P", (56, 40))
 
-    def predict_segmentation(model, images, out, *, device, flip, window, report):
-        seen.update(model=model, images=images, out=out, device=device, flip=flip, window=window)
-        records = []
-        for image in images:
-            report(image)
-            records.append({"image": str(image), **({"error": "dark"} if image.stem == "03" else {})})
-        return records
+    (tmp_path / "images" / "dark.png").unlink()
+    found = predict(capsys, *given, "--out", tmp_path / "other", "--flip", "--window", 32)
+    assert (found["task"], found["unreadable"]) == ("segmentation", 0)
+    for record in found["images"]:
+        assert Path(record["mask"]).is_file()
+        assert Path(record["overlay"]).is_file()
+        assert sum(record["classes"].values()) == pytest.approx(1)
 
-    module = types.ModuleType("lrfdyn.segmentation.predict")
-    module.predict_segmentation = predict_segmentation
-    monkeypatch.setitem(sys.modules, "lrfdyn.segmentation", types.ModuleType("lrfdyn.segmentation"))
-    monkeypatch.setitem(sys.modules, "lrfdyn.segmentation.predict", module)
-    arguments = ["--task", "segmentation", "--model", "m", "--out", str(tmp_path), "--flip", "--window", "512"]
-    assert main(["predict", str(place / "images"), *arguments]) == 1
-    assert seen["images"] == sorted((place / "images").iterdir())
-    assert (seen["model"], seen["out"], seen["flip"], seen["window"]) == ("m", tmp_path, True, 512)
-    assert "1 of 12 images could not be read" in capsys.readouterr().err
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "classifier"], "model: classifier/model/config.json holds a Spikformer, expected a Segmenter"),
+        (["--model", "classifier", "--runtime", "onnx"], "runtime: segmentation runs in torch, got 'onnx'"),
+        (["--model", "nothing/here/at/all"], "model: no such folder: nothing/here/at/all"),
+        (["--model", "segmenter", "--device", "abacus"], "device: cannot use 'abacus'"),
+        (["--model", "segmenter", "--window", "1"], "window: expected at least the stride"),
+        (["--model", "segmenter", "--out", "notes.txt/maps"], "out: cannot write in the folder notes.txt/maps"),
+    ],
+)
+def test_bad_input_for_segmentation(arguments, message, place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("text")
+    (tmp_path / "classifier").symlink_to(place / "run")
+    tiny_model().save_pretrained(tmp_path / "segmenter")
+    image = sorted((place / "images").iterdir())[0]
+    assert main(["predict", str(image), "--task", "segmentation", "--out", "maps", *arguments]) == 2
+    assert message in capsys.readouterr().err

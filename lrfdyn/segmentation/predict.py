@@ -14,24 +14,15 @@ from lrfdyn.data.augment import normalise
 from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import writable_folder, write_atomic
-from lrfdyn.hub import from_pretrained
 from lrfdyn.models.segmenter import Segmenter
 from lrfdyn.segmentation.draw import class_shares, mask_image, overlay, pillow
 from lrfdyn.segmentation.inference import best_class, segment
+from lrfdyn.sources import choose_device, load_saved
 
 
 def load_segmenter(source: str, device: str | None = None) -> Segmenter:
     """The model of a run's folder, of a folder of `save_pretrained`, or of a hub repository."""
-    folder = Path(source)
-    if (folder / "model" / "config.json").is_file():
-        source = str(folder / "model")
-    elif folder.is_dir():
-        require((folder / "config.json").is_file(), f"model: {folder} holds no model (config.json, or model/)")
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return from_pretrained(source, host=Segmenter, device=chosen)
-    except (RuntimeError, AssertionError) as error:  # what torch says of a device that is not there
-        raise LrfdynError(f"device: cannot use {chosen!r} ({str(error).splitlines()[0]})") from None
+    return load_saved(source, Segmenter, choose_device(device))
 
 
 @torch.no_grad()

@@ -126,7 +126,9 @@ def test_profile_model_takes_options_of_the_model():
 def test_time_by_piece_and_kernel(capsys):
     from benchmarks.lowmem_profile import main
 
-    main(["--model", "spikformer_4_384", "--image-size", "16", "--batch", "2", "--calls", "1", "--attention", "lrf_dyn"])
+    main(
+        ["--model", "spikformer_4_384", "--image-size", "16", "--batch", "2", "--calls", "1", "--attention", "lrf_dyn"]
+    )
     out = capsys.readouterr().out
     assert re.search(r"[1-9]\S*  stem\.stages\.0, \d+ tiles of", out)
     assert re.search(r"[1-9]\S*  blocks\.\*\.attn", out)

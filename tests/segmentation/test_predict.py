@@ -83,7 +83,7 @@ def test_not_a_segmentation_model(tmp_path):
     create_model("sdt_v3_t", image_size=32, **TINY_HOST).save_pretrained(tmp_path / "classifier")
     with pytest.raises(LrfdynError, match="holds a SDTV3, expected a Segmenter"):
         load_segmenter(str(tmp_path / "classifier"))
-    with pytest.raises(LrfdynError, match=r"model: .* holds no model"):
+    with pytest.raises(LrfdynError, match=r"model: .* holds no config.json"):
         load_segmenter(str(tmp_path))
     with pytest.raises(LrfdynError, match="images: expected at least one file"):
         predict_segmentation("x", [], tmp_path)
