@@ -26,7 +26,7 @@ ExecuTorch `pip install 'lrfdyn[executorch]'`. From Python it is `lrfdyn.deploy.
 | image size | that of the model's preprocessing | the same |
 | weights | in the file, up to 2 GiB | in the file |
 | description | metadata `lrfdyn` in the file | `model.pte.json` beside the file |
-| kernels | ONNX Runtime, or any other runtime of opset 20 | convolutions, products, pools in XNNPACK, the rest portable |
+| kernels | ONNX Runtime, or another runtime of opset 20 | convolutions, products, pools in XNNPACK, the rest portable |
 
 The description is one JSON object: `model`, `host`, `attention`, `attention_options`, `time_steps`, `weights` (where
 they are from), `class_names`, and `preprocessing` (`size`, `crop_share`, `mean`, `std`, `interpolation`). `lrfdyn
@@ -91,7 +91,7 @@ The last column is the largest logit difference among the files in which no imag
 Images are files, folders (with the folders in them) and patterns. The runtime follows from the ending of `--model`
 (`.onnx`, `.pte`, else PyTorch) or from `--runtime torch|onnx|executorch`. Preprocessing and class names are the model's
 own: the shorter side is scaled to `size / crop_share` (bicubic), the centre is taken, then (levels / 255 - mean) / std,
-as for the test images in training.
+as for the test images in training. Pictures are turned as the camera was held, 16-bit levels are scaled to 8 bits.
 
 An image that cannot be read is named on the error stream with the reason and the others go on; at the end there is a
 count, and the exit code is 1 (2 for bad arguments, 0 if all went well). The JSON has one record for every image, in

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from lrfdyn.data.folder import ENDINGS
-from lrfdyn.data.preprocess import Preprocessing, require_pillow
+from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
 from lrfdyn.deploy.executorch import ExecutorchRunner
 from lrfdyn.deploy.export import FORMATS, describe
 from lrfdyn.deploy.onnx import OnnxRunner
 from lrfdyn.errors import require, require_integer, unknown_name
-from lrfdyn.models import list_models
+from lrfdyn.models import Segmenter, list_models
 from lrfdyn.models.fold import fold_batch_norm
 from lrfdyn.sources import choose_device, load_model, model_folder
 
@@ -37,6 +37,7 @@ class TorchRunner:
         )
         self.device = choose_device(device)
         model, weights = load_model(source)
+        require(not isinstance(model, Segmenter), f"task: {source} is a segmentation model; pass --task segmentation")
         self.facts = describe(model, model.preprocessing or Preprocessing.usual(model), weights)
         self.model = fold_batch_norm(model).to(self.device)
 
@@ -99,7 +100,7 @@ class Predictor:
                 try:
                     images[i] = self.preprocessing.load(path)
                 except Exception as error:  # damaged files make decoders fail in any way
-                    records[i]["error"] = f"{type(error).__name__}: {error}"
+                    records[i]["error"] = reason(error)
             if images:
                 logits = self.run(np.stack(list(images.values())))
                 for i, row in zip(images, logits, strict=True):
