@@ -18,6 +18,7 @@ from lrfdyn.deploy.executorch import ExecutorchRunner
 from lrfdyn.deploy.export import FORMATS, describe
 from lrfdyn.deploy.onnx import OnnxRunner
 from lrfdyn.errors import require, require_integer, unknown_name
+from lrfdyn.hub import class_names_of
 from lrfdyn.models import Segmenter, list_models
 from lrfdyn.models.fold import fold_batch_norm
 from lrfdyn.sources import choose_device, load_model, model_folder
@@ -81,9 +82,11 @@ class Predictor:
         else:
             runner = TorchRunner(source, device)
         facts = runner.facts
-        names = facts.get("class_names") or [f"class {i}" for i in range(facts["num_classes"])]
+        count: Any = facts.get("num_classes") if isinstance(facts, dict) else None
+        require(isinstance(count, int) and count >= 1, f"model: the description of {source} says no num_classes")
+        names = class_names_of(facts, count, f"model: {source}") or tuple(f"class {i}" for i in range(count))
         preprocessing = Preprocessing.from_dict(facts.get("preprocessing"), f"model: {source}")
-        return cls(wanted, facts, preprocessing, tuple(names), runner.most_images, runner)
+        return cls(wanted, facts, preprocessing, names, runner.most_images, runner)
 
     def predict(self, paths: Sequence[Path], top: int = 5, batch: int = 16) -> Iterator[dict[str, Any]]:
         """A record for every image, in order: its `predictions`, best first, or the `error` that kept it from being

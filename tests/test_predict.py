@@ -272,13 +272,27 @@ def test_bad_input(arguments, message, place, tmp_path, monkeypatch, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_foreign_onnx_file(place, tmp_path):
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        (None, "was not exported by lrfdyn"),
+        ("not JSON", "foreign.onnx: its metadata 'lrfdyn' is no JSON"),
+        ("[]", "the description of .* says no num_classes"),
+        ("{}", "the description of .* says no num_classes"),
+        ('{"num_classes": 2, "class_names": "ab"}', "class_names: expected a list of names"),
+        ('{"num_classes": 5}', "preprocessing: expected an object, got None"),
+    ],
+)
+def test_foreign_onnx_file(description, message, place, tmp_path):
     import onnx
 
     file = onnx.load(place / "model.onnx")
     del file.metadata_props[:]
+    if description is not None:
+        entry = file.metadata_props.add()
+        entry.key, entry.value = "lrfdyn", description
     onnx.save(file, tmp_path / "foreign.onnx")
-    with pytest.raises(LrfdynError, match="was not exported by lrfdyn"):
+    with pytest.raises(LrfdynError, match=f"model: .*{message}"):
         Predictor.open(str(tmp_path / "foreign.onnx"))
 
 

@@ -106,6 +106,8 @@ def test_plot_without_matplotlib_names_what_to_install(monkeypatch, tmp_path):
         (["profile", "sew_resnet18"], "model: expected one with attention, got sew_resnet18"),
         ([*SMALL, "--batch", "0"], "batch: expected integers >= 1, got 0"),
         ([*SMALL, "--attention", "lrf"], "attention: unknown name 'lrf'"),
+        ([*SMALL, "--plot", "memory.xyz"], "plot: expected a name that ends in one of"),
+        ([*SMALL, "--plot", "/dev/null/memory.png"], "plot: cannot write in the folder /dev/null"),
         ([*SMALL, "--device", "tpu"], "device: expected cpu or cuda, got 'tpu'"),
     ],
 )
