@@ -1,15 +1,21 @@
-"""Writes docs/deployment.md and its figure from the memory records of results/performance."""
+"""Writes docs/deployment.md and its figure from results/performance; the part on exported files is make_export.py's."""
 
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import make_export
+
 from lrfdyn.analysis.memory import attention_state
 from lrfdyn.attention import LABELS
 from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.deploy.lowmem import IMAGES
 from lrfdyn.models.summary import meta_model
 
 ROOT = Path(__file__).parent.parent
@@ -19,9 +25,14 @@ FILES = {"memory_h200": "GPU", "memory_cpu": "CPU"}
 MODEL = "spikformer_8_512"
 
 TEXT = """\
-# Deployment: inference in little memory
+# Deployment
 
 <!-- Made by docs/make_deployment.py from results/performance; `python docs/make_deployment.py` writes it anew. -->
+
+- [Attention row by row](#streaming-lrf-dyn-okd) and [whole models](#low-memory-inference-of-whole-models) in little
+  memory, [measured](#measured), and [`lrfdyn profile`](#lrfdyn-profile), which shows where memory goes
+- [Export](#export) to ONNX and ExecuTorch, [`lrfdyn predict`](#predict), and
+  [files without torch](#running-without-torch)
 
 Two things take memory when a spiking transformer runs: what attention must hold, which the paper is about, and the
 feature maps of everything else, which are far larger. `lrfdyn.deploy` lowers both.
@@ -69,7 +80,7 @@ compiled.plan(images).map_bytes  # the buffer of all maps between layers
 The peak of a plain forward pass lies in the stem, where a 224 x 224 image has 64 channels, T time steps and several
 copies of all that. The compiled model never holds such a map:
 
-- Images pass the network a few at a time (one on a CPU, 16 on a GPU).
+- Images pass the network a few at a time (one on a CPU, {images} on a GPU).
 - The network is a chain of pieces, and a piece is computed in tiles of rows. Convolutions read a few rows around a
   tile; those are computed twice.
 - On a CPU the time steps follow each other, as many at a time as fit, and neurons carry their membrane along. On a GPU
@@ -90,8 +101,13 @@ exact as they are ([performance.md](performance.md)).
 
 {model}, 224 x 224, T = 4, float32, random weights. Peaks are of the allocator and leave out weights and input
 images. The reference is official-style eager SSA, SpikingJelly's network with its own neuron; `eager` is our plain
-model in evaluation mode. The paper reports 49.4 % less memory, which is 50.6 % of the reference. The saving comes from
-how maps are held: it is the same with SSA, whose state of one layer is small beside a feature map of the stem.
+model in evaluation mode. The paper reports 49.4 % less memory, which is 50.6 % of the reference.
+
+Nearly all of the saving of a whole model comes from how its maps are held, and not from LRF-Dyn: low-memory SSA gets it
+too, since the state of an attention layer is small beside a feature map of the stem. Nor is less memory always faster.
+Low-memory inference against the reference:
+
+{comparison}
 
 {tables}
 ## `lrfdyn profile`
@@ -103,8 +119,10 @@ every layer, plain and low-memory, and the totals: allocator, growth of the resi
 `--json` prints the same as JSON. The figure needs `pip install 'lrfdyn[analysis]'`. Plain inference of 64 images takes
 several GB and, on a CPU, minutes; `--batch 1` is quick.
 
-`python benchmarks/memory.py` measures the tables above again.
-"""
+`python benchmarks/memory.py` measures the tables above again; `python benchmarks/lowmem_profile.py` says which pieces
+and kernels take the time.
+
+{export}"""
 
 
 def records(name: str) -> list[dict[str, Any]]:
@@ -160,6 +178,28 @@ def table(name: str) -> str:
     return "\n".join(lines)
 
 
+def comparison() -> str:
+    """SSA and LRF-Dyn beside each other, wherever both were measured, or what there is."""
+    lines = []
+    for name, where in FILES.items():
+        rows = records(name)
+        for batch in dict.fromkeys(r["batch"] for r in rows):
+            own = [r for r in rows if r["batch"] == batch]
+            low = [r for r in own if r["implementation"] == "low-memory"]
+            if not low:
+                continue
+            # Calls that were watched while they were timed do not compare.
+            fair = all("profiler" not in (r["note"] or "") for r in (own[0], *low))
+            found = [f"{LABELS[r['attention']]} {r['of_reference']:.1%}" + (f" ({ms(r)})" if fair else "") for r in low]
+            reference = f" ({ms(own[0])})" if fair else ""
+            lines.append(f"- {where}, batch {batch}: {' and '.join(found)} of the memory of the reference{reference}")
+    return "\n".join(lines)
+
+
+def ms(row: dict[str, Any]) -> str:
+    return f"{row['latency_ms']:,.1f} ms" if row["latency_ms"] < 1000 else f"{row['latency_ms'] / 1e3:,.1f} s"
+
+
 def draw() -> None:
     from lrfdyn.analysis.memory_plot import plot_memory
 
@@ -182,11 +222,18 @@ def render() -> str:
     return TEXT.format(
         model="Spikformer-8-512",
         buffers=buffers_rows(),
+        images=IMAGES["cuda"],
         ssa=f"{total_kib(derived('ssa')):.1f}",
+        comparison=comparison(),
         tables="\n".join(table(name) for name in FILES),
+        export=make_export.render(),
     )
 
 
+def write() -> None:
+    (ROOT / "docs" / "deployment.md").write_text(render(), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    (ROOT / "docs" / "deployment.md").write_text(render())
+    write()
     draw()

@@ -1,15 +1,118 @@
-"""Fills the tables of exported files in the deployment pages from results/performance/export_*.json."""
+"""The part of docs/deployment.md on exported files, from results/performance/export_*.json."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "results" / "performance"
-PAGES = ("deployment.md", "deployment_export.md")
+RESULTS = Path(__file__).parent.parent / "results" / "performance"
+
+TEXT = """\
+## Export
+
+    lrfdyn export results/training/cifar100_spikformer_4_384_lrf_dyn/seed0 --out model.onnx
+    lrfdyn export path/to/save_pretrained --format executorch --out model.pte --max-batch 4
+    lrfdyn export spikformer_8_512 --attention lrf_dyn --out size_and_speed.onnx
+
+The model is the folder of `lrfdyn train`, a folder of `save_pretrained`, a repository of the Hugging Face hub, or the
+name of a model: then the weights are random, and the command says so. ONNX needs `pip install 'lrfdyn[export]'`,
+ExecuTorch `pip install 'lrfdyn[executorch]'`. From Python it is `lrfdyn.deploy.export.export_model(model,
+"model.onnx")`.
+
+| | ONNX | ExecuTorch |
+|---|---|---|
+| batch | any | 1 to `--max-batch` (memory is planned for it) |
+| image size | that of the model's preprocessing | the same |
+| weights | in the file, up to 2 GiB | in the file |
+| description | metadata `lrfdyn` in the file | `model.pte.json` beside the file |
+| kernels | ONNX Runtime, or another runtime of opset 20 | convolutions, products, pools in XNNPACK, the rest portable |
+
+The description is one JSON object: `model`, `host`, `attention`, `attention_options`, `time_steps`, `weights` (where
+they are from), `class_names`, and `preprocessing` (`size`, `crop_share`, `mean`, `std`, `interpolation`). `lrfdyn
+train` writes class names and preprocessing into the saved model; a folder that lacks them is exported with the usual
+preprocessing (ImageNet's statistics, or levels from -1 to 1 for other channels than three) and
+`"preprocessing_assumed": true`.
+
+What is written is the model in few plain operations:
+
+- Norms are folded into the convolutions before them (also the three of a RepConv of SDT-V2).
+- A neuron is five operations a time step. Potentials are divided by the gain, so that currents enter as they are; gains
+  of the hosts are powers of two, so no rounding changes.
+- The dendrites of LRF-Dyn are constant matrices, worked out in float64: a Toeplitz matrix inside a row of tokens, and
+  between rows the 2M numbers of the modes, carried over with log2(rows) products. No complex numbers, no Fourier
+  transform, no loop. The matrices cost W x W numbers a channel and not N x N: in the table below a tenth of the file of
+  Spikformer-8-512 (rows of 14 tokens), more on wider grids.
+- The first convolution of a static image is computed once for all time steps.
+
+In float64 this form equals the model within 1e-9 for all hosts with all attentions
+(`tests/deploy/test_export_form.py`). QKFormer with `legacy_neuron_axis=True` cannot be exported: its neuron mixes the
+images of a batch.
+
+### What the check means
+
+Every file is run against PyTorch in float32 before it is kept, in batches of 1, 3 and more, on real images (`--images`;
+else scikit-learn's digits) and on random ones. The command prints the result; a file that fails is removed and the exit
+code is 2.
+
+A spiking network is not continuous. Two programs add the same numbers in another order, so potentials differ in the
+last bits, and where one lies that close to its threshold, the spike flips; from there on the two compute with different
+spikes. So the logits of an image are either equal to rounding, or visibly different. The check therefore says:
+
+- Without a flip all logits of an image are within 1e-3 of the largest logit (`--tolerance`); most are within 1e-6.
+- An image beyond that counts as one with a flip. Such images must be the minority, or PyTorch itself must be as far
+  from its own float64 result on the same images (a factor of 4 is allowed), which the command prints beside it.
+- The argmax must be the same on at least 90 % of the images; where PyTorch's own float64 result changes it more often
+  (networks that were never trained), twice as many changes and one more are allowed.
+
+A wrong file is far from passing: its logits differ on all images.
+
+{export_cpu}
+
+Measured by `python benchmarks/export.py` (results/performance/export_cpu.json has the versions). One image, one thread;
+the time that the core worked, the least of several calls, file and PyTorch (eager, norms folded) in turn. Weights are
+random, the norms have the statistics of random images, half of the checked images are from Imagenette. The column of
+float64 is PyTorch in float32 against itself in float64 on the same images: large networks that were never trained flip
+spikes, and even change the class, by rounding alone.
+
+Small networks of all hosts with all attentions (`ssa`, `causal_ssa`, `vsa`, `lrf_ssa`, `lrf_dyn` with both tokens,
+`sdsa`), written and run (`python benchmarks/export.py --matrix`):
+
+{export_matrix}
+
+The last column is the largest logit difference among the files in which no image had a flip.
+
+## Predict
+
+    lrfdyn predict photo.jpg folder/ 'more/*.png' --model results/training/imagenette_spikformer_8_384_lrf_dyn/seed0
+    lrfdyn predict folder/ --model model.onnx --top 3 --json scores.json
+    lrfdyn predict folder/ --model model.pte --json - | jq '.images[0]'
+
+Images are files, folders (with the folders in them) and patterns. The runtime follows from the ending of `--model`
+(`.onnx`, `.pte`, else PyTorch) or from `--runtime torch|onnx|executorch`. Preprocessing and class names are the model's
+own: the shorter side is scaled to `size / crop_share` (bicubic), the centre is taken, then (levels / 255 - mean) / std,
+as for the test images in training. Pictures are turned as the camera was held, 16-bit levels are scaled to 8 bits.
+
+An image that cannot be read is named on the error stream with the reason and the others go on; at the end there is a
+count, and the exit code is 1 (2 for bad arguments, 0 if all went well). The JSON has one record for every image, in
+order:
+
+    {{"model": "model.onnx", "task": "classification", "unreadable": 1, "images": [
+      {{"image": "a.jpg", "predictions": [{{"class": 3, "name": "church", "score": 0.93}}, ...]}},
+      {{"image": "b.jpg", "error": "UnidentifiedImageError: cannot identify image file 'b.jpg'"}}]}}
+
+`--task segmentation --out FOLDER [--flip] [--window PIXELS]` writes label maps instead.
+
+## Running without torch
+
+[examples/predict_onnx.py](../examples/predict_onnx.py) needs onnxruntime, NumPy and Pillow, and nothing else: it reads
+preprocessing and class names from the file.
+
+    pip install onnxruntime pillow
+    python examples/predict_onnx.py model.onnx photo.jpg
+
+A test runs it in a process in which torch cannot be imported and compares the scores with PyTorch's.
+"""
 
 
 def records(name: str) -> list[dict[str, Any]]:
@@ -60,19 +163,11 @@ def export_matrix() -> str:
     return table(header, rows)
 
 
-TABLES = {"export_cpu": export_cpu, "export_matrix": export_matrix}
-
-
-def render(page: str) -> str:
-    """The page with its tables, which stand between comments, made anew."""
-    for name, make in TABLES.items():
-        pattern = rf"(<!-- {name}[^\n]*-->\n).*?(<!-- /{name} -->)"
-        page = re.sub(pattern, lambda found, make=make: f"{found[1]}\n{make()}\n\n{found[2]}", page, flags=re.DOTALL)
-    return page
+def render() -> str:
+    return TEXT.format(export_cpu=export_cpu(), export_matrix=export_matrix())
 
 
 if __name__ == "__main__":
-    for name in PAGES:
-        path = DOCS / name
-        if path.exists():
-            path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
+    import make_deployment
+
+    make_deployment.write()

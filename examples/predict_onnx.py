@@ -11,13 +11,16 @@ import json
 
 import numpy as np
 import onnxruntime
-from PIL import Image
+from PIL import Image, ImageOps
 
 
 def load_image(path: str, preprocessing: dict) -> np.ndarray:
     """`[C, size, size]`: the shorter side scaled to size / crop_share, the centre, then (levels / 255 - mean) / std."""
     size, mean, std = preprocessing["size"], preprocessing["mean"], preprocessing["std"]
-    image = Image.open(path).convert("RGB" if len(mean) == 3 else "L")
+    image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode.startswith("I"):  # 16-bit levels
+        image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    image = image.convert("RGB" if len(mean) == 3 else "L")
     scale = round(size / preprocessing["crop_share"]) / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)
     image = image.resize((width, height), Image.Resampling.BICUBIC)
@@ -37,7 +40,10 @@ def main() -> None:
     arguments = parser.parse_args()
 
     session = onnxruntime.InferenceSession(arguments.model, providers=["CPUExecutionProvider"])
-    facts = json.loads(session.get_modelmeta().custom_metadata_map["lrfdyn"])
+    description = session.get_modelmeta().custom_metadata_map.get("lrfdyn")
+    if description is None:
+        parser.error(f"model: {arguments.model} was not exported by lrfdyn")
+    facts = json.loads(description)
     names = facts["class_names"] or [f"class {i}" for i in range(facts["num_classes"])]
     images = np.stack([load_image(path, facts["preprocessing"]) for path in arguments.images])
     (logits,) = session.run(["logits"], {"images": images})

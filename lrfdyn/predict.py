@@ -13,14 +13,15 @@ import numpy as np
 import torch
 
 from lrfdyn.data.folder import ENDINGS
-from lrfdyn.data.preprocess import Preprocessing, require_pillow
+from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
 from lrfdyn.deploy.executorch import ExecutorchRunner
 from lrfdyn.deploy.export import FORMATS, describe
 from lrfdyn.deploy.onnx import OnnxRunner
-from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
-from lrfdyn.models import list_models
+from lrfdyn.errors import require, require_integer, unknown_name
+from lrfdyn.hub import class_names_of
+from lrfdyn.models import Segmenter, list_models
 from lrfdyn.models.fold import fold_batch_norm
-from lrfdyn.sources import load_model, model_folder
+from lrfdyn.sources import choose_device, load_model, model_folder
 
 RUNTIMES = ("torch", "onnx", "executorch")
 
@@ -35,13 +36,11 @@ class TorchRunner:
             model_folder(source) is not None or source not in list_models(),
             f"model: {source} names a model without weights; expected the folder of a trained one or an exported file",
         )
+        self.device = choose_device(device)
         model, weights = load_model(source)
+        require(not isinstance(model, Segmenter), f"task: {source} is a segmentation model; pass --task segmentation")
         self.facts = describe(model, model.preprocessing or Preprocessing.usual(model), weights)
-        try:
-            self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-            self.model = fold_batch_norm(model).to(self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise LrfdynError(f"device: {device!r} cannot be used ({str(error).splitlines()[0]})") from None
+        self.model = fold_batch_norm(model).to(self.device)
 
     @torch.inference_mode()
     def __call__(self, images: np.ndarray) -> np.ndarray:
@@ -83,9 +82,11 @@ class Predictor:
         else:
             runner = TorchRunner(source, device)
         facts = runner.facts
-        names = facts.get("class_names") or [f"class {i}" for i in range(facts["num_classes"])]
+        count: Any = facts.get("num_classes") if isinstance(facts, dict) else None
+        require(isinstance(count, int) and count >= 1, f"model: the description of {source} says no num_classes")
+        names = class_names_of(facts, count, f"model: {source}") or tuple(f"class {i}" for i in range(count))
         preprocessing = Preprocessing.from_dict(facts.get("preprocessing"), f"model: {source}")
-        return cls(wanted, facts, preprocessing, tuple(names), runner.most_images, runner)
+        return cls(wanted, facts, preprocessing, names, runner.most_images, runner)
 
     def predict(self, paths: Sequence[Path], top: int = 5, batch: int = 16) -> Iterator[dict[str, Any]]:
         """A record for every image, in order: its `predictions`, best first, or the `error` that kept it from being
@@ -102,7 +103,7 @@ class Predictor:
                 try:
                     images[i] = self.preprocessing.load(path)
                 except Exception as error:  # damaged files make decoders fail in any way
-                    records[i]["error"] = f"{type(error).__name__}: {error}"
+                    records[i]["error"] = reason(error)
             if images:
                 logits = self.run(np.stack(list(images.values())))
                 for i, row in zip(images, logits, strict=True):

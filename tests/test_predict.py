@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from lrfdyn.deploy.export import export_model
 from lrfdyn.errors import LrfdynError
 from lrfdyn.predict import Predictor, expand_images
 from tests.deploy.small import small
+from tests.segmentation.make import shapes, tiny_model
 from tests.training.runs import tiny, train
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "predict_onnx.py"
@@ -120,6 +121,105 @@ def test_unreadable_images_do_not_stop_the_others(place, tmp_path, capsys):
     assert ["error" in record for record in result["images"]] == [True, False, True, True, False]
 
 
+def pictures(folder: Path) -> dict[str, Path]:
+    """One picture in all the ways in which files hold it, and some that no network can see."""
+    levels = shapes(3, 40, 40)[0][..., 0]
+    colour = Image.fromarray(levels)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # the camera was held upright: to be turned clockwise
+    made = {
+        "grey": colour,
+        "rgb": colour.convert("RGB"),
+        "rgba": colour.convert("RGBA"),
+        "alpha": colour.convert("LA"),
+        "sixteen": Image.fromarray(levels.astype(np.uint16) * 257),
+        "integers": Image.fromarray(levels.astype(np.int32) * 257),
+        "numbers": Image.fromarray(levels.astype(np.float32) / 255),
+        "thin": Image.new("RGB", (20000, 1)),
+        "beyond": Image.fromarray(levels.astype(np.int32) * 70000),
+    }
+    paths = {name: folder / f"{name}.{'tiff' if name in ('numbers', 'integers', 'beyond') else 'png'}" for name in made}
+    for name, image in made.items():
+        image.save(paths[name])
+    paths["cmyk"], paths["turned"] = folder / "cmyk.tiff", folder / "turned.png"
+    colour.convert("RGB").convert("CMYK").save(paths["cmyk"])
+    colour.rotate(90).save(paths["turned"], exif=turned)
+    return paths
+
+
+def test_every_kind_of_picture(place, tmp_path, capsys):
+    """Grey, transparent, 16-bit, CMYK and turned ones give the scores of the plain one; others say what is wrong."""
+    paths = pictures(tmp_path)
+    bad = {"numbers": "got mode F", "thin": "20000 x 1 pixels are too thin", "beyond": "got mode I from"}
+    predictor = Predictor.open(str(place / "model.onnx"), threads=1)
+    predictor = replace(predictor, preprocessing=replace(predictor.preprocessing, crop_share=0.1))  # thin ones grow
+    found = {Path(r["image"]).stem: r for r in predictor.predict(list(paths.values()))}
+    for name, message in bad.items():
+        assert message in found[name]["error"]
+    plain = found["grey"]["predictions"]
+    for name in set(paths) - set(bad):
+        assert [p["score"] for p in found[name]["predictions"]] == pytest.approx([p["score"] for p in plain], abs=0.01)
+        assert found[name]["predictions"][0]["class"] == plain[0]["class"], name
+    for name in ("sixteen", "turned"):
+        code = f"import sys, runpy; sys.argv = ['x', {str(place / 'model.onnx')!r}, {str(paths[name])!r}, '--json']"
+        done = subprocess.run(
+            [sys.executable, "-c", f"{code}; runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert json.loads(done.stdout)["images"][0]["predictions"][0]["name"] == plain[0]["name"], done.stderr
+
+
+def test_pictures_to_segment(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    paths = pictures(tmp_path / "in")
+    tiny_model(image_size=128).save_pretrained(tmp_path / "model")
+    given = [
+        "--task",
+        "segmentation",
+        "--model",
+        str(tmp_path / "model"),
+        "--out",
+        str(tmp_path / "out"),
+        "--json",
+        "-",
+    ]
+    assert main(["predict", *map(str, paths.values()), *given]) == 1
+    records = {Path(r["image"]).stem: r for r in json.loads(capsys.readouterr().out)["images"]}
+    assert {name for name, record in records.items() if "error" in record} == {"numbers", "thin", "beyond"}
+    for name in ("sixteen", "turned", "rgba"):
+        assert np.array_equal(
+            np.asarray(Image.open(records[name]["mask"])), np.asarray(Image.open(records["grey"]["mask"]))
+        )
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "message"),
+    [
+        ("PIL", ["predict", "IMAGE", "--model", "run"], "reading images needs Pillow; pip install 'lrfdyn[data]'"),
+        ("PIL", ["predict", "IMAGE", "--task", "segmentation", "--model", "run", "--out", "x"], "lrfdyn[segmentation]"),
+        ("onnxruntime", ["predict", "IMAGE", "--model", "model.onnx"], "runtime: onnx needs onnxruntime; pip install"),
+        ("onnx", ["export", "run", "--out", "x.onnx"], "format: onnx needs onnx; pip install 'lrfdyn[export]'"),
+        ("executorch", ["export", "run", "--format", "executorch", "--out", "x.pte"], "'lrfdyn[executorch]'"),
+        ("matplotlib", ["profile", "sdt_v3_t", "--plot", "x.png"], "pip install 'lrfdyn[analysis]'"),
+        ("huggingface_hub", ["predict", "IMAGE", "--model", "someone/model"], "model: no folder 'someone/model' here"),
+    ],
+)  # fmt: skip
+def test_missing_packages(package, arguments, message, place, monkeypatch, capsys, tmp_path):
+    """One line that names what to install, and no file."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("run", "model.onnx"):
+        (tmp_path / name).symlink_to(place / name)
+    monkeypatch.setitem(sys.modules, package, None)
+    image = str(sorted((place / "images").iterdir())[0])
+    assert main([image if argument == "IMAGE" else argument for argument in arguments]) == 2
+    (line,) = [
+        line for line in capsys.readouterr().err.splitlines() if not line.startswith("lrfdyn predict: the model")
+    ]
+    assert message in line
+    assert "pip install" in line
+    assert not list(tmp_path.glob("x.*"))
+
+
 def test_inputs(place, tmp_path, monkeypatch):
     images = place / "images"
     assert expand_images([images]) == sorted(images.iterdir())
@@ -148,20 +248,23 @@ def test_inputs(place, tmp_path, monkeypatch):
         (["--model", "run", "--runtime", "onnx"], "runtime: onnx runs .onnx files, got run; lrfdyn export"),
         (["--model", "run", "--runtime", "tensorrt"], "runtime: unknown name 'tensorrt'"),
         (["--model", "model.onnx", "--device", "cuda"], "device: only for the torch runtime"),
-        (["--model", "run", "--device", "abacus"], "device: 'abacus' cannot be used"),
+        (["--model", "run", "--device", "abacus"], "device: cannot use 'abacus'"),
         (["--model", "spikformer_4_384"], "model: spikformer_4_384 names a model without weights"),
         (["--model", "run", "--top", "0"], "top: expected an integer >= 1"),
         (["--model", "run", "--batch", "0"], "batch: expected an integer >= 1"),
+        (["--model", "segmenter"], "task: segmenter is a segmentation model; pass --task segmentation"),
+        (["--model", "spikformer_4_38"], "model: 'spikformer_4_38' is no folder and no model; did you mean"),
         (["--model", "run", "--task", "detection"], "task: unknown name 'detection'"),
         (["--model", "run", "--flip"], "flip: only with --task segmentation"),
         (["--model", "run", "--task", "segmentation"], "out: --task segmentation needs the folder"),
-        (["--model", "run", "--json", "notes.txt/x.json"], "json: cannot write notes.txt/x.json"),
+        (["--model", "run", "--json", "notes.txt/x.json"], "json: cannot write in the folder notes.txt"),
     ],
 )
 def test_bad_input(arguments, message, place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("text")
     (tmp_path / "other.onnx").write_text("text")
+    tiny_model().save_pretrained(tmp_path / "segmenter")
     for name in ("run", "model.onnx"):
         (tmp_path / name).symlink_to(place / name)
     image = sorted((place / "images").iterdir())[0]
@@ -169,13 +272,27 @@ def test_bad_input(arguments, message, place, tmp_path, monkeypatch, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_foreign_onnx_file(place, tmp_path):
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        (None, "was not exported by lrfdyn"),
+        ("not JSON", "foreign.onnx: its metadata 'lrfdyn' is no JSON"),
+        ("[]", "the description of .* says no num_classes"),
+        ("{}", "the description of .* says no num_classes"),
+        ('{"num_classes": 2, "class_names": "ab"}', "class_names: expected a list of names"),
+        ('{"num_classes": 5}', "preprocessing: expected an object, got None"),
+    ],
+)
+def test_foreign_onnx_file(description, message, place, tmp_path):
     import onnx
 
     file = onnx.load(place / "model.onnx")
     del file.metadata_props[:]
+    if description is not None:
+        entry = file.metadata_props.add()
+        entry.key, entry.value = "lrfdyn", description
     onnx.save(file, tmp_path / "foreign.onnx")
-    with pytest.raises(LrfdynError, match="was not exported by lrfdyn"):
+    with pytest.raises(LrfdynError, match=f"model: .*{message}"):
         Predictor.open(str(tmp_path / "foreign.onnx"))
 
 
@@ -254,23 +371,50 @@ def test_trained_model_finds_what_its_test_found(tmp_path, capsys):
     assert summary["top1"] > 15  # not by chance
 
 
-def test_segmentation_is_passed_on(place, tmp_path, monkeypatch, capsys):
-    seen = {}
+def test_segmentation(tmp_path, capsys):
+    tiny_model(num_classes=5).save_pretrained(tmp_path / "run" / "model")
+    (tmp_path / "images").mkdir()
+    for i in range(2):
+        Image.fromarray(shapes(i, 40, 56)[0]).save(tmp_path / "images" / f"{i}.png")
+    (tmp_path / "images" / "dark.png").write_text("no image")
+    given = [str(tmp_path / "images"), "--task", "segmentation", "--model", str(tmp_path / "run"), "--device", "cpu"]
+    out = tmp_path / "masks"
+    assert main(["predict", *given, "--out", str(out)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        f"{tmp_path / 'images' / f'{i}.png'}: {out / f'{i}_overlay.png'}" for i in (0, 1)
+    ]
+    assert f"cannot read {tmp_path / 'images' / 'dark.png'} (UnidentifiedImageError" in printed.err
+    assert "1 of 3 images could not be read" in printed.err
+    for i in range(2):
+        with Image.open(out / f"{i}_mask.png") as mask:
+            assert (mask.mode, mask.size) == ("P", (56, 40))
 
-    def predict_segmentation(model, images, out, *, device, flip, window, report):
-        seen.update(model=model, images=images, out=out, device=device, flip=flip, window=window)
-        records = []
-        for image in images:
-            report(image)
-            records.append({"image": str(image), **({"error": "dark"} if image.stem == "03" else {})})
-        return records
+    (tmp_path / "images" / "dark.png").unlink()
+    found = predict(capsys, *given, "--out", tmp_path / "other", "--flip", "--window", 32)
+    assert (found["task"], found["unreadable"]) == ("segmentation", 0)
+    for record in found["images"]:
+        assert Path(record["mask"]).is_file()
+        assert Path(record["overlay"]).is_file()
+        assert sum(record["classes"].values()) == pytest.approx(1)
 
-    module = types.ModuleType("lrfdyn.segmentation.predict")
-    module.predict_segmentation = predict_segmentation
-    monkeypatch.setitem(sys.modules, "lrfdyn.segmentation", types.ModuleType("lrfdyn.segmentation"))
-    monkeypatch.setitem(sys.modules, "lrfdyn.segmentation.predict", module)
-    arguments = ["--task", "segmentation", "--model", "m", "--out", str(tmp_path), "--flip", "--window", "512"]
-    assert main(["predict", str(place / "images"), *arguments]) == 1
-    assert seen["images"] == sorted((place / "images").iterdir())
-    assert (seen["model"], seen["out"], seen["flip"], seen["window"]) == ("m", tmp_path, True, 512)
-    assert "1 of 12 images could not be read" in capsys.readouterr().err
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "classifier"], "model: classifier/model/config.json holds a Spikformer, expected a Segmenter"),
+        (["--model", "classifier", "--runtime", "onnx"], "runtime: segmentation runs in torch, got 'onnx'"),
+        (["--model", "nothing/here/at/all"], "model: no such folder: nothing/here/at/all"),
+        (["--model", "segmenter", "--device", "abacus"], "device: cannot use 'abacus'"),
+        (["--model", "segmenter", "--window", "1"], "window: expected at least the stride"),
+        (["--model", "segmenter", "--out", "notes.txt/maps"], "out: cannot write in the folder notes.txt/maps"),
+    ],
+)
+def test_bad_input_for_segmentation(arguments, message, place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("text")
+    (tmp_path / "classifier").symlink_to(place / "run")
+    tiny_model().save_pretrained(tmp_path / "segmenter")
+    image = sorted((place / "images").iterdir())[0]
+    assert main(["predict", str(image), "--task", "segmentation", "--out", "maps", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.errors import LrfdynError
+from lrfdyn.errors import LrfdynError, require
+from lrfdyn.files import writable_folder
 
 INK, GRID = "#333333", "#dddddd"
 COLORS = {"spikingjelly": "#c9b458", "eager": "#9aa5b1", "low-memory": "#1f6f8b", "streaming": "#5aa897"}
@@ -22,6 +23,16 @@ def pyplot() -> Any:
     import matplotlib.pyplot as plt
 
     return plt
+
+
+def check_plot(path: Path) -> None:
+    """An error where the figure could not be drawn or written."""
+    plt = pyplot()
+    formats = sorted(plt.gcf().canvas.get_supported_filetypes())
+    plt.close()
+    ending = path.suffix.removeprefix(".")
+    require(ending in formats, f"plot: expected a name that ends in one of {', '.join(formats)}, got {path}")
+    writable_folder(path.parent, "plot")
 
 
 def _plain(axes: Any, title: str, label: str) -> None:

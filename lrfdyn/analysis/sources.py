@@ -7,15 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lrfdyn.analysis.images import Images
 from lrfdyn.attention import LABELS, attention_options
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import read_json
 from lrfdyn.hub import CONFIG_FILE, WEIGHTS_FILE, from_pretrained, known_hosts
-from lrfdyn.models import SpikingModel, create_model, list_models
+from lrfdyn.models import SpikingModel, list_models
 from lrfdyn.models.registry import model_class
+from lrfdyn.sources import random_model, saved_folder
 from lrfdyn.weights import check_fit, load_tensors
 
 
@@ -56,19 +55,14 @@ def _registered(text: str, name: str, kind: str, images: Images) -> Source:
         attention_options(kind)
         options["attention"] = kind
 
-    def load() -> SpikingModel:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return create_model(name, **options)
-
-    return Source(text, load, trained=False)
+    return Source(text, lambda: random_model(name, **options), trained=False)
 
 
 def _folder(path: Path, images: Images) -> list[Source]:
-    if (path / CONFIG_FILE).is_file():
-        return [Source(str(path), lambda: from_pretrained(path))]
-    if (path / "model" / CONFIG_FILE).is_file():
-        return [replace(_run(path), load=lambda: from_pretrained(path / "model"))]
+    saved = saved_folder(path)
+    if saved is not None:
+        source = Source(str(path), _nothing) if saved == path else _run(path)
+        return [replace(source, load=lambda: from_pretrained(saved))]
     weights = sorted((path / "weights").glob("*.safetensors"))
     if (path / "settings.json").is_file() and weights:
         return [_file(file, images) for file in weights]

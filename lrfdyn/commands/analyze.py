@@ -13,9 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -25,10 +23,12 @@ from lrfdyn.analysis.images import RANDOM, load_images
 from lrfdyn.analysis.measure import PASSES
 from lrfdyn.analysis.output import FORMATS, check_formats, write_all
 from lrfdyn.analysis.sources import find_sources
+from lrfdyn.commands.models import wide_console
 from lrfdyn.commands.reproduce import comma_list
 from lrfdyn.data.base import DATA
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import writable_folder
+from lrfdyn.sources import choose_device
 
 ENERGY = EnergyModel()
 
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     sources = [source for text in arguments.models for source in find_sources(text, images)]
     writable_folder(arguments.out, "out")
-    console = Console(width=max(100, Console().width))  # the table fits it; a narrower terminal breaks lines itself
+    console = wide_console(100)
     columns = (
         TextColumn("{task.description:<24}"),
         BarColumn(),
@@ -89,17 +89,6 @@ def run(arguments: argparse.Namespace) -> None:
     for note in results["notes"][:1] if any(not e["trained"] for e in results["attentions"].values()) else []:
         console.print(note, highlight=False)
     console.print(f"Report: {arguments.out / 'report.html'}   {written}", highlight=False, soft_wrap=True)
-
-
-def choose_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise LrfdynError(f"device: cannot use {name!r} ({str(error).splitlines()[0]})") from None
-    return device
 
 
 def table(results: dict[str, Any]) -> Table:

@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
     from lrfdyn.sources import RANDOM, load_model
 
     require(arguments.check >= 1, f"check: expected an integer >= 1, got {arguments.check}")
+    require(arguments.max_batch >= 1, f"max-batch: expected an integer >= 1, got {arguments.max_batch}")
     require(arguments.tolerance > 0, f"tolerance: expected a positive number, got {arguments.tolerance}")
     images = expand_images(arguments.images)[: arguments.check] if arguments.images else []
     options = {key: getattr(arguments, key) for key in ("attention", "token") if getattr(arguments, key) is not None}

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from lrfdyn.errors import require
+from lrfdyn.files import writable_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,8 @@ def run(arguments: argparse.Namespace) -> None:
     from lrfdyn.segmentation.figure import choose_pairs, segmentation_figure
 
     require(arguments.count >= 1, f"count: expected an integer >= 1, got {arguments.count}")
+    writable_folder(arguments.out.parent, "out")
+    require(not arguments.out.is_dir(), f"out: expected a file, got the folder {arguments.out}")
     models = dict(titled(text) for text in arguments.models)
     require(len(models) == len(arguments.models), "models: expected a different title for each")
     pairs = choose_pairs(arguments.root, arguments.scenes, arguments.count)

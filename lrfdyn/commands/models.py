@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> None:
     )
 
 
-def wide_console() -> Console:
-    return Console(width=max(WIDTH, Console().width))
+def wide_console(width: int = WIDTH) -> Console:
+    return Console(width=max(width, Console().width))
 
 
 def build(name: str, attention: str | None) -> SpikingModel:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lrfdyn.errors import LrfdynError, require, unknown_name
-from lrfdyn.files import write_json
+from lrfdyn.files import writable_folder, write_json
 
 TASKS = ("classification", "segmentation")
 
@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise unknown_name("task", arguments.task, TASKS)
     from lrfdyn.predict import expand_images
 
+    if arguments.json not in (None, "-"):
+        writable_folder(Path(arguments.json).parent, "json")  # told before the work is done
     paths = expand_images(arguments.images)
     segments = arguments.task == "segmentation"
     records = segment(arguments, paths) if segments else classify(arguments, paths)
@@ -78,10 +80,8 @@ def classify(arguments: argparse.Namespace, paths: list[Path]) -> list[dict[str,
 def segment(arguments: argparse.Namespace, paths: list[Path]) -> list[dict[str, Any]]:
     require(arguments.out is not None, "out: --task segmentation needs the folder that the maps go to")
     require(arguments.runtime in (None, "torch"), f"runtime: segmentation runs in torch, got {arguments.runtime!r}")
-    try:
-        from lrfdyn.segmentation.predict import predict_segmentation
-    except ImportError as error:
-        raise LrfdynError(f"task: segmentation cannot be run ({error})") from None
+    from lrfdyn.segmentation.predict import predict_segmentation
+
     with bar(len(paths) > 1) as shown:
         task = shown.add_task("images", total=len(paths))
         records = predict_segmentation(

@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace) -> None:
     require(name in ("cpu", "cuda"), f"device: expected cpu or cuda, got {name!r}")
     require(name == "cpu" or torch.cuda.is_available(), "device: no GPU was found")
     if arguments.plot is not None:
-        from lrfdyn.analysis.memory_plot import pyplot
+        from lrfdyn.analysis.memory_plot import check_plot
 
-        pyplot()  # what is missing is told before the measuring
+        check_plot(arguments.plot)  # what is wrong is told before the measuring
     given = {"time_steps": arguments.time_steps, "image_size": arguments.image_size}
     options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     device = torch.device(name)

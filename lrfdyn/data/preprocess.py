@@ -22,15 +22,47 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 CROP_SHARE = 0.875
 MODES = {1: "L", 3: "RGB"}  # what Pillow calls images of so many channels
+MOST_PIXELS = 2**27  # of a scaled picture: one that is far wider than high grows as its short side does
+
+
+def open_picture(path: Path, mode: str) -> Image:
+    """The picture of a file in Pillow's `mode`, turned as the camera was held, 16-bit levels as 8-bit ones."""
+    from PIL import Image, ImageOps
+
+    with Image.open(path) as file:
+        return eight_bits(ImageOps.exif_transpose(file)).convert(mode)
+
+
+def eight_bits(image: Image) -> Image:
+    """16-bit levels scaled to 8 bits: Pillow's own conversion cuts off all above 255."""
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image
+    from PIL.Image import fromarray
+
+    levels = np.asarray(image)
+    known = image.mode != "F" and levels.min() >= 0 and levels.max() < 2**16
+    require(
+        known, f"images: expected 8 or 16 bits a level, got mode {image.mode} from {levels.min()} to {levels.max()}"
+    )
+    return fromarray((levels / 257).round().astype(np.uint8))
+
+
+def scaled_size(size: tuple[int, int], scale: float, most: int = MOST_PIXELS) -> tuple[int, int]:
+    """Width and height times `scale`; an error for a picture so thin that this would fill the memory."""
+    width, height = (max(1, round(side * scale)) for side in size)
+    require(
+        width * height <= most,
+        f"images: {size[0]} x {size[1]} pixels are too thin: scaled by {scale:g} they would be {width} x {height}",
+    )
+    return width, height
 
 
 def centre_crop(image: Image, size: int, crop_share: float) -> Image:
     """The centre of the image, scaled so that `size` is `crop_share` of its shorter side."""
     from PIL.Image import Resampling
 
-    width, height = image.size
-    scale = round(size / crop_share) / min(width, height)
-    width, height = max(size, round(width * scale)), max(size, round(height * scale))
+    scale = round(size / crop_share) / min(image.size)
+    width, height = (max(size, side) for side in scaled_size(image.size, scale))
     image = image.resize((width, height), Resampling.BICUBIC)
     left, top = (width - size) // 2, (height - size) // 2
     return image.crop((left, top, left + size, top + size))
@@ -96,16 +128,17 @@ class Preprocessing:
 
     def load(self, path: Path) -> np.ndarray:
         """The image in `path` as `[C, size, size]`, float32. Whatever is wrong with it raises."""
-        from PIL import Image
+        return self.apply(open_picture(path, self.mode))
 
-        with Image.open(path) as file:
-            return self.apply(file)
-
-    def apply(self, image: Image) -> np.ndarray:
+    @property
+    def mode(self) -> str:
         require(
             self.channels in MODES, f"images: expected 1 or 3 channels to read files, the model has {self.channels}"
         )
-        image = centre_crop(image.convert(MODES[self.channels]), self.size, self.crop_share)
+        return MODES[self.channels]
+
+    def apply(self, image: Image) -> np.ndarray:
+        image = centre_crop(image.convert(self.mode), self.size, self.crop_share)
         levels = np.asarray(image, np.float32).reshape(self.size, self.size, self.channels).transpose(2, 0, 1)
         mean, std = (np.array(v, np.float32).reshape(-1, 1, 1) for v in (self.mean, self.std))
         return np.ascontiguousarray((levels / np.float32(255) - mean) / std)
@@ -113,6 +146,13 @@ class Preprocessing:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def reason(error: Exception) -> str:
+    """Why a picture could not be read, in a few words."""
+    if isinstance(error, LrfdynError):
+        return str(error)
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
 def require_pillow() -> None:

@@ -7,6 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from lrfdyn.ops.dispatch import use_triton
+
 
 @cache
 def _spread(device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -27,6 +29,10 @@ def packed_width(channels: int) -> int:
 
 def pack(spikes: Tensor, out: Tensor | None = None) -> Tensor:
     """Bytes `[..., ceil(C / 8)]` of `spikes` `[..., C]`, where all that is not 0 is a spike."""
+    if use_triton(spikes):
+        from lrfdyn.deploy.bits_triton import pack_triton
+
+        return pack_triton(spikes, out)
     channels = spikes.shape[-1]
     fires = (spikes != 0).contiguous()
     if channels % 8:
@@ -39,7 +45,12 @@ def pack(spikes: Tensor, out: Tensor | None = None) -> Tensor:
 
 def unpack(packed: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
     """The spikes `[..., C]` as 0 and 1."""
-    spread = torch.nn.functional.embedding(packed.int(), _spread(packed.device, dtype)).flatten(-2)
+    table = _spread(packed.device, dtype)
+    if use_triton(table):
+        from lrfdyn.deploy.bits_triton import unpack_triton
+
+        return unpack_triton(packed, channels, dtype)
+    spread = torch.nn.functional.embedding(packed.int(), table).flatten(-2)
     return spread if spread.shape[-1] == channels else spread[..., :channels]
 
 

@@ -79,7 +79,8 @@ class ExecutorchRunner:
 
     def __init__(self, path: Path) -> None:
         try:
-            from executorch.runtime import Runtime, Verification
+            with _silent(), tracing():
+                from executorch.runtime import Runtime, Verification
         except ImportError:
             raise LrfdynError(f"runtime: executorch {MISSING}") from None
         require(path.is_file(), f"model: no such file: {path}")

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from lrfdyn.data.preprocess import Preprocessing, require_pillow
+from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
 from lrfdyn.deploy.executorch import ExecutorchRunner, sidecar, write_executorch
 from lrfdyn.deploy.export_check import TOLERANCE, Check, check, check_images
 from lrfdyn.deploy.export_form import export_form
 from lrfdyn.deploy.onnx import OnnxRunner, write_onnx
 from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
 from lrfdyn.files import writable_folder
-from lrfdyn.models.base import SpikingModel
+from lrfdyn.models import Segmenter, SpikingModel
 from lrfdyn.version import __version__
 
 FORMATS = {"onnx": ".onnx", "executorch": ".pte"}
@@ -54,6 +54,7 @@ def export_model(
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     require(not model.training, "model: expected evaluation mode")
+    require(not isinstance(model, Segmenter), "model: expected a classifier, got a segmentation model")
     require(model.num_classes > 0, "model: expected a classifier (num_classes is 0)")
     require_integer("random_images", random_images, 1)
     require_integer("most_images", most_images, 1)
@@ -114,10 +115,7 @@ def real_images(preprocessing: Preprocessing, paths: Sequence[Path], count: int 
     """The given files, or without any the first of scikit-learn's digits; none where that is not installed."""
     if paths:
         require_pillow()
-        try:
-            return [preprocessing.load(path) for path in paths]
-        except Exception as error:  # damaged files make decoders fail in any way
-            raise LrfdynError(f"images: cannot read one of {len(paths)} images ({error})") from None
+        return [_read(preprocessing, path) for path in paths]
     try:
         from PIL import Image
         from sklearn.datasets import load_digits
@@ -129,3 +127,10 @@ def real_images(preprocessing: Preprocessing, paths: Sequence[Path], count: int 
     return [
         preprocessing.apply(Image.fromarray((d * (255 / 16)).round().astype(np.uint8))) for d in digits.images[:count]
     ]
+
+
+def _read(preprocessing: Preprocessing, path: Path) -> np.ndarray:
+    try:
+        return preprocessing.load(path)
+    except Exception as error:  # damaged files make decoders fail in any way
+        raise LrfdynError(f"images: cannot read {path} ({reason(error)})") from None

@@ -22,7 +22,7 @@ from lrfdyn.deploy.pieces import Piece, pieces
 from lrfdyn.deploy.stepping import SteppedNeuron, step_neurons
 from lrfdyn.deploy.streaming import StreamingAttention
 from lrfdyn.errors import require, require_integer, unknown_name
-from lrfdyn.models.base import SpikingModel
+from lrfdyn.models import Segmenter, SpikingModel
 from lrfdyn.models.fold import fold_batch_norm
 from lrfdyn.models.layers import is_repeated
 
@@ -262,6 +262,7 @@ def compile_for_inference(
     CUDA graph, unless `graph` is off.
     """
     require(isinstance(model, SpikingModel), f"model: expected a model of this package, got {type(model).__name__}")
+    require(not isinstance(model, Segmenter), "model: expected a classifier, got a segmentation model")
     device = next(model.parameters()).device.type
     kind = "cuda" if device == "cuda" else "cpu"
     images = IMAGES[kind] if images_at_once is None else images_at_once

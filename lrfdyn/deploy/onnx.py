@@ -83,7 +83,10 @@ class OnnxRunner:
             raise LrfdynError(f"model: {path} is not an ONNX file that can be run ({reason})") from None
         found = self.session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
         require(found is not None, f"model: {path} was not exported by lrfdyn: it has no metadata {METADATA_KEY!r}")
-        self.facts: dict[str, Any] = json.loads(found)
+        try:
+            self.facts: Any = json.loads(found)
+        except ValueError as error:
+            raise LrfdynError(f"model: {path}: its metadata {METADATA_KEY!r} is no JSON ({error})") from None
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         return self.session.run([OUTPUT], {INPUT: images})[0]

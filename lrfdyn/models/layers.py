@@ -174,8 +174,11 @@ def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor],
         counts = [layer.bn.num_batches_tracked for layer in layers]
         torch._foreach_add_([count for count in counts if count is not None], 1)
     dtype, packed = autocast_dtype(x), bits_of(x)
-    weight = torch.cat([c.weight.to(dtype) for c in convs]) if len(convs) > 1 else convs[0].weight.to(dtype)
-    y, shortcut = spike_conv(x.to(dtype), weight, packed=packed, fork=True)
+    weights = [c.weight.to(dtype) for c in convs]
+    # Not by a name: nothing holds the joined weights while the neurons run, unless a backward pass needs them.
+    y, shortcut = spike_conv(
+        x.to(dtype), torch.cat(weights) if len(convs) > 1 else weights[0], packed=packed, fork=True
+    )
     shortcut = shortcut if x.dtype == dtype else x  # sums of a type of their own keep it
     if len(layers) == 1:
         return [bn_lif(y, norms[0], kinds[0], offset=convs[0].bias)], shortcut

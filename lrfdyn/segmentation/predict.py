@@ -12,41 +12,37 @@ import torch
 
 from lrfdyn.data.augment import normalise
 from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
+from lrfdyn.data.preprocess import open_picture, reason, scaled_size
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import writable_folder, write_atomic
-from lrfdyn.hub import from_pretrained
 from lrfdyn.models.segmenter import Segmenter
 from lrfdyn.segmentation.draw import class_shares, mask_image, overlay, pillow
 from lrfdyn.segmentation.inference import best_class, segment
+from lrfdyn.sources import choose_device, load_saved
+
+MOST_PIXELS = 2**24  # that the network sees at once: its scores are 150 numbers a pixel
 
 
 def load_segmenter(source: str, device: str | None = None) -> Segmenter:
     """The model of a run's folder, of a folder of `save_pretrained`, or of a hub repository."""
-    folder = Path(source)
-    if (folder / "model" / "config.json").is_file():
-        source = str(folder / "model")
-    elif folder.is_dir():
-        require((folder / "config.json").is_file(), f"model: {folder} holds no model (config.json, or model/)")
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return from_pretrained(source, host=Segmenter, device=chosen)
-    except (RuntimeError, AssertionError) as error:  # what torch says of a device that is not there
-        raise LrfdynError(f"device: cannot use {chosen!r} ({str(error).splitlines()[0]})") from None
+    return load_saved(source, Segmenter, choose_device(device))
 
 
 @torch.no_grad()
 def predict_mask(model: Segmenter, image: Any, *, window: int | None = None, flip: bool = False) -> np.ndarray:
     """Classes `[H, W]` uint8 of a Pillow image. It is seen with the short side that the model was trained on; the
     scores are scaled back."""
-    factor = model.config["image_size"] / min(image.size)
-    seen = image.convert("RGB").resize(
-        tuple(max(1, round(side * factor)) for side in image.size), pillow().Image.Resampling.BILINEAR
-    )
+    seen = image.convert("RGB").resize(size_seen(model, image), pillow().Image.Resampling.BILINEAR)
     like = next(model.parameters())
     levels = torch.from_numpy(np.array(seen)).permute(2, 0, 1)[None].to(like.device)
     images = normalise(levels, IMAGENET_MEAN, IMAGENET_DEVIATION).to(like.dtype)
     scores = segment(model, images, window=window, flip=flip)
     return best_class(scores, (image.height, image.width))[0].to(torch.uint8).cpu().numpy()
+
+
+def size_seen(model: Segmenter, image: Any) -> tuple[int, int]:
+    """Width and height at which the model sees an image: with the short side that it was trained on."""
+    return scaled_size(image.size, model.config["image_size"] / min(image.size), MOST_PIXELS)
 
 
 def predict_segmentation(
@@ -65,6 +61,7 @@ def predict_segmentation(
     class name, the largest first; or `image` and `error` for one that cannot be read. `report` hears every record.
     """
     require(len(images) > 0, "images: expected at least one file")
+    pillow()  # or say what is missing
     writable_folder(out, "out")
     network = load_segmenter(model, device)
     names = unique_names(images)
@@ -95,8 +92,7 @@ def unique_names(images: Sequence[Path]) -> list[str]:
 def _predict(model: Segmenter, path: Path, out: Path, name: str, *, flip: bool, window: int | None) -> dict[str, Any]:
     try:
         image = load_image(path)
-    except LrfdynError:
-        raise  # Pillow is missing, which is not the file's fault
+        size_seen(model, image)
     except Exception as error:  # damaged files make decoders fail in any way
         return {"image": str(path), "error": reason(error)}
     mask = predict_mask(model, image, window=window, flip=flip)
@@ -119,20 +115,13 @@ def _predict(model: Segmenter, path: Path, out: Path, name: str, *, flip: bool, 
 
 def load_image(path: Path) -> Any:
     """An RGB picture, turned as the camera was held."""
-    library = pillow()
-    with library.Image.open(path) as file:
-        return library.ImageOps.exif_transpose(file).convert("RGB")
+    return open_picture(path, "RGB")
 
 
 def open_image(path: Path) -> Any:
     """`load_image` with an error that names the file."""
+    pillow()  # or say what is missing
     try:
         return load_image(path)
-    except LrfdynError:
-        raise
     except Exception as error:
         raise LrfdynError(f"images: cannot read {path} ({reason(error)})") from None
-
-
-def reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

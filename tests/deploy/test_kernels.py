@@ -12,6 +12,7 @@ import torch
 from lrfdyn import create_model
 from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.deploy import RowStream, compile_for_inference
+from lrfdyn.deploy.bits import pack, unpack
 from lrfdyn.models.fold import fold_batch_norm
 from tests.deploy.test_lowmem import live
 from tests.ops.kernels import GPU
@@ -34,6 +35,27 @@ def dispatch(to_kernels: bool) -> Iterator[list[int]]:
             if name.startswith("lrfdyn") and hasattr(module, "use_triton"):
                 patch.setattr(module, "use_triton", answer)
         yield asked
+
+
+@pytest.mark.parametrize("channels", [3, 8, 20, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits(channels, dtype):
+    """Whole and in rows of a map, from tensors in either order of memory: the same bytes, and the same spikes back."""
+    spikes = (torch.rand(3, 2, 6, 5, channels) < 0.4).to(dtype)
+    with dispatch(to_kernels=False):
+        expected = pack(spikes)
+    with dispatch(to_kernels=True) as asked:
+        assert torch.equal(pack(spikes), expected)
+        assert torch.equal(pack(spikes.transpose(-1, -2).contiguous().transpose(-1, -2)), expected)
+        held = torch.zeros_like(expected)
+        for first, last in ((0, 4), (4, 6)):
+            pack(spikes[1:, :, first:last], held[1:, :, first:last])
+        assert torch.equal(held[1:], expected[1:])
+        assert not held[0].any()
+        assert torch.equal(unpack(expected, channels, dtype), spikes)
+        assert torch.equal(unpack(expected[1:2, :, 2:5], channels, dtype), spikes[1:2, :, 2:5])
+        assert torch.equal(unpack(pack(spikes[0, 0]), channels, dtype), spikes[0, 0])
+    assert len(asked) == 8
 
 
 def build(attention: str, **options):

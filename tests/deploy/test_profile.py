@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -105,6 +106,8 @@ def test_plot_without_matplotlib_names_what_to_install(monkeypatch, tmp_path):
         (["profile", "sew_resnet18"], "model: expected one with attention, got sew_resnet18"),
         ([*SMALL, "--batch", "0"], "batch: expected integers >= 1, got 0"),
         ([*SMALL, "--attention", "lrf"], "attention: unknown name 'lrf'"),
+        ([*SMALL, "--plot", "memory.xyz"], "plot: expected a name that ends in one of"),
+        ([*SMALL, "--plot", "/dev/null/memory.png"], "plot: cannot write in the folder /dev/null"),
         ([*SMALL, "--device", "tpu"], "device: expected cpu or cuda, got 'tpu'"),
     ],
 )
@@ -120,3 +123,15 @@ def test_profile_model_takes_options_of_the_model():
     assert len(profile["layers"]) == 2
     assert profile["held_state_bytes"] is None
     assert profile["state_bytes"] == 2 * sum(term["bytes"] for term in profile["layers"]["blocks.0.attn"])
+
+
+def test_time_by_piece_and_kernel(capsys):
+    from benchmarks.lowmem_profile import main
+
+    main(
+        ["--model", "spikformer_4_384", "--image-size", "16", "--batch", "2", "--calls", "1", "--attention", "lrf_dyn"]
+    )
+    out = capsys.readouterr().out
+    assert re.search(r"[1-9]\S*  stem\.stages\.0, \d+ tiles of", out)
+    assert re.search(r"[1-9]\S*  blocks\.\*\.attn", out)
+    assert "aten::" in out

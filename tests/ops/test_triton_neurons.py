@@ -165,6 +165,22 @@ def test_bn_lif_gives_the_same_bits_twice(pool):
     same_bits_twice(run)
 
 
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("steps", [4, 6])
+def test_in_inference_mode_the_spikes_are_the_same_and_nothing_is_kept(pool, steps):
+    x = rand(steps, 2, 5, 7, 24).permute(0, 1, 4, 2, 3)
+    zero = torch.zeros(24, device=x.device)
+    norm = Norm(zero + 2, zero, zero, zero + 1, False)
+    expected = bn_lif_triton(x, norm, Dynamics.lif(), pool=pool)
+    assert 0.05 < expected.mean() < 0.95
+    assert bits_of(expected) is not None
+    with torch.inference_mode():
+        spikes = bn_lif_triton(x, norm, Dynamics.lif(), pool=pool)
+        assert bits_of(spikes) is None
+        assert bits_of(lif_triton(x, Dynamics.lif())[0]) is None
+    assert torch.equal(spikes, expected)
+
+
 @pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (3, 1), (3, 2)])
 @pytest.mark.parametrize("packed", [False, True])
 def test_convolution_of_packed_spikes(kernel, stride, packed):

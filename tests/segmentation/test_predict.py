@@ -12,6 +12,7 @@ from PIL import Image
 
 from lrfdyn.cli import main
 from lrfdyn.data.ade20k import IGNORED
+from lrfdyn.deploy import compile_for_inference
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
 from lrfdyn.segmentation.classes import class_names, palette
@@ -83,7 +84,7 @@ def test_not_a_segmentation_model(tmp_path):
     create_model("sdt_v3_t", image_size=32, **TINY_HOST).save_pretrained(tmp_path / "classifier")
     with pytest.raises(LrfdynError, match="holds a SDTV3, expected a Segmenter"):
         load_segmenter(str(tmp_path / "classifier"))
-    with pytest.raises(LrfdynError, match=r"model: .* holds no model"):
+    with pytest.raises(LrfdynError, match=r"model: .* holds no config.json"):
         load_segmenter(str(tmp_path))
     with pytest.raises(LrfdynError, match="images: expected at least one file"):
         predict_segmentation("x", [], tmp_path)
@@ -102,6 +103,20 @@ def test_figure_command(place, tmp_path, capsys):
     assert main([*write, "--scenes", "scene_999", "--out", str(out)]) == 2
     assert "unknown name 'scene_999'" in capsys.readouterr().err
     assert main(["figure-segmentation", "x=1", "x=2", "--root", str(place / "data")]) == 2
+    (tmp_path / "file").write_text("")
+    for bad, message in (
+        ("file/x.png", "out: cannot write in the folder"),
+        (".", "out: expected a file, got the folder"),
+    ):
+        assert main([*write, "--out", str(tmp_path / bad)]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_only_classifiers_are_exported_and_compiled(place, tmp_path, capsys):
+    assert main(["export", str(place / "run"), "--out", str(tmp_path / "x.onnx")]) == 2
+    assert "model: expected a classifier, got a segmentation model" in capsys.readouterr().err
+    with pytest.raises(LrfdynError, match="model: expected a classifier, got a segmentation model"):
+        compile_for_inference(tiny_model().eval())
 
 
 def load_script(folder: str, name: str):

@@ -13,10 +13,10 @@ import triton.language as tl
 
 @triton.jit
 def pool_kernel(
-    packed, out, packed_out, codes, OM, C, H, W, OH, OW, T: tl.constexpr, PLANE: tl.constexpr, BM: tl.constexpr,
-    BC: tl.constexpr,
+    packed, out, packed_out, codes, OM, C, H, W, OH, OW, T: tl.constexpr, PLANE: tl.constexpr, KEEP: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """3x3 max pool, stride 2: pooled spikes, as bits too, and the first maximum of each window."""
+    """3x3 max pool, stride 2: pooled spikes, and with KEEP as bits too and the first maximum of each window."""
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
     start = tl.program_id(0).to(tl.int64) * BM
@@ -34,20 +34,22 @@ def pool_kernel(
         valid = there & (i >= 0) & (i < H) & (j >= 0) & (j < W)
         pointer = packed + (corner + i * W + j)[:, None] * C + cols[None, :]
         bits = tl.load(pointer, mask=valid[:, None] & inside[None, :], other=0).to(tl.int32)
-        first = bits & ~taken
-        for plane in tl.static_range(4):
-            if (k >> plane) & 1:
-                code |= first << (plane * PLANE)
+        if KEEP:
+            first = bits & ~taken
+            for plane in tl.static_range(4):
+                if (k >> plane) & 1:
+                    code |= first << (plane * PLANE)
         taken |= bits
-    # Where no neuron fired, all are equal and the first one inside the grid counts as the maximum: 0, 1, 3 or 4.
-    none = ~taken & ((1 << T) - 1)
-    code |= tl.where(((oi == 0) != (oj == 0))[:, None], none, 0)
-    code |= tl.where(((oi == 0) & (oj != 0))[:, None], none << PLANE, 0)
-    code |= tl.where(((oi == 0) & (oj == 0))[:, None], none << (2 * PLANE), 0)
     local = at[:, None] * C + cols[None, :]
     mask = there[:, None] & inside[None, :]
-    tl.store(codes + start * C + local, code.to(codes.dtype.element_ty), mask=mask)
-    tl.store(packed_out + start * C + local, taken.to(tl.uint8), mask=mask)
+    if KEEP:
+        # Where no neuron fired, all are equal and the first one inside the grid counts as the maximum: 0, 1, 3 or 4.
+        none = ~taken & ((1 << T) - 1)
+        code |= tl.where(((oi == 0) != (oj == 0))[:, None], none, 0)
+        code |= tl.where(((oi == 0) & (oj != 0))[:, None], none << PLANE, 0)
+        code |= tl.where(((oi == 0) & (oj == 0))[:, None], none << (2 * PLANE), 0)
+        tl.store(codes + start * C + local, code.to(codes.dtype.element_ty), mask=mask)
+        tl.store(packed_out + start * C + local, taken.to(tl.uint8), mask=mask)
     out += start * C
     plane = tl.cast(OM, tl.int64) * C
     for t in tl.static_range(T):

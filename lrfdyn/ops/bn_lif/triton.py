@@ -124,7 +124,7 @@ class _BnLif(torch.autograd.Function):
         time = steps * repeats
         dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
         out = x if pool else new_like(x, time, dtype=dtype)
-        packed = x.new_empty(batch, height, width, channels, dtype=torch.uint8) if pack else None
+        packed = x.new_empty(batch, height, width, channels, dtype=torch.uint8) if pack or pool else None
         residual = None if residual is None else channels_last(residual)
         apply_kernel[(triton.cdiv(lines, bm), columns)](
             x, stats, bias, residual, out, packed, lines, wide, channels, D=d, T=time, REPEATED=repeats > 1,
@@ -136,12 +136,14 @@ class _BnLif(torch.autograd.Function):
             grid = ((height + 1) // 2, (width + 1) // 2)
             out = new_like(x, time, grid)
             pooled = batch * grid[0] * grid[1]
-            codes = x.new_empty(pooled, channels, dtype=torch.int16 if time <= 4 else torch.int32)
-            unpooled, packed = packed, x.new_empty(batch, *grid, channels, dtype=torch.uint8)
+            unpooled, packed = packed, None
+            if pack:
+                codes = x.new_empty(pooled, channels, dtype=torch.int16 if time <= 4 else torch.int32)
+                packed = x.new_empty(batch, *grid, channels, dtype=torch.uint8)
             bc = channel_block(channels)
             pool_kernel[(triton.cdiv(pooled, TILE // bc), triton.cdiv(channels, bc))](
                 unpooled, out, packed, codes, pooled, channels, height, width, *grid, T=time, PLANE=_plane(time),
-                BM=TILE // bc, BC=bc, num_warps=2,
+                KEEP=pack, BM=TILE // bc, BC=bc, num_warps=2,
             )  # fmt: skip
         ctx.save_for_backward(x, stats, weight, bias, codes)
         ctx.given = (d, repeats, norm.training, offset if offset is None else offset.shape, count)
@@ -209,8 +211,9 @@ def bn_lif_triton(
     residual: Tensor | None = None,
     pool: bool = False,
 ) -> Tensor:
-    # Sums with a residual are no spikes, and integer spikes no bits.
-    pack = residual is None and not isinstance(dynamics, Integer)
+    # For backward passes, this one's and that of whoever reads the spikes; tensors of inference mode have none. Sums
+    # with a residual are no spikes, and integer spikes no bits.
+    pack = not torch.is_inference_mode_enabled() and residual is None and not isinstance(dynamics, Integer)
     out, packed = _BnLif.apply(x, norm.weight, norm.bias, offset, residual, norm, dynamics, repeats, pool, pack)
     attach_bits(out, packed)
     return out

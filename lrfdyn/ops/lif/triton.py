@@ -212,7 +212,8 @@ def lif_triton(
     x: Tensor, dynamics: Dynamics, initial_state: Tensor | None = None, output_final_state: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """`lif_reference` with the membrane in float32, whatever the type of `x`."""
-    pack = x.shape[0] <= MOST_PACKED_STEPS
+    # For the backward pass of whoever reads the spikes; tensors of inference mode have none.
+    pack = not torch.is_inference_mode_enabled() and x.shape[0] <= MOST_PACKED_STEPS
     spikes, state, packed = _Lif.apply(x, initial_state, dynamics, output_final_state, pack)
     attach_bits(spikes, packed)
     return spikes, state

@@ -1,0 +1,77 @@
+"""Spikes to bits and back in one pass over memory each."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 256  # bytes per program, eight spikes each
+
+
+@triton.jit
+def _places(n, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """For a block of bytes of one frame: their pixels and places in a pixel, the channels of their bits, and which of
+    them exist."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    pixel = at // WIDTH
+    byte = at % WIDTH
+    channel = byte[:, None] * 8 + tl.arange(0, 8)[None, :]
+    return pixel, byte, channel, at < n * WIDTH, (at < n * WIDTH)[:, None] & (channel < C)
+
+
+@triton.jit
+def _pack(
+    spikes, out, n, frames, st, sb, sn, sc, ot, ob, on, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    frame = tl.program_id(1).to(tl.int64)
+    pixel, byte, channel, inside, exists = _places(n, C, WIDTH, BLOCK)
+    spikes += (frame // frames) * st + (frame % frames) * sb
+    value = tl.load(spikes + pixel[:, None] * sn + channel * sc, mask=exists, other=0)
+    bits = (value != 0).to(tl.int32) << tl.arange(0, 8)[None, :]
+    out += (frame // frames) * ot + (frame % frames) * ob
+    tl.store(out + pixel * on + byte, tl.sum(bits, 1).to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _unpack(packed, out, n, frames, st, sb, sn, sw, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    frame = tl.program_id(1).to(tl.int64)
+    pixel, byte, channel, inside, exists = _places(n, C, WIDTH, BLOCK)
+    packed += (frame // frames) * st + (frame % frames) * sb
+    bits = tl.load(packed + pixel * sn + byte * sw, mask=inside, other=0).to(tl.int32)
+    value = (bits[:, None] >> tl.arange(0, 8)[None, :]) & 1
+    out += frame * n * C
+    tl.store(out + pixel[:, None] * C + channel, value.to(tl.float32).to(out.dtype.element_ty), mask=exists)
+
+
+def _frames(x: Tensor) -> Tensor:
+    """`[..., C]` as `[A, B, N, C]`, without a copy where the memory allows: rows of an image and their pixels are one
+    axis."""
+    if x.dim() >= 5:
+        x = x.flatten(2, -2)
+    return x[(None,) * (4 - x.dim())]
+
+
+def pack_triton(spikes: Tensor, out: Tensor | None = None) -> Tensor:
+    """Bytes `[..., ceil(C / 8)]` of `spikes` `[..., C]`. Rows of `out` must follow each other without a gap."""
+    given = _frames(spikes)
+    outer, frames, n, channels = given.shape
+    if out is None:
+        out = torch.empty(*spikes.shape[:-1], -(-channels // 8), dtype=torch.uint8, device=spikes.device)
+    taken = out.view(outer, frames, n, -1)
+    width = taken.shape[-1]
+    _pack[(triton.cdiv(n * width, BLOCK), outer * frames)](
+        given, taken, n, frames, *given.stride(), *taken.stride()[:3], C=channels, WIDTH=width, BLOCK=BLOCK
+    )
+    return out
+
+
+def unpack_triton(packed: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    out = torch.empty(*packed.shape[:-1], channels, dtype=dtype, device=packed.device)
+    given = _frames(packed)
+    outer, frames, n, width = given.shape
+    _unpack[(triton.cdiv(n * width, BLOCK), outer * frames)](
+        given, out, n, frames, *given.stride(), C=channels, WIDTH=width, BLOCK=BLOCK
+    )
+    return out
