@@ -313,9 +313,9 @@ def wrapped(part: str) -> str:
 
 
 def theory_notes() -> list[str]:
-    from lrfdyn.analysis.theorems import RADIUS_NOTE, REASON
+    from lrfdyn.analysis.theorems import ORDER_NOTE, RADIUS_NOTE, REASON
 
-    return [REASON, RADIUS_NOTE]
+    return [REASON, RADIUS_NOTE, ORDER_NOTE]
 
 
 def draw() -> None:

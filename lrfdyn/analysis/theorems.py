@@ -28,7 +28,12 @@ REASON = (
 RADIUS_NOTE = (
     "Theorem 1 needs α: VSA is at least as local as SSA wherever α >= 1 + β(N-1), because (α-βΔ)e^{βΔ} then grows with "
     "Δ; for α <= 1 it falls, and the order is reversed. For fixed α and β the radius of SSA does not grow with N "
-    "without end: its weights are zero from α/β on, and the radius stays near α/(3β). Θ(N) needs β <= α/(N-1)."
+    "without end: its weights are zero from α/β on, and the radius stays near α/(3β). Θ(N) needs a β that falls like 1/N, "
+    "such as the β <= α/(N-1) of Theorem 2."
+)
+ORDER_NOTE = (
+    "Of μ(VSA) <= μ(LRF-SSA) <= μ(SSA) the right half needs μ(R) <= μ(SSA). The left half needs "
+    "λ <= (μ(SSA)-μ(VSA)) / (μ(SSA)-μ(R)) where R is more local than VSA: with a larger λ LRF-SSA is more local than VSA."
 )
 
 
@@ -55,6 +60,10 @@ class TheorySettings:
     def alpha_at(self, n: int, beta: float | None = None) -> float:
         """The chosen alpha, or the one that goes with `n` and `beta`."""
         return 1 + (self.beta if beta is None else beta) * (n - 1) if self.alpha is None else self.alpha
+
+    @property
+    def alpha_text(self) -> str:
+        return "1 + β(N-1)" if self.alpha is None else f"{self.alpha:g}"
 
     @property
     def taps(self) -> list[int]:
@@ -85,7 +94,7 @@ def theory_results(settings: TheorySettings | None = None, command: str = "lrfdy
         "format": RESULTS_FORMAT,
         "title": "Theorems 1 and 2: radius and entropy of attention",
         "lead": f"Exact values for attention over distances 0..N-1. Unless an axis says otherwise N = {n}, "
-        f"β = {beta:g}, α = {'1 + β(N-1)' if settings.alpha is None else f'{settings.alpha:g}'}, "
+        f"β = {beta:g}, α = {settings.alpha_text}, "
         f"λ = {settings.share:g}, and R has the taps of stencils with dilations "
         f"{', '.join(map(str, settings.dilations))}.",
         "command": command,
@@ -93,7 +102,7 @@ def theory_results(settings: TheorySettings | None = None, command: str = "lrfdy
         "version": __version__,
         "checks": checks(settings),
         "charts": [*_curves(settings), *_regions(settings)],
-        "notes": [REASON, RADIUS_NOTE],
+        "notes": [REASON, RADIUS_NOTE, ORDER_NOTE],
     }
 
 
@@ -192,6 +201,16 @@ def _regions(settings: TheorySettings) -> Iterator[Chart]:
         [[int(t.vsa_radius(n, b) > t.ssa_radius(n, a, b) + 1e-12) for b in betas] for a in alphas],
     )
     ratios, shares = np.geomspace(0.1 / n, 1, CELLS), np.linspace(0, 1, CELLS + 1)[1:]
+    yield _map(
+        "radius-between",
+        "Theorem 1: where LRF-SSA is between VSA and SSA",
+        f"The order of the three radii for N = {n}, α = {settings.alpha_text} and R of dilations "
+        f"{', '.join(map(str, settings.dilations))}. {ORDER_NOTE}",
+        ("β", betas),
+        ("λ", shares, False),
+        ["μ(VSA) <= μ(LRF-SSA) <= μ(SSA)", "LRF-SSA is more local than VSA", "LRF-SSA is less local than SSA"],
+        [[_radius_order(settings, float(beta), float(share)) for beta in betas] for share in shares],
+    )
     for id_, name, taps in (
         ("inequality-local", "R uniform on distances 0 and 1", [0, 1]),
         ("inequality-stencil", f"R of dilations {', '.join(map(str, settings.dilations))}", settings.taps),
@@ -205,6 +224,14 @@ def _regions(settings: TheorySettings) -> Iterator[Chart]:
             ["follows from the bound", "true, but not by the bound", "false"],
             _inequality_cells(n, ratios, shares, taps),
         )
+
+
+def _radius_order(settings: TheorySettings, beta: float, share: float) -> int:
+    n, alpha = settings.n, settings.alpha_at(settings.n, beta)
+    mixed = t.lrf_radius(n, alpha, beta, settings.taps, share)
+    if mixed > t.ssa_radius(n, alpha, beta) + 1e-12:
+        return 2
+    return int(mixed < t.vsa_radius(n, beta) - 1e-12)
 
 
 def _inequality_cells(n: int, ratios: np.ndarray, shares: np.ndarray, taps: Sequence[int]) -> list[list[int]]:
