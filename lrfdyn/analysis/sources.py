@@ -18,6 +18,8 @@ from lrfdyn.models import SpikingModel, create_model, list_models
 from lrfdyn.models.registry import model_class
 from lrfdyn.weights import check_fit, load_tensors
 
+USUAL_ORDER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")  # of the paper: reference, base, ours
+
 
 @dataclass(frozen=True)
 class Source:
@@ -69,7 +71,7 @@ def _folder(path: Path, images: Images) -> list[Source]:
         return [Source(str(path), lambda: from_pretrained(path))]
     if (path / "model" / CONFIG_FILE).is_file():
         return [replace(_run(path), load=lambda: from_pretrained(path / "model"))]
-    weights = sorted((path / "weights").glob("*.safetensors"))
+    weights = sorted((path / "weights").glob("*.safetensors"), key=_place)
     if (path / "settings.json").is_file() and weights:
         return [_file(file, images) for file in weights]
     checkpoints = path / "checkpoints"
@@ -80,6 +82,12 @@ def _folder(path: Path, images: Images) -> list[Source]:
         if found is not None:
             return [replace(_run(path), load=_checkpoint(*found, images))]
     raise LrfdynError(f"model: {path} holds neither {CONFIG_FILE} nor model/{CONFIG_FILE} nor weights nor checkpoints")
+
+
+def _place(file: Path) -> tuple[int, str]:
+    """Files of lrfdyn reproduce as its own report has them."""
+    kind = file.stem.rpartition("-seed")[0]
+    return (USUAL_ORDER.index(kind) if kind in USUAL_ORDER else len(USUAL_ORDER), file.stem)
 
 
 def _run(path: Path) -> Source:
