@@ -20,20 +20,20 @@ CELLS = 48
 
 REASON = (
     "Mixing adds up to h(λ) to the entropy, so the bound h(λ) + (1-λ)H(P) + λH(R) is below H(P) only where "
-    "h(λ) <= λ(H(P) - H(R)), which no small λ > 0 satisfies: there the paper's last step does not follow. "
-    "Its conclusion H((1-λ)P + λR) <= H(P) is true for every λ exactly where the cross entropy -Σ R log P is at most "
+    "h(λ) ≤ λ(H(P) - H(R)), which no small λ > 0 satisfies: there the paper's last step does not follow. "
+    "Its conclusion H((1-λ)P + λR) ≤ H(P) is true for every λ exactly where the cross entropy -Σ R log P is at most "
     "H(P) (entropy is concave in λ and this difference is its slope at 0), which an R at least as local as a falling P "
     "satisfies and a dilated R does not once P has fallen off before the taps of R."
 )
 RADIUS_NOTE = (
-    "Theorem 1 needs α: VSA is at least as local as SSA wherever α >= 1 + β(N-1), because (α-βΔ)e^{βΔ} then grows with "
-    "Δ; for α <= 1 it falls, and the order is reversed. For fixed α and β the radius of SSA does not grow with N "
+    "Theorem 1 needs α: VSA is at least as local as SSA wherever α ≥ 1 + β(N-1), because (α-βΔ)exp(βΔ) then grows with "
+    "Δ; for α ≤ 1 it falls, and the order is reversed. For fixed α and β the radius of SSA does not grow with N "
     "without end: its weights are zero from α/β on, and the radius stays near α/(3β). Θ(N) needs a β that falls like 1/N, "
-    "such as the β <= α/(N-1) of Theorem 2."
+    "such as the β ≤ α/(N-1) of Theorem 2."
 )
 ORDER_NOTE = (
-    "Of μ(VSA) <= μ(LRF-SSA) <= μ(SSA) the right half needs μ(R) <= μ(SSA). The left half needs "
-    "λ <= (μ(SSA)-μ(VSA)) / (μ(SSA)-μ(R)) where R is more local than VSA: with a larger λ LRF-SSA is more local than VSA."
+    "Of μ(VSA) ≤ μ(LRF-SSA) ≤ μ(SSA) the right half needs μ(R) ≤ μ(SSA). The left half needs "
+    "λ ≤ (μ(SSA)-μ(VSA)) / (μ(SSA)-μ(R)) where R is more local than VSA: with a larger λ LRF-SSA is more local than VSA."
 )
 
 
@@ -197,7 +197,7 @@ def _regions(settings: TheorySettings) -> Iterator[Chart]:
         f"The sign of μ(SSA) - μ(VSA) for N = {n}. {RADIUS_NOTE}",
         ("β", betas),
         ("α", alphas, True),
-        ["μ(VSA) <= μ(SSA)", "μ(VSA) > μ(SSA)"],
+        ["μ(VSA) ≤ μ(SSA)", "μ(VSA) > μ(SSA)"],
         [[int(t.vsa_radius(n, b) > t.ssa_radius(n, a, b) + 1e-12) for b in betas] for a in alphas],
     )
     ratios, shares = np.geomspace(0.1 / n, 1, CELLS), np.linspace(0, 1, CELLS + 1)[1:]
@@ -208,7 +208,7 @@ def _regions(settings: TheorySettings) -> Iterator[Chart]:
         f"{', '.join(map(str, settings.dilations))}. {ORDER_NOTE}",
         ("β", betas),
         ("λ", shares, False),
-        ["μ(VSA) <= μ(LRF-SSA) <= μ(SSA)", "LRF-SSA is more local than VSA", "LRF-SSA is less local than SSA"],
+        ["μ(VSA) ≤ μ(LRF-SSA) ≤ μ(SSA)", "LRF-SSA is more local than VSA", "LRF-SSA is less local than SSA"],
         [[_radius_order(settings, float(beta), float(share)) for beta in betas] for share in shares],
     )
     for id_, name, taps in (
@@ -218,7 +218,7 @@ def _regions(settings: TheorySettings) -> Iterator[Chart]:
         yield _map(
             id_,
             f"Theorem 2: where the last inequality holds, {name}",
-            REASON,
+            f"Whether H((1-λ)P + λR) ≤ H(P) for N = {n}, P the weights of SSA, and whether the bound shows it. {REASON}",
             ("β/α", ratios),
             ("λ", shares, False),
             ["follows from the bound", "true, but not by the bound", "false"],

@@ -62,6 +62,12 @@ def test_command_writes_everything(demo, tmp_path, capsys):
     names = {"attention_distance", "attention_entropy", "receptive_fields", "energy", "memory_accuracy", "convergence"}
     written = {path.name for path in (out / "figures").iterdir()}
     assert {f"{name}.{form}" for name in names for form in ("svg", "png")} <= written
+    text = (out / "figures" / "captions.txt").read_text()
+    assert [line.split(":")[0] for line in text.splitlines() if line] == sorted(
+        {name.split(".")[0] for name in written - {"captions.txt"}}, key=text.index
+    )
+    assert "absolute values" in text
+    assert "6 test images of digits" in text
     with (out / "tables" / "summary.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["label"] for row in rows] == ["SSA", "LRF-Dyn"]
