@@ -20,6 +20,7 @@ from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
 from lrfdyn.version import __version__
 
+RANDOM_LABEL = " (random weights)"
 SPREAD = "half of the range over the seeds"
 NOTES = {
     "weights": "Attention weights of LRF-Dyn are those of its linear mixing, the same for every image; those of the "
@@ -142,7 +143,7 @@ def _labels(groups: Sequence[Group]) -> list[str]:
         label, _ = describe(group.model)
         if several and group.model.config.get("attention"):
             label = f"{group.name}, {label}"
-        labels.append(label if group.trained else f"{label} (random weights)")
+        labels.append(label if group.trained else label + RANDOM_LABEL)
     return [
         label if labels.count(label) == 1 else f"{label}, {Path(group.origin).name}"
         for label, group in zip(labels, groups, strict=True)
@@ -178,7 +179,7 @@ def _results(
             f"Accuracy of {'; '.join(few)} is that on the {_plural(images.count, 'image')} of this analysis: the "
             "files say nothing of the whole test set.",
         )
-    untrained = [entry["label"] for entry in attentions.values() if not entry["trained"]]
+    untrained = [e["label"].replace(RANDOM_LABEL, "") for e in attentions.values() if not e["trained"]]
     if untrained:
         notes.insert(0, f"Random weights, not trained: {'; '.join(untrained)}. {NOTES_RANDOM}")
     return {
