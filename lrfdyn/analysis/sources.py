@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,10 @@ def find_sources(text: str, images: Images) -> list[Source]:
     name, _, kind = text.partition(":")
     if name in list_models():
         return [_registered(text, name, kind, images)]
-    near = f"; known models: {', '.join(list_models())}" if "/" not in text else ""
-    raise LrfdynError(f"model: {text!r} is no folder, no .safetensors file and no model{near}")
+    near = get_close_matches(name, list_models(), 3, 0.8)
+    hint = f"; did you mean {', '.join(near)}" if near else f"; known models: {', '.join(list_models())}"
+    hint = hint if "/" not in text else ""
+    raise LrfdynError(f"model: {text!r} is no folder, no .safetensors file and no model{hint}")
 
 
 def _registered(text: str, name: str, kind: str, images: Images) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -48,9 +49,9 @@ class TheorySettings:
     dilations: tuple[int, ...] = (3, 5)
 
     def __post_init__(self) -> None:
-        require(self.n >= 8, f"n: expected an integer >= 8, got {self.n}")
-        require(self.beta > 0, f"beta: expected a positive number, got {self.beta}")
-        require(self.alpha is None or self.alpha > 0, f"alpha: expected a positive number, got {self.alpha}")
+        require(self.n >= 8, f"n (tokens): expected an integer >= 8, got {self.n}")
+        require(0 < self.beta < math.inf, f"beta: expected a positive number, got {self.beta}")
+        require(self.alpha is None or 0 < self.alpha < math.inf, f"alpha: expected a positive number, got {self.alpha}")
         require(0 <= self.share <= 1, f"share: expected a number in [0, 1], got {self.share}")
         require(
             len(self.dilations) > 0 and all(1 <= d < self.n for d in self.dilations),

@@ -137,4 +137,7 @@ def test_bad_input():
         t.mixture(t.vsa_distribution(4, 0.1), t.vsa_distribution(4, 0.1), 2)
     with pytest.raises(LrfdynError, match="dilations"):
         TheorySettings(n=8, dilations=(9,))
+    for name in ("alpha", "beta"):
+        with pytest.raises(LrfdynError, match=f"{name}: expected a positive number, got inf"):
+            TheorySettings(**{name: math.inf})
     assert len(checks(TheorySettings())) == 5
