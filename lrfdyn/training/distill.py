@@ -38,9 +38,7 @@ def build_distill(config: DistillConfig, source: DataSource, device: torch.devic
         f"distill.teacher: expected {source.num_classes} classes, {config.teacher} has {classes}",
     )
     facts = getattr(teacher, "pretrained_cfg", None) or {}
-    mean, deviation = (
-        tuple(facts.get(key) or ours) for key, ours in (("mean", source.mean), ("std", source.deviation))
-    )
+    mean, deviation = tuple(facts.get("mean") or source.mean), tuple(facts.get("std") or source.deviation)
     require(
         len(mean) == len(deviation) == source.in_channels,
         f"distill.teacher: expected {source.in_channels} channels, {config.teacher} has {len(mean)}",
@@ -51,6 +49,9 @@ def build_distill(config: DistillConfig, source: DataSource, device: torch.devic
 
 class Renormalise(nn.Module):
     """From the statistics that the data are normalised by to those that a teacher was trained with."""
+
+    scale: Tensor
+    shift: Tensor
 
     def __init__(self, mean: Levels, deviation: Levels, to_mean: Levels, to_deviation: Levels) -> None:
         super().__init__()
