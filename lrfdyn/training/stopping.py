@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -40,17 +39,10 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        own = os.getpid()
-
         def note(number: int, frame: FrameType | None) -> None:
-            again, self.signal = self.signal == number, number
-            if os.getpid() != own:
-                # A process that reads data. Whoever signals all of them means the run, which needs the data for its
-                # last step; the run itself asks until they are gone.
-                if again and number == signal.SIGTERM:
-                    os._exit(128 + number)
-            elif again and number == signal.SIGINT:
+            if self.signal == number == signal.SIGINT:
                 raise KeyboardInterrupt  # asked twice: at once
+            self.signal = number
 
         before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
         try:

@@ -17,6 +17,7 @@ from lrfdyn.training import state
 from lrfdyn.training.logs import read_log
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.stopping import TIME_IS_UP, Stop, Stopped
+from tests.data.make import write_folder
 from tests.training.runs import STEPS, assert_same_end, tiny, train, write_recipe
 from tests.training.test_processes import torchrun
 
@@ -84,6 +85,37 @@ def test_signal_from_outside(whole, tmp_path):
     assert state.list_checkpoints(out / "checkpoints")
     subprocess.run(command, env=environment, capture_output=True, check=True)
     assert_same_end(out, whole)
+
+
+def test_workers_do_not_die_of_a_signal_to_all(tmp_path):
+    """torchrun and schedulers signal every process of a run; it still needs the data of its last step."""
+    pytest.importorskip("PIL")
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml",
+        model={"options": {"pooling": [True, True, False, False]}},
+        data={
+            "name": "imagenette",
+            "root": str(write_folder(tmp_path / "images")),
+            "image_size": 32,
+            "options": {"workers": 2},
+        },
+        schedule={"epochs": 1000},
+        run={"batch_size": 8, "checkpoint_steps": 100_000, "checkpoint_epochs": 1000},
+    )
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "lrfdyn", "train", str(recipe), "--out", str(out)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, start_new_session=True, **pipes
+    )
+    deadline = time.monotonic() + 120
+    while process.poll() is None and len(read_log(out / "log.jsonl")) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGTERM)
+    said, _ = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert len(state.list_checkpoints(out / "checkpoints")) == 1
 
 
 def test_minutes_on_the_command_line(tmp_path, capsys):
