@@ -22,5 +22,5 @@ def attach_bits(spikes: Any, bits: Tensor | None) -> None:
 
 def bits_of(spikes: Tensor) -> Tensor | None:
     """The bits of `spikes`, if they came with any and are what they were."""
-    bits, version = getattr(spikes, "packed", (None, 0))
-    return bits if version == _version(spikes) else None
+    bits, version = getattr(spikes, "packed", (None, None))
+    return bits if bits is not None and version == _version(spikes) else None
