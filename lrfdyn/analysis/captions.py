@@ -12,7 +12,9 @@ WEIGHTS = (
 
 def captions(results: dict[str, Any]) -> dict[str, str]:
     """Captions by the names of the figures (`plots.figures`)."""
-    made = {chart["id"].replace("-", "_"): f"{chart['title']}. {chart['caption']}" for chart in results.get("charts", [])}
+    made = {
+        chart["id"].replace("-", "_"): f"{chart['title']}. {chart['caption']}" for chart in results.get("charts", [])
+    }
     entries = list(results.get("attentions", {}).values())
     if not entries:
         return made

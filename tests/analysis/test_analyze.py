@@ -191,7 +191,10 @@ def test_images_are_spread_over_the_test_set():
     ("arguments", "message"),
     [
         (["nothing_here"], "model: 'nothing_here' is no folder, no .safetensors file and no model; known models"),
-        (["spikfomer_4_384"], "model: 'spikfomer_4_384' is no folder, no .safetensors file and no model; did you mean "),
+        (
+            ["spikfomer_4_384"],
+            "model: 'spikfomer_4_384' is no folder, no .safetensors file and no model; did you mean ",
+        ),
         (["spikformer_4_384:lrf_dym"], "attention: unknown name 'lrf_dym'; did you mean lrf_dyn"),
         (["ms_resnet18:ssa"], "model: ms_resnet18 has no attention"),
         (["spikformer_4_384", "--data", "digit"], "data: unknown name 'digit'; did you mean digits"),
