@@ -218,8 +218,8 @@ def energies(results: dict[str, Any]) -> Iterator[str]:
     inside = sum(one["energy_pj"] for one in dyn["layers"] if one["kind"] == "attention") / dyn["energy_pj"]
     yield (
         f"- Energy of LRF-Dyn is {change(1 - dyn['energy_pj'] / ssa['energy_pj'])} than that of SSA: dendrites and "
-        f"stencils multiply potentials ({percent(inside)} of its energy is inside attention). The paper has no numbers of "
-        "energy."
+        f"stencils multiply potentials ({percent(inside)} of its energy is inside attention). The paper has no "
+        "numbers of energy."
     )
 
 

@@ -141,7 +141,9 @@ def _labels(groups: Sequence[Group]) -> list[str]:
     labels = []
     for group in groups:
         label, _ = describe(group.model)
-        if several and group.model.config.get("attention"):
+        if not group.model.config.get("attention"):
+            label = group.name
+        elif several:
             label = f"{group.name}, {label}"
         labels.append(label if group.trained else label + RANDOM_LABEL)
     return [

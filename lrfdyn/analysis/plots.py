@@ -6,43 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lrfdyn.analysis.plot_style import COLOURS, LINES, MARKERS, PARTS, STYLE, WIDTH, Entries, legend, line, wrapped
+from lrfdyn.analysis.plot_theory import chart_lines, region_map
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import write_atomic
-
-# One colour, marker and line per model, told apart with any colour vision and in print.
-COLOURS = ("#0b6fb8", "#cc5206", "#06805f", "#b0417f", "#a27000", "#2f93cc", "#5b4bb3", "#5c6672")
-MARKERS = "os^Dv*Ph"
-LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
-# Parts of a network have colours that no model has; what the attentions differ in stands out.
-PARTS = {
-    "stem and other convolutions": "#c3ccd4",
-    "projections": "#8a99a8",
-    "inside attention": "#e0a100",
-    "MLP": "#54626f",
-    "classifier": "#1c2126",
-}
-REGIONS = ("#bfe3d0", "#fbe2a8", "#e79a86")
-STYLE = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6e8e6",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 3.5,
-    "legend.frameon": False,
-    "legend.fontsize": 7,
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 200,
-    "pdf.fonttype": 42,  # text stays text
-    "svg.fonttype": "none",
-    "svg.hashsalt": "lrfdyn",  # the same figure is the same file
-}
-WIDTH = 3.4  # inches, one column
-Entries = list[tuple[int, dict[str, Any]]]
 
 
 def _pyplot() -> Any:
@@ -96,32 +63,34 @@ def figures(results: dict[str, Any]) -> dict[str, Callable[[Any], Any]]:
     if curves:
         made["convergence"] = lambda plt: _convergence(plt, results)
     for chart in results.get("charts", []):
-        draw = _region_map if chart["kind"] == "regions" else _chart_lines
+        draw = region_map if chart["kind"] == "regions" else chart_lines
         made[chart["id"].replace("-", "_")] = lambda plt, draw=draw, chart=chart: draw(plt, chart)  # type: ignore[misc]
     return made
 
 
-def _line(index: int, **more: Any) -> dict[str, Any]:
-    return {"color": COLOURS[index % 8], "marker": MARKERS[index % 8], "markeredgewidth": 0, **more}
-
-
 def _distance(plt: Any, entries: Entries) -> Any:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(2 * WIDTH, 2.4), width_ratios=(1.6, 1))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(2 * WIDTH, max(2.4, 0.42 * len(entries) + 0.9)),
+                                         width_ratios=(1.6, 1))  # fmt: skip
     for i, entry in entries:
         local = entry["locality"]
-        left.plot(local["distance"], local["weight"], label=entry["label"], **_line(i))
-    tokens = max(e["locality"]["grid"][0] * e["locality"]["grid"][1] for _, e in entries)
-    left.axhline(1 / tokens, color="#58616a", linestyle="--", linewidth=0.8, label="uniform")
+        left.plot(local["distance"], local["weight"], label=entry["label"], **line(i))
+    grids = {tuple(entry["locality"]["grid"]) for _, entry in entries}
+    if len(grids) == 1:  # models on other grids have another line each
+        height, width = grids.pop()
+        left.axhline(1 / (height * width), color="#58616a", linestyle="--", linewidth=0.8, label="uniform")
     left.set(xlabel="Manhattan distance (tokens)", ylabel="mean attention weight", ylim=(0, None))
-    left.legend()
-    local = entries[0][1]["locality"]
-    names = [entry["label"] for _, entry in entries]
+    legend(figure, left, entries)
+    names = [wrapped(entry["label"]) for _, entry in entries]
     shares = [100 * entry["locality"]["short_range_share"] for _, entry in entries]
     bars = right.barh(names, shares, color=[COLOURS[i % 8] for i, _ in entries])
     right.bar_label(bars, fmt="%.1f", padding=2, fontsize=7)
     right.margins(x=0.14)
-    right.axvline(100 * local["short_range_share_uniform"], color="#1c2126", linestyle="--", linewidth=0.8)
-    right.set(xlabel=f"% at distance ≤ {local['short_distance']} (dashed: uniform)")
+    near = {entry["locality"]["short_distance"] for _, entry in entries}
+    right.set(xlabel=f"% at distance ≤ {near.pop()}" if len(near) == 1 else "% at short distance")
+    for row, (_, entry) in enumerate(entries):
+        uniform = 100 * entry["locality"]["short_range_share_uniform"]
+        right.plot([uniform, uniform], [row - 0.4, row + 0.4], color="#1c2126", linestyle="--", linewidth=0.8)
+    right.set(xlabel=f"{right.get_xlabel()} (dashed: uniform)")
     right.invert_yaxis()
     right.grid(axis="y", visible=False)
     return figure
@@ -141,11 +110,13 @@ def _distance_layers(plt: Any, entries: Entries) -> Any:
         for i, entry in entries:
             weights = entry["locality"]["weight_by_layer"]
             if layer < len(weights) and weights[layer] is not None:
-                axis.plot(entry["locality"]["distance"], weights[layer], label=entry["label"], **_line(i, markersize=2))
-        axis.set(title=f"layer {layer + 1}", ylim=(0, None))
-    figure.supxlabel("Manhattan distance (tokens)", fontsize=8)
+                axis.plot(entry["locality"]["distance"], weights[layer], label=entry["label"], **line(i, markersize=2))
+        axis.set(title=f"layer {layer + 1}")
+    axes[0][0].set(ylim=(0, None))  # behind the last line, which may be the highest
+    for axis in axes[-1]:
+        axis.set_xlabel("Manhattan distance")
     figure.supylabel("mean attention weight", fontsize=8)
-    axes[0][0].legend(fontsize=6)
+    legend(figure, axes[0][0], entries, fontsize=6)
     return figure
 
 
@@ -159,19 +130,19 @@ def _entropy(plt: Any, entries: Entries) -> Any:
                     linestyle=LINES[i % 8])  # fmt: skip
     axis.axvline(entries[0][1]["locality"]["entropy_uniform"], color="#58616a", linestyle="--", linewidth=0.8)
     axis.set(xlabel="entropy of attention (nats; dashed: uniform)", ylabel="density")
-    axis.legend(loc="upper left")
+    legend(figure, axis, entries, loc="upper left")
     return figure
 
 
 def _fields(plt: Any, entries: Entries) -> Any:
     columns = min(5, len(entries))
     rows = -(-len(entries) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(2 * WIDTH, 1.55 * rows + 0.25), squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(2 * WIDTH, 1.7 * rows + 0.25), squeeze=False)
     image = None
     for axis, (_, entry) in zip(axes.flat, entries, strict=False):
         values = [[value**0.5 for value in row] for row in entry["receptive_field"]["map"]]
         image = axis.imshow(values, cmap="magma", vmin=0, vmax=1, interpolation="nearest")
-        axis.set_title(entry["label"], fontsize=7)
+        axis.set_title(wrapped(entry["label"]), fontsize=7)
     for axis in axes.flat:
         axis.set_axis_off()
     figure.colorbar(image, ax=axes, shrink=0.8, label="√(gradient / largest)")
@@ -184,9 +155,9 @@ def _field_share(plt: Any, entries: Entries) -> Any:
         squares = entry["receptive_field"]["share_inside"]
         every = max(1, len(squares) // 16)
         axis.plot([s["side"] for s in squares], [100 * s["share"] for s in squares], label=entry["label"],
-                  **_line(i, markevery=every))  # fmt: skip
+                  **line(i, markevery=every))  # fmt: skip
     axis.set(xlabel="side of a centred square (pixels)", ylabel="% of the receptive field inside", ylim=(0, 103))
-    axis.legend()
+    legend(figure, axis, entries)
     return figure
 
 
@@ -210,7 +181,7 @@ def energy_parts(layers: Sequence[dict[str, Any]]) -> dict[str, float]:
 def _energy(plt: Any, entries: Entries) -> Any:
     figure, axis = plt.subplots(figsize=(WIDTH, 0.42 * len(entries) + 1.3))
     parts = [energy_parts(entry["energy"]["layers"]) for _, entry in entries]
-    names = [entry["label"] for _, entry in entries]
+    names = [wrapped(entry["label"]) for _, entry in entries]
     start = [0.0] * len(entries)
     for part in dict.fromkeys(key for one in parts for key in one):
         values = [one.get(part, 0.0) / 1e6 for one in parts]
@@ -228,9 +199,9 @@ def _firing(plt: Any, entries: Entries) -> Any:
     for i, entry in entries:
         rates = [100 * rate for rate in entry["firing_by_layer"].values()]
         axis.plot([n / max(1, len(rates) - 1) for n in range(len(rates))], rates, label=entry["label"],
-                  **_line(i, markersize=2.5))  # fmt: skip
+                  **line(i, markersize=2.5))  # fmt: skip
     axis.set(xlabel="depth (first to last neuron layer)", ylabel="firing rate (%)", ylim=(0, None))
-    axis.legend(ncols=2)
+    legend(figure, axis, entries, ncols=2)
     return figure
 
 
@@ -254,6 +225,8 @@ def _memory(plt: Any, entries: Entries) -> Any:
         axis.set(xlabel=label)
         if max(sizes) > 8 * min(sizes):
             axis.set(xscale="log", xlabel=f"{label}, log scale")
+            axis.xaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_minor_locator(plt.NullLocator())
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.margins(0.15)
     axes[0].set(ylabel="test accuracy (%)")
@@ -274,43 +247,10 @@ def _convergence(plt: Any, results: dict[str, Any]) -> Any:
                 continue
             x = sorted(epochs)
             mean = [sum(epochs[e]) / len(epochs[e]) for e in x]
-            axis.plot(x, mean, label=entry["label"], **_line(i, markevery=max(1, len(x) // 12)))
+            axis.plot(x, mean, label=entry["label"], **line(i, markevery=max(1, len(x) // 12)))
             axis.fill_between(x, [min(epochs[e]) for e in x], [max(epochs[e]) for e in x],
                               color=COLOURS[i % 8], alpha=0.15, linewidth=0)  # fmt: skip
     axes[0].set(xlabel="epoch", ylabel="test accuracy (%)")
     axes[1].set(xlabel="epoch", ylabel="train loss")
-    axes[0].legend()
-    return figure
-
-
-def _scales(axis: Any, chart: dict[str, Any]) -> None:
-    for name in "xy":
-        if chart[name].get("log"):
-            getattr(axis, f"set_{name}scale")("log")
-        getattr(axis, f"set_{name}label")(chart[name]["label"])
-
-
-def _chart_lines(plt: Any, chart: dict[str, Any]) -> Any:
-    figure, axis = plt.subplots(figsize=(WIDTH, 2.4))
-    for i, series in enumerate(chart["series"]):
-        x, y = zip(*series["points"], strict=True)
-        axis.plot(x, y, label=series["label"], **_line(i, markevery=max(1, len(x) // 10)))
-    _scales(axis, chart)
-    axis.legend()
-    return figure
-
-
-def _region_map(plt: Any, chart: dict[str, Any]) -> Any:
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-
-    figure, axis = plt.subplots(figsize=(WIDTH, 2.9))
-    classes = chart["classes"]
-    colours = REGIONS if len(classes) == 3 else (REGIONS[0], REGIONS[2])
-    axis.pcolormesh(chart["x"]["values"], chart["y"]["values"], chart["cells"], cmap=ListedColormap(colours), vmin=-0.5,
-                    vmax=len(classes) - 0.5, shading="nearest", rasterized=True)  # fmt: skip
-    _scales(axis, chart)
-    axis.grid(visible=False)
-    figure.legend(handles=[Patch(color=colour, label=label) for colour, label in zip(colours, classes, strict=True)],
-                  loc="outside lower center", ncols=1 if max(map(len, classes)) > 28 else 2)  # fmt: skip
+    legend(figure, axes[0], list(enumerate(results["attentions"].values())))
     return figure

@@ -142,11 +142,14 @@ function distanceFigure(parent) {
 function shareFigure(parent) {
   const local = kinds.filter((kind) => isNumber(kind.locality?.short_range_share));
   if (!local.length) return;
-  const near = local[0].locality.short_distance;
-  figure(parent, { id: "short-range-share", title: `Share at distance ≤ ${near}`,
-    caption: `Share of a query's attention (absolute values, normalised per query) at distance ${near} or less. The ` +
+  const distances = [...new Set(local.map((kind) => kind.locality.short_distance))];
+  const near = distances.length === 1 ? `distance ≤ ${distances[0]}` : "short distance";
+  const said = distances.length === 1 ? `distance ${distances[0]} or less`
+    : "most a quarter of the largest distance on the grid of each model";
+  figure(parent, { id: "short-range-share", title: `Share at ${near}`,
+    caption: `Share of a query's attention (absolute values, normalised per query) at ${said}. The ` +
       "tick is the share of uniform attention.",
-    draw: (width) => barChart(width, { label: `Share of attention at distance up to ${near}`, format: percent(1),
+    draw: (width) => barChart(width, { label: `Share of attention at ${near}`, format: percent(1),
       tickLabel: "uniform attention", items: local.map((kind) => ({ label: kind.label, index: kind.index,
         value: kind.locality.short_range_share, tick: kind.locality.short_range_share_uniform,
         more: [[null, "mean distance", twoDigits(kind.locality.mean_distance)]] })) }),

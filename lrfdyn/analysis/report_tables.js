@@ -100,7 +100,7 @@ function summary() {
     return header;
   });
   table.append(html("thead", {}, html("tr", {}, headers)), ...bodies.values());
-  const accuracy = !seeds ? "Nothing was trained here, so there is no accuracy." : seeds > 1
+  const accuracy = !seeds ? "No accuracy is known of these models." : seeds > 1
     ? `Accuracy is the mean over ${seeds} seeds ± ${spreadName}; means within the spread of each other do not differ.`
     : "One seed per attention: small differences in accuracy mean nothing.";
   section("summary", "Summary").append(scrolling("Summary table", table), html("p", { class: "soft" }, `${accuracy} ` +

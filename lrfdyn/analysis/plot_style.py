@@ -1,0 +1,59 @@
+"""What the figures for papers share: sizes, colours, markers, names and legends."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+# One colour, marker and line per model, told apart with any colour vision and in print.
+COLOURS = ("#0b6fb8", "#cc5206", "#06805f", "#b0417f", "#a27000", "#2f93cc", "#5b4bb3", "#5c6672")
+MARKERS = "os^Dv*Ph"
+LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
+# Parts of a network have colours that no model has; what the attentions differ in stands out.
+PARTS = {
+    "stem and other convolutions": "#c3ccd4",
+    "projections": "#8a99a8",
+    "inside attention": "#e0a100",
+    "MLP": "#54626f",
+    "classifier": "#1c2126",
+}
+REGIONS = ("#bfe3d0", "#fbe2a8", "#e79a86")
+STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e8e6",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3.5,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 200,
+    "pdf.fonttype": 42,  # text stays text
+    "svg.fonttype": "none",
+    "svg.hashsalt": "lrfdyn",  # the same figure is the same file
+}
+WIDTH = 3.4  # inches, one column
+Entries = list[tuple[int, dict[str, Any]]]
+
+
+def wrapped(label: str) -> str:
+    """A long name beside a bar, in lines."""
+    return textwrap.fill(label, 20, break_long_words=False, break_on_hyphens=False)
+
+
+def legend(figure: Any, axis: Any, entries: Entries, **more: Any) -> None:
+    """Inside the axes where the names are short, under them where they would cover the data."""
+    if max(len(entry["label"]) for _, entry in entries) <= 24 and len(entries) <= 6:
+        axis.legend(**more)
+    else:
+        wide = figure.get_figwidth() > WIDTH
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2 if wide else 1)
+
+
+def line(index: int, **more: Any) -> dict[str, Any]:
+    return {"color": COLOURS[index % 8], "marker": MARKERS[index % 8], "markeredgewidth": 0, **more}
