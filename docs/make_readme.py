@@ -28,7 +28,10 @@ def table(results: dict) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     machine = results["machine"]
     source = "[results/digits/results.json](results/digits/results.json)"
-    lines += ["", f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}. Source: {source}."]
+    lines += [
+        "",
+        f"{machine['cpu']}, {machine['threads']} thread{'' if machine['threads'] == 1 else 's'}, torch {machine['torch']}. Source: {source}.",
+    ]
     return "\n".join(lines)
 
 

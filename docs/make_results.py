@@ -18,6 +18,8 @@ from typing import Any
 import yaml
 
 from lrfdyn.attention import attention_options
+from lrfdyn.errors import require
+from lrfdyn.training.config import differences as config_differences
 from lrfdyn.training.logs import read_log
 
 ROOT = Path(__file__).parent.parent
@@ -98,8 +100,24 @@ def spread(values: list[float]) -> str:
     return f"{mean(values):.2f}{several}"
 
 
+def check_comparable(runs: list[Run]) -> None:
+    """Runs of one length may differ in what the table shows and in the seed: a mean over anything else would pass for
+    one over seeds, and a column for the effect of its dilations."""
+    shown = {"model.attention", "model.dilations", "model.token", "model.dendrites"}
+    first, *others = runs
+    for other in others:
+        for difference in config_differences(other.recipe, first.recipe):
+            key = difference.partition(":")[0]
+            require(key in shown | {"run.seed"}, f"runs: {other.name} and {first.name} do not compare: {difference}")
+    seen: dict[str, str] = {}
+    for run in runs:
+        require(run.label not in seen, f"runs: {run.name} and {seen.get(run.label)} are both {run.label}")
+        seen[run.label] = run.name
+
+
 def comparison(runs: list[Run]) -> str:
     """Of runs with the same number of epochs: ours and the paper's, side by side."""
+    check_comparable(runs)
     found: dict[tuple[str, tuple[int, ...]], list[float]] = {}
     for run in runs:
         assert run.summary is not None

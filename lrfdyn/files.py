@@ -6,7 +6,8 @@ import csv
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,27 @@ def read_json(path: Path, argument: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LrfdynError(f"{argument}: cannot read {path} ({error})") from None
+
+
+@contextmanager
+def sole_user(path: Path) -> Iterator[None]:
+    """Makes the folder, and keeps it from other processes that ask for it in this way. The system ends the claim with
+    the process, however that ends; file systems without locks do not protect."""
+    writable_folder(path, "out")
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise LrfdynError(f"out: another process is using {path}; wait for it, or take another folder") from None
+    except (ImportError, OSError):
+        pass
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def writable_folder(path: Path, argument: str) -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -157,9 +158,11 @@ def reproduce(
 
     runs = [run_record(out, kind, seed) for kind, seed in jobs]
     attentions = {}
-    for kind in settings.attentions:
-        on_measure(kind)
-        attentions[kind] = attention_record(out, settings, kind, [r for r in runs if r["attention"] == kind])
+    with one_thread():
+        facts = machine()
+        for kind in settings.attentions:
+            on_measure(kind)
+            attentions[kind] = attention_record(out, settings, kind, [r for r in runs if r["attention"] == kind])
     first = settings.model(settings.attentions[0])
     split = load_digits()
     results = {
@@ -168,7 +171,7 @@ def reproduce(
         "command": command,
         "created": datetime.now().isoformat(timespec="seconds"),
         "version": __version__,
-        "machine": machine(),
+        "machine": facts,
         "data": {
             "name": "digits",
             "train": len(split.train_labels),
@@ -193,6 +196,18 @@ def reproduce(
     }
     write_json(out / "results.json", results)
     return results
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As the trainings have: such small layers gain little from a second thread, and on a busy machine threads that
+    wait for each other take ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def run_record(out: Path, attention: str, seed: int) -> dict[str, Any]:

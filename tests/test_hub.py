@@ -93,6 +93,13 @@ def test_options_of_the_attention_come_back(tmp_path):
     assert_same_model(loaded, model)
 
 
+@pytest.mark.parametrize("kind", ["causal_ssa", "lrf_ssa", "lrf_dyn"])
+def test_attention_without_stencils_comes_back_bit_for_bit(tmp_path, kind):
+    model = small(attention=kind, attention_options={"dilations": ()})
+    model.save_pretrained(tmp_path)
+    assert_same_model(from_pretrained(tmp_path), model)
+
+
 def test_swapped_attention_comes_back_bit_for_bit(tmp_path):
     model = small(attention="ssa")
     lrfdyn.swap_attention(model, "lrf_dyn", dilations=(1,))

@@ -33,6 +33,15 @@ def finished(tmp_path_factory):
     return out
 
 
+def test_measures_with_one_thread_and_gives_the_others_back(tmp_path):
+    torch.set_num_threads(2)
+    try:
+        assert reproduce(tmp_path, TINY)["machine"]["threads"] == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_everything_is_written(finished):
     # NaN and Infinity are no JSON, though Python would read them.
     results = json.loads((finished / "results.json").read_text(), parse_constant=pytest.fail)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("yaml")
+from lrfdyn.errors import LrfdynError
 from lrfdyn.training.recipes import dump_yaml, list_recipes, load_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -118,3 +119,19 @@ def test_page_is_up_to_date(page):
         "python docs/make_results.py"
     )
     assert not runs or (ROOT / "docs" / page.FIGURE).exists()
+
+
+def test_runs_that_differ_in_more_than_the_table_shows_are_refused(page, tmp_path):
+    """A mean over two rates of learning would pass for one over seeds."""
+    record(tmp_path, "ssa", 70.0)
+    record(tmp_path, "lrf_dyn", 72.0)
+    record(tmp_path, "ssa", 60.0, seed=1)
+    page.render(page.read_runs(tmp_path))
+    path = tmp_path / "ssa_seed1_4" / "recipe.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("learning_rate: 0.0005", "learning_rate: 0.001"))
+    with pytest.raises(LrfdynError, match=r"ssa_seed1_4 and .* do not compare: optimizer.learning_rate: 0.0005 there"):
+        page.render(page.read_runs(tmp_path))
+    path.write_text(text.replace("seed: 1", "seed: 0"))
+    with pytest.raises(LrfdynError, match="ssa_seed1_4 and ssa_seed0_4 are both LRF-SSA w/o LRF, 4 epochs, seed 0"):
+        page.render(page.read_runs(tmp_path))

@@ -20,16 +20,17 @@ from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
 from lrfdyn.version import __version__
 
+RANDOM_LABEL = " (random weights)"
 SPREAD = "half of the range over the seeds"
 NOTES = {
     "weights": "Attention weights of LRF-Dyn are those of its linear mixing, the same for every image; those of the "
     "other kinds depend on the image.",
     "state": "Derived state is what one attention layer must hold for one image and one time step: spikes as bits, "
-    "sums as 32-bit numbers. The rows of potentials that the stencils of LRF-Dyn reach are counted in full; they "
-    "outweigh the k d numbers of its dendrites by far. Membrane potentials between time steps are the same for all "
-    "kinds and not counted.",
+    "sums as 32-bit numbers. LRF-Dyn holds the spikes of the rows that its stencils reach and computes their "
+    "potentials again; held as potentials, those rows would outweigh the k d numbers of its dendrites by far. Membrane "
+    "potentials between time steps are the same for all kinds and not counted.",
     "peak": "Measured peak memory is that of one evaluation pass at batch 1, all layers and time steps, of the "
-    "implementation that also trains, which keeps whole feature maps: it does not stream.",
+    "implementation that also trains, which keeps whole feature maps: neither streaming nor low-memory inference.",
 }
 
 
@@ -50,6 +51,7 @@ class Group:
     trained: bool
     measured: dict[str, Any] = field(default_factory=dict)
     accuracy_on_images: float | None = None
+    on_images_only: bool = False  # no accuracy of its training is known
     seeds: list[int | None] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
 
@@ -78,8 +80,11 @@ def analyze(
             group = Group(key, model, name, source.origin, source.trained)
             groups[identity if identity not in groups else f"{identity} {key}"] = group
             _measure_group(group, images, energy, progress)
+        first = not group.seeds
         group.seeds.append(source.seed)
-        accuracy = source.accuracy if source.accuracy is not None else group.accuracy_on_images
+        # Only the first of a group saw the images.
+        accuracy = group.accuracy_on_images if first and source.accuracy is None else source.accuracy
+        group.on_images_only |= source.accuracy is None and accuracy is not None
         if accuracy is not None:
             group.accuracies.append(accuracy)
         runs.append(
@@ -138,7 +143,7 @@ def _labels(groups: Sequence[Group]) -> list[str]:
         label, _ = describe(group.model)
         if several and group.model.config.get("attention"):
             label = f"{group.name}, {label}"
-        labels.append(label if group.trained else f"{label} (random weights)")
+        labels.append(label if group.trained else label + RANDOM_LABEL)
     return [
         label if labels.count(label) == 1 else f"{label}, {Path(group.origin).name}"
         for label, group in zip(labels, groups, strict=True)
@@ -167,7 +172,14 @@ def _results(
     first = groups[0].model
     what = "noise" if images.name == RANDOM else images.name
     notes = [NOTES["weights"], NOTES["state"], NOTES["peak"]]
-    untrained = [entry["label"] for entry in attentions.values() if not entry["trained"]]
+    few = [label for label, group in zip(_labels(groups), groups, strict=True) if group.on_images_only]
+    if few:
+        notes.insert(
+            0,
+            f"Accuracy of {'; '.join(few)} is that on the {_plural(images.count, 'image')} of this analysis: the "
+            "files say nothing of the whole test set.",
+        )
+    untrained = [e["label"].replace(RANDOM_LABEL, "") for e in attentions.values() if not e["trained"]]
     if untrained:
         notes.insert(0, f"Random weights, not trained: {'; '.join(untrained)}. {NOTES_RANDOM}")
     return {

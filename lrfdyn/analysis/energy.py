@@ -51,8 +51,8 @@ class EnergyModel:
             f"{self.accumulate_pj:g} pJ per accumulate and {self.multiply_accumulate_pj:g} pJ per multiply-accumulate "
             "(32 bit at 45 nm).",
             "A spike is one accumulate per weight that it meets, exact at the borders; an integer spike n is n spikes.",
-            f"Layers whose input is not spikes{forced} multiply-accumulate with every weight: the first convolution of "
-            f"a static image, counted {repeated}, and a classifier behind an average.",
+            f"Layers whose input is not spikes{forced} multiply-accumulate with every weight, such as the first "
+            f"convolution of a static image, counted {repeated}, or a classifier behind an average.",
             "SSA is counted as q (k^T v). The dendrites of LRF-Dyn take 3k multiply-accumulates per token and channel "
             "(2k for the recurrence, k for the read-out) and its stencils 9 each, because potentials are not spikes.",
             "A re-parameterised convolution counts as the one 3x3 convolution that it equals.",

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lrfdyn.analysis.captions import captions
 from lrfdyn.analysis.report import write_report
 from lrfdyn.analysis.tables import write_tables
 from lrfdyn.errors import LrfdynError, unknown_name
-from lrfdyn.files import write_json
+from lrfdyn.files import write_atomic, write_json
 
 FORMATS = ("pdf", "svg", "png")
 NEEDED = "figures: need matplotlib: pip install 'lrfdyn[analysis]'"
@@ -41,5 +42,8 @@ def write_all(results: dict[str, Any], out: Path, formats: Sequence[str]) -> str
         from lrfdyn.analysis.plots import write_figures
 
         figures = write_figures(results, out / "figures", formats)
+        drawn = {path.stem for path in figures}
+        texts = [f"{name}: {text}\n" for name, text in captions(results).items() if name in drawn]
+        write_atomic(out / "figures" / "captions.txt", lambda file: file.write_text("\n".join(texts), encoding="utf-8"))
         line += f"   {len(figures)} figures: {out / 'figures'}"
     return line

@@ -12,9 +12,19 @@ from lrfdyn.files import write_atomic
 # One colour, marker and line per model, told apart with any colour vision and in print.
 COLOURS = ("#0b6fb8", "#cc5206", "#06805f", "#b0417f", "#a27000", "#2f93cc", "#5b4bb3", "#5c6672")
 MARKERS = "os^Dv*Ph"
+LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
+# Parts of a network have colours that no model has; what the attentions differ in stands out.
+PARTS = {
+    "stem and other convolutions": "#c3ccd4",
+    "projections": "#8a99a8",
+    "inside attention": "#e0a100",
+    "MLP": "#54626f",
+    "classifier": "#1c2126",
+}
 REGIONS = ("#bfe3d0", "#fbe2a8", "#e79a86")
 STYLE = {
     "font.size": 8,
+    "axes.titlesize": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -107,7 +117,9 @@ def _distance(plt: Any, entries: Entries) -> Any:
     local = entries[0][1]["locality"]
     names = [entry["label"] for _, entry in entries]
     shares = [100 * entry["locality"]["short_range_share"] for _, entry in entries]
-    right.barh(names, shares, color=[COLOURS[i % 8] for i, _ in entries])
+    bars = right.barh(names, shares, color=[COLOURS[i % 8] for i, _ in entries])
+    right.bar_label(bars, fmt="%.1f", padding=2, fontsize=7)
+    right.margins(x=0.14)
     right.axvline(100 * local["short_range_share_uniform"], color="#1c2126", linestyle="--", linewidth=0.8)
     right.set(xlabel=f"% at distance ≤ {local['short_distance']} (dashed: uniform)")
     right.invert_yaxis()
@@ -119,7 +131,9 @@ def _distance_layers(plt: Any, entries: Entries) -> Any:
     layers = max(len(entry["locality"]["weight_by_layer"]) for _, entry in entries)
     columns = min(4, layers)
     rows = -(-layers // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(2 * WIDTH, 1.8 * rows), squeeze=False, sharex=True)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(2 * WIDTH, 1.6 * rows + 0.4), squeeze=False, sharex=True, sharey=True
+    )
     for layer, axis in enumerate(axes.flat):
         if layer >= layers:
             axis.set_visible(False)
@@ -129,7 +143,8 @@ def _distance_layers(plt: Any, entries: Entries) -> Any:
             if layer < len(weights) and weights[layer] is not None:
                 axis.plot(entry["locality"]["distance"], weights[layer], label=entry["label"], **_line(i, markersize=2))
         axis.set(title=f"layer {layer + 1}", ylim=(0, None))
-    axes[-1][0].set(xlabel="Manhattan distance", ylabel="mean weight")
+    figure.supxlabel("Manhattan distance (tokens)", fontsize=8)
+    figure.supylabel("mean attention weight", fontsize=8)
     axes[0][0].legend(fontsize=6)
     return figure
 
@@ -140,7 +155,8 @@ def _entropy(plt: Any, entries: Entries) -> Any:
         local = entry["locality"]
         histogram = local["entropy_histogram"]
         label = f"{entry['label']}, mean {local['entropy_mean']:.2f}"
-        axis.stairs(histogram["density"], histogram["edges"], color=COLOURS[i % 8], label=label, linewidth=1.3)
+        axis.stairs(histogram["density"], histogram["edges"], color=COLOURS[i % 8], label=label, linewidth=1.3,
+                    linestyle=LINES[i % 8])  # fmt: skip
     axis.axvline(entries[0][1]["locality"]["entropy_uniform"], color="#58616a", linestyle="--", linewidth=0.8)
     axis.set(xlabel="entropy of attention (nats; dashed: uniform)", ylabel="density")
     axis.legend(loc="upper left")
@@ -196,9 +212,9 @@ def _energy(plt: Any, entries: Entries) -> Any:
     parts = [energy_parts(entry["energy"]["layers"]) for _, entry in entries]
     names = [entry["label"] for _, entry in entries]
     start = [0.0] * len(entries)
-    for n, part in enumerate(dict.fromkeys(key for one in parts for key in one)):
+    for part in dict.fromkeys(key for one in parts for key in one):
         values = [one.get(part, 0.0) / 1e6 for one in parts]
-        axis.barh(names, values, left=start, color=COLOURS[n % 8], label=part, height=0.65)
+        axis.barh(names, values, left=start, color=PARTS[part], label=part, height=0.65)
         start = [a + b for a, b in zip(start, values, strict=True)]
     axis.set(xlabel="energy per image (µJ)")
     axis.invert_yaxis()
@@ -218,6 +234,10 @@ def _firing(plt: Any, entries: Entries) -> Any:
     return figure
 
 
+def count_text(parameters: int) -> str:
+    return f"{parameters / 1e6:.2f} M" if parameters >= 1e6 else f"{parameters / 1e3:.1f} k"
+
+
 def _memory(plt: Any, entries: Entries) -> Any:
     figure, axes = plt.subplots(1, 2, figsize=(2 * WIDTH, 2.5), sharey=True)
     most = max(entry["parameters"] for _, entry in entries)
@@ -229,8 +249,12 @@ def _memory(plt: Any, entries: Entries) -> Any:
             x, y = entry[key] / unit, 100 * entry["accuracy_mean"]
             axis.errorbar(x, y, yerr=100 * (entry["accuracy_spread"] or 0), color=COLOURS[i % 8], linewidth=1)
             axis.scatter(x, y, s=110 * entry["parameters"] / most, color=COLOURS[i % 8], marker=MARKERS[i % 8],
-                         label=f"{entry['label']}, {entry['parameters'] / 1e6:.2f} M", zorder=3)  # fmt: skip
+                         label=f"{entry['label']}, {count_text(entry['parameters'])}", zorder=3, alpha=0.85)  # fmt: skip
+        sizes = [entry[key] for _, entry in entries]
         axis.set(xlabel=label)
+        if max(sizes) > 8 * min(sizes):
+            axis.set(xscale="log", xlabel=f"{label}, log scale")
+            axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.margins(0.15)
     axes[0].set(ylabel="test accuracy (%)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, markerscale=0.5)
@@ -288,5 +312,5 @@ def _region_map(plt: Any, chart: dict[str, Any]) -> Any:
     _scales(axis, chart)
     axis.grid(visible=False)
     figure.legend(handles=[Patch(color=colour, label=label) for colour, label in zip(colours, classes, strict=True)],
-                  loc="outside lower center", ncols=2)  # fmt: skip
+                  loc="outside lower center", ncols=1 if max(map(len, classes)) > 28 else 2)  # fmt: skip
     return figure

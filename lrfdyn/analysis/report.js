@@ -33,7 +33,7 @@ function intro() {
   const { data = {}, model = {}, recipe = {}, machine = {} } = results;
   const grid = model.grid ? ` with ${model.grid.join(" × ")} tokens` : "";
   const steps = isNumber(model.time_steps) ? ` and ${plural(model.time_steps, "time step")}` : "";
-  const lead = results.lead ?? `A ${model.name ?? "model"}${grid}${steps}, trained on ${data.name ?? "the data"} ` +
+  const lead = results.lead ?? `${model.name ? `${model.name[0].toUpperCase()}${model.name.slice(1)}` : "A model"}${grid}${steps}, trained on ${data.name ?? "the data"} ` +
     `(${count(data.train)} training and ${count(data.test)} test images, ${count(data.classes)} classes) with ` +
     `${plural(kinds.length, "attention")} and ${plural(seeds, "seed")} each` +
     `${isNumber(recipe.epochs) ? `, for ${plural(recipe.epochs, "epoch")}` : ""}.`;

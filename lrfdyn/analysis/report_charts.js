@@ -57,11 +57,11 @@ function reference({ scaleX, scaleY, box }, { axis, value, text }) {
     const at = scaleX(value);
     const toLeft = at > (box.left + box.right) / 2;
     return [svg("line", { class: "ref", x1: at, x2: at, y1: box.top, y2: box.bottom }),
-      svg("text", { x: at + (toLeft ? -7 : 7), y: box.top + 9, "text-anchor": toLeft ? "end" : "start" }, text)];
+      svg("text", { class: "halo", x: at + (toLeft ? -7 : 7), y: box.top + 9, "text-anchor": toLeft ? "end" : "start" }, text)];
   }
   const at = scaleY(value);
   return [svg("line", { class: "ref", x1: box.left, x2: box.right, y1: at, y2: at }),
-    svg("text", { x: box.right, y: at - 7, "text-anchor": "end" }, text)];
+    svg("text", { class: "halo", x: box.right, y: at - 7, "text-anchor": "end" }, text)];
 }
 
 /**
@@ -92,8 +92,8 @@ function lineChart(width, { label, height = 340, x, y, series, references = [], 
         .map((point) => mark(index, px(point.x), py(point.y), 3.6)));
   });
   const cursor = svg("line", { class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden" });
-  const chart = canvasOf(width, height, label, frame.group, bands, references.map((ref) => reference(frame, ref)),
-    cursor, lines, series.length ? null :
+  const chart = canvasOf(width, height, label, frame.group, bands, cursor, lines,
+    references.map((ref) => reference(frame, ref)), series.length ? null :
       svg("text", { x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle" },
         "No series is shown."));
   readValues(chart, { series, cursor, scaleX, box, y, tipTitle });

@@ -9,6 +9,8 @@ function partOf({ name, kind }) {
   return names[0] === "head" ? "classifier" : "stem and other convolutions";
 }
 
+const PART_NAMES = ["stem and other convolutions", "projections", "inside attention", "MLP", "classifier"];
+
 /** Return one stacked bar per item {label, index, parts: [[part, value, more]]}, the colour being that of the part. */
 function stackChart(width, { label, items, parts, format }) {
   const row = 46;
@@ -18,7 +20,7 @@ function stackChart(width, { label, items, parts, format }) {
     let left = 0;
     const total = item.parts.reduce((sum, [, value]) => sum + value, 0);
     const blocks = item.parts.filter(([, value]) => value > 0).map(([part, value, more]) => {
-      const block = tipOn(svg("rect", { class: `bar s${parts.indexOf(part) % 8}`, x: left, y: row * i + 20,
+      const block = tipOn(svg("rect", { class: `bar p${PART_NAMES.indexOf(part)}`, x: left, y: row * i + 20,
         width: Math.max(0.5, scale(value)), height: 14 }), `${item.label}, ${part}: ${format(value)}`,
       () => [`${item.label}: ${part}`, [[null, "energy", format(value)],
         [null, "share", percent(1)(value / total)], ...more]]);
@@ -30,10 +32,10 @@ function stackChart(width, { label, items, parts, format }) {
       svg("text", { class: "name", x: width - 4, y: row * i + 13, "text-anchor": "end" }, format(total)), ...blocks];
   });
   let [x, y] = [0, row * items.length + 16];
-  const legend = parts.map((part, i) => {
+  const legend = parts.map((part) => {
     const needed = 36 + 6.6 * part.length;
     if (x > 0 && x + needed > width) [x, y] = [0, y + 20];
-    const entry = [svg("rect", { class: `bar s${i % 8}`, x, y: y - 10, width: 12, height: 12, rx: 2 }),
+    const entry = [svg("rect", { class: `bar p${PART_NAMES.indexOf(part)}`, x, y: y - 10, width: 12, height: 12, rx: 2 }),
       svg("text", { x: x + 17, y }, part)];
     x += needed;
     return entry;
@@ -54,7 +56,7 @@ function energySection() {
   }) }));
   figure(parent, { id: "energy-parts", title: "Energy per image",
     caption: "Energy of the synaptic operations of one image over all time steps, from the spikes that were sent. The " +
-      "colours are parts of the network. The assumptions are listed below.",
+      "colours are parts of the network, not models. The assumptions are listed below.",
     draw: (width) => stackChart(width, { label: "Energy per image by part of the network", items, parts,
       format: joules }),
     table: () => [["model", "layer", "kind", "accumulates", "multiply_accumulates", "energy_pj"],

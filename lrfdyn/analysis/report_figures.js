@@ -5,7 +5,7 @@ const results = JSON.parse(document.getElementById("results").textContent);
 const kinds = Object.entries(results.attentions ?? {}).map(([key, values], i) =>
   ({ key, index: i % 8, ...values, label: String(values.label ?? key) }));
 const seeds = Math.max(0, ...kinds.map((kind) => (kind.accuracy_values ?? []).length));
-const spreadName = results.spread ?? "spread over the seeds";
+const spreadName = results.spread ?? "the spread over the seeds";
 const twoDigits = orDash((value) => value.toFixed(2));
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
@@ -33,7 +33,7 @@ function accuracyFigure(parent) {
   figure(parent, { id: "accuracy-memory", title: "Accuracy, memory and parameters", choices,
     caption: "One point per attention; up and to the left is better, and the area of a point is proportional to " +
       "the number of parameters. " +
-      (seeds > 1 ? `The bar is ± the ${spreadName} and the small dots are the single runs. ` : "") +
+      (seeds > 1 ? `The bar is ± ${spreadName} and the small dots are the single runs. ` : "") +
       "The derived state is what one layer must keep for one time step, from the formulas in the table of terms; " +
       "the measured peak is that of the whole model on one image. The accuracy axis does not start at zero.",
     draw: (width, { choice }) => pointChart(width, { label: "Test accuracy against memory",

@@ -101,7 +101,7 @@ function summary() {
   });
   table.append(html("thead", {}, html("tr", {}, headers)), ...bodies.values());
   const accuracy = !seeds ? "Nothing was trained here, so there is no accuracy." : seeds > 1
-    ? `Accuracy is the mean over ${seeds} seeds ± the ${spreadName}; means within the spread of each other do not differ.`
+    ? `Accuracy is the mean over ${seeds} seeds ± ${spreadName}; means within the spread of each other do not differ.`
     : "One seed per attention: small differences in accuracy mean nothing.";
   section("summary", "Summary").append(scrolling("Summary table", table), html("p", { class: "soft" }, `${accuracy} ` +
     (kinds.length > 1 ? "The best value of each column is marked: the highest accuracy and speed, the lowest of " +

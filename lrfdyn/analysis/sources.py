@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from lrfdyn.models import SpikingModel, list_models
 from lrfdyn.models.registry import model_class
 from lrfdyn.sources import random_model, saved_folder
 from lrfdyn.weights import check_fit, load_tensors
+
+USUAL_ORDER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")  # of the paper: reference, base, ours
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,10 @@ def find_sources(text: str, images: Images) -> list[Source]:
     name, _, kind = text.partition(":")
     if name in list_models():
         return [_registered(text, name, kind, images)]
-    near = f"; known models: {', '.join(list_models())}" if "/" not in text else ""
-    raise LrfdynError(f"model: {text!r} is no folder, no .safetensors file and no model{near}")
+    near = get_close_matches(name, list_models(), 3, 0.8)
+    hint = f"; did you mean {', '.join(near)}" if near else f"; known models: {', '.join(list_models())}"
+    hint = hint if "/" not in text else ""
+    raise LrfdynError(f"model: {text!r} is no folder, no .safetensors file and no model{hint}")
 
 
 def _registered(text: str, name: str, kind: str, images: Images) -> Source:
@@ -63,7 +68,7 @@ def _folder(path: Path, images: Images) -> list[Source]:
     if saved is not None:
         source = Source(str(path), _nothing) if saved == path else _run(path)
         return [replace(source, load=lambda: from_pretrained(saved))]
-    weights = sorted((path / "weights").glob("*.safetensors"))
+    weights = sorted((path / "weights").glob("*.safetensors"), key=_place)
     if (path / "settings.json").is_file() and weights:
         return [_file(file, images) for file in weights]
     checkpoints = path / "checkpoints"
@@ -74,6 +79,12 @@ def _folder(path: Path, images: Images) -> list[Source]:
         if found is not None:
             return [replace(_run(path), load=_checkpoint(*found, images))]
     raise LrfdynError(f"model: {path} holds neither {CONFIG_FILE} nor model/{CONFIG_FILE} nor weights nor checkpoints")
+
+
+def _place(file: Path) -> tuple[int, str]:
+    """Files of lrfdyn reproduce as its own report has them."""
+    kind = file.stem.rpartition("-seed")[0]
+    return (USUAL_ORDER.index(kind) if kind in USUAL_ORDER else len(USUAL_ORDER), file.stem)
 
 
 def _run(path: Path) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,15 +21,20 @@ CELLS = 48
 
 REASON = (
     "Mixing adds up to h(λ) to the entropy, so the bound h(λ) + (1-λ)H(P) + λH(R) is below H(P) only where "
-    "h(λ) <= λ(H(P) - H(R)), which no small λ > 0 satisfies: there the paper's last step does not follow. "
-    "Its conclusion H((1-λ)P + λR) <= H(P) is true for every λ exactly where the cross entropy -Σ R log P is at most "
+    "h(λ) ≤ λ(H(P) - H(R)), which no small λ > 0 satisfies: there the paper's last step does not follow. "
+    "Its conclusion H((1-λ)P + λR) ≤ H(P) is true for every λ exactly where the cross entropy -Σ R log P is at most "
     "H(P) (entropy is concave in λ and this difference is its slope at 0), which an R at least as local as a falling P "
     "satisfies and a dilated R does not once P has fallen off before the taps of R."
 )
 RADIUS_NOTE = (
-    "Theorem 1 needs α: VSA is at least as local as SSA wherever α >= 1 + β(N-1), because (α-βΔ)e^{βΔ} then grows with "
-    "Δ; for α <= 1 it falls, and the order is reversed. For fixed α and β the radius of SSA does not grow with N "
-    "without end: its weights are zero from α/β on, and the radius stays near α/(3β). Θ(N) needs β <= α/(N-1)."
+    "Theorem 1 needs α: VSA is at least as local as SSA wherever α ≥ 1 + β(N-1), because (α-βΔ)exp(βΔ) then grows with "
+    "Δ; for α ≤ 1 it falls, and the order is reversed. For fixed α and β the radius of SSA does not grow with N "
+    "without end: its weights are zero from α/β on, and the radius stays near α/(3β). Θ(N) needs a β that falls like 1/N, "
+    "such as the β ≤ α/(N-1) of Theorem 2."
+)
+ORDER_NOTE = (
+    "Of μ(VSA) ≤ μ(LRF-SSA) ≤ μ(SSA) the right half needs μ(R) ≤ μ(SSA). The left half needs "
+    "λ ≤ (μ(SSA)-μ(VSA)) / (μ(SSA)-μ(R)) where R is more local than VSA: with a larger λ LRF-SSA is more local than VSA."
 )
 
 
@@ -43,9 +49,9 @@ class TheorySettings:
     dilations: tuple[int, ...] = (3, 5)
 
     def __post_init__(self) -> None:
-        require(self.n >= 8, f"n: expected an integer >= 8, got {self.n}")
-        require(self.beta > 0, f"beta: expected a positive number, got {self.beta}")
-        require(self.alpha is None or self.alpha > 0, f"alpha: expected a positive number, got {self.alpha}")
+        require(self.n >= 8, f"n (tokens): expected an integer >= 8, got {self.n}")
+        require(0 < self.beta < math.inf, f"beta: expected a positive number, got {self.beta}")
+        require(self.alpha is None or 0 < self.alpha < math.inf, f"alpha: expected a positive number, got {self.alpha}")
         require(0 <= self.share <= 1, f"share: expected a number in [0, 1], got {self.share}")
         require(
             len(self.dilations) > 0 and all(1 <= d < self.n for d in self.dilations),
@@ -55,6 +61,10 @@ class TheorySettings:
     def alpha_at(self, n: int, beta: float | None = None) -> float:
         """The chosen alpha, or the one that goes with `n` and `beta`."""
         return 1 + (self.beta if beta is None else beta) * (n - 1) if self.alpha is None else self.alpha
+
+    @property
+    def alpha_text(self) -> str:
+        return "1 + β(N-1)" if self.alpha is None else f"{self.alpha:g}"
 
     @property
     def taps(self) -> list[int]:
@@ -85,7 +95,7 @@ def theory_results(settings: TheorySettings | None = None, command: str = "lrfdy
         "format": RESULTS_FORMAT,
         "title": "Theorems 1 and 2: radius and entropy of attention",
         "lead": f"Exact values for attention over distances 0..N-1. Unless an axis says otherwise N = {n}, "
-        f"β = {beta:g}, α = {'1 + β(N-1)' if settings.alpha is None else f'{settings.alpha:g}'}, "
+        f"β = {beta:g}, α = {settings.alpha_text}, "
         f"λ = {settings.share:g}, and R has the taps of stencils with dilations "
         f"{', '.join(map(str, settings.dilations))}.",
         "command": command,
@@ -93,7 +103,7 @@ def theory_results(settings: TheorySettings | None = None, command: str = "lrfdy
         "version": __version__,
         "checks": checks(settings),
         "charts": [*_curves(settings), *_regions(settings)],
-        "notes": [REASON, RADIUS_NOTE],
+        "notes": [REASON, RADIUS_NOTE, ORDER_NOTE],
     }
 
 
@@ -188,10 +198,20 @@ def _regions(settings: TheorySettings) -> Iterator[Chart]:
         f"The sign of μ(SSA) - μ(VSA) for N = {n}. {RADIUS_NOTE}",
         ("β", betas),
         ("α", alphas, True),
-        ["μ(VSA) <= μ(SSA)", "μ(VSA) > μ(SSA)"],
+        ["μ(VSA) ≤ μ(SSA)", "μ(VSA) > μ(SSA)"],
         [[int(t.vsa_radius(n, b) > t.ssa_radius(n, a, b) + 1e-12) for b in betas] for a in alphas],
     )
     ratios, shares = np.geomspace(0.1 / n, 1, CELLS), np.linspace(0, 1, CELLS + 1)[1:]
+    yield _map(
+        "radius-between",
+        "Theorem 1: where LRF-SSA is between VSA and SSA",
+        f"The order of the three radii for N = {n}, α = {settings.alpha_text} and R of dilations "
+        f"{', '.join(map(str, settings.dilations))}. {ORDER_NOTE}",
+        ("β", betas),
+        ("λ", shares, False),
+        ["μ(VSA) ≤ μ(LRF-SSA) ≤ μ(SSA)", "LRF-SSA is more local than VSA", "LRF-SSA is less local than SSA"],
+        [[_radius_order(settings, float(beta), float(share)) for beta in betas] for share in shares],
+    )
     for id_, name, taps in (
         ("inequality-local", "R uniform on distances 0 and 1", [0, 1]),
         ("inequality-stencil", f"R of dilations {', '.join(map(str, settings.dilations))}", settings.taps),
@@ -199,12 +219,20 @@ def _regions(settings: TheorySettings) -> Iterator[Chart]:
         yield _map(
             id_,
             f"Theorem 2: where the last inequality holds, {name}",
-            REASON,
+            f"Whether H((1-λ)P + λR) ≤ H(P) for N = {n}, P the weights of SSA, and whether the bound shows it. {REASON}",
             ("β/α", ratios),
             ("λ", shares, False),
             ["follows from the bound", "true, but not by the bound", "false"],
             _inequality_cells(n, ratios, shares, taps),
         )
+
+
+def _radius_order(settings: TheorySettings, beta: float, share: float) -> int:
+    n, alpha = settings.n, settings.alpha_at(settings.n, beta)
+    mixed = t.lrf_radius(n, alpha, beta, settings.taps, share)
+    if mixed > t.ssa_radius(n, alpha, beta) + 1e-12:
+        return 2
+    return int(mixed < t.vsa_radius(n, beta) - 1e-12)
 
 
 def _inequality_cells(n: int, ratios: np.ndarray, shares: np.ndarray, taps: Sequence[int]) -> list[list[int]]:

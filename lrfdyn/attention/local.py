@@ -25,13 +25,13 @@ class LocalReceptiveFields(nn.Module):
             len(set(self.dilations)) == len(self.dilations) and all(d >= 1 for d in self.dilations),
             f"dilations: expected different integers >= 1, got {self.dilations}",
         )
-        weight = torch.empty(len(self.dilations), channels, 3, 3)
         if self.dilations:
-            self.weight = nn.Parameter(weight)
+            self.weight = nn.Parameter(torch.empty(len(self.dilations), channels, 3, 3))
             nn.init.uniform_(self.weight, -1 / 3, 1 / 3)  # a convolution of nine inputs per output
         else:
             # Nothing to learn, and nothing in checkpoints: without dilations the keys are those of the attention alone.
-            self.register_buffer("weight", weight, persistent=False)
+            # On a device with memory even in a model without any, which no file would fill.
+            self.register_buffer("weight", torch.empty(0, channels, 3, 3, device="cpu"), persistent=False)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """`residual` + the stencils over `x`, both `[T, B, C, H, W]`."""

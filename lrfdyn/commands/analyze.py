@@ -17,7 +17,7 @@ from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lrfdyn.analysis.analyze import analyze
+from lrfdyn.analysis.analyze import NOTES, analyze
 from lrfdyn.analysis.energy import EnergyModel
 from lrfdyn.analysis.images import RANDOM, load_images
 from lrfdyn.analysis.measure import PASSES
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
     first = next(iter(results["attentions"].values()))
     for line in first["energy"]["assumptions"]:
         console.print(f"energy: {line}", highlight=False)
-    for note in results["notes"][:1] if any(not e["trained"] for e in results["attentions"].values()) else []:
+    for note in results["notes"][: -len(NOTES)]:  # those of these models, before those of every analysis
         console.print(note, highlight=False)
     console.print(f"Report: {arguments.out / 'report.html'}   {written}", highlight=False, soft_wrap=True)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from lrfdyn.training.evaluation import evaluate_weights
+    from lrfdyn.training.processes import leave_together
 
     config, weights, source = load(arguments)
     result: dict[str, Any] = {"source": source, **evaluate_weights(config, weights, Path(source))}
+    if int(os.environ.get("RANK", "0")) == 0:  # all processes have the same numbers
+        print_result(result, arguments)
+    leave_together()
+
+
+def print_result(result: dict[str, Any], arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(result, indent=1))
         return
-    print(f"{source}: {describe_results(result)}, loss {result['test_loss']:.4f}")
+    print(f"{result['source']}: {describe_results(result)}, loss {result['test_loss']:.4f}")
     if arguments.classes and "classes" in result:
         print_classes(result["classes"])
 
@@ -60,7 +68,9 @@ def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], st
         if source.is_dir():
             found = state.newest_checkpoint(source / "checkpoints", print)
             if found is None:
-                raise LrfdynError(f"source: {source} holds no checkpoint")
+                raise LrfdynError(
+                    f"source: {source} holds no checkpoint; for a saved model give its recipe and --weights {source}"
+                )
             path, tensors, meta = found
         else:
             path, (tensors, meta) = source, state.read_checkpoint(source)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lrfdyn.errors import LrfdynError
 from lrfdyn.tasks import NAMES, describe_results
-from lrfdyn.training.config import TrainConfig, key_types, type_name
+from lrfdyn.training.config import TrainConfig, key_types
+from lrfdyn.training.convert import type_name
 from lrfdyn.training.recipes import dump_yaml, find_recipe, list_recipes, load_recipe
 from lrfdyn.training.reporter import Reporter
 
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--epochs", type=int, metavar="N", help="the whole schedule in N epochs, every part of it in proportion")
     add("--resume", default="no", metavar="auto|no|FILE", help="go on from the newest checkpoint, or from this one")
     add("--restart", action="store_true", help="discard what the folder holds of an earlier run")
+    add("--minutes", type=float, metavar="X", help="stop after so long, with a checkpoint to go on from")
     add("--dry-run", action="store_true", help="print the resolved recipe and what it takes, and stop")
     add("--processes", type=int, default=1, help="of the dry run")
     add("--json", action="store_true", help="print the dry run or the summary as JSON")
@@ -53,23 +55,25 @@ def overrides(arguments: argparse.Namespace) -> dict[str, str]:
     return {key: value for key, value in vars(arguments).items() if "." in key and value is not None}
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> int:
     if arguments.recipe is None:
         print("\n".join(list_recipes()))
-        return
+        return 0
     path = find_recipe(arguments.recipe)
     config = load_recipe(path, overrides(arguments))
     if arguments.epochs is not None:
         config = dataclasses.replace(config, schedule=config.schedule.within(arguments.epochs))
     if arguments.dry_run:
         dry_run(config, arguments)
-        return
+        return 0
     from lrfdyn.training.processes import leave_together
     from lrfdyn.training.run import run_training
+    from lrfdyn.training.stopping import Stop, Stopped
 
+    stop, code = Stop(arguments.minutes), 0
     out = arguments.out or Path("results") / "training" / path.stem / f"seed{config.run.seed}"
-    command = " ".join(["lrfdyn", *sys.argv[1:]])
-    with Bar(Console(stderr=arguments.json)) as bar:
+    command = shlex.join(["lrfdyn", *sys.argv[1:]])
+    with Bar(Console(stderr=arguments.json)) as bar, stop.listening():
         try:
             summary = run_training(
                 config,
@@ -79,12 +83,16 @@ def run(arguments: argparse.Namespace) -> None:
                 resume=arguments.resume,
                 restart=arguments.restart,
                 reporter=bar,
+                stop=stop,
             )
-        except OSError as error:
-            raise LrfdynError(f"out: cannot write in {out} ({error.strerror or error})") from None
+        except Stopped as stopped:
+            summary, code = {}, stopped.code
+            if bar.active:
+                bar.say(str(stopped))
     if summary:  # the first process
         print_summary(summary, out, arguments.json)
-    leave_together()
+    leave_together(code)
+    return code
 
 
 def print_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:

@@ -11,18 +11,19 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from lrfdyn.data import draws
 from lrfdyn.data.augment import Augmentation, normalise
 from lrfdyn.data.base import Batch, DataSource, Step, Steps
 from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
 from lrfdyn.data.device import to_device
+from lrfdyn.data.loading import load_in_order
 from lrfdyn.data.scene_augment import IGNORED, Pictures, photometric, random_crops
 from lrfdyn.errors import LrfdynError, require
 
@@ -186,16 +187,8 @@ class Ade20k(DataSource):
                 self._pictures[device] = self._pictures[torch.device("cpu")].to(device)
             yield from ((self._pictures[device], step.samples) for step in steps)
             return
-        batches = DataLoader(
-            Loader(self._train_pairs, self.num_classes),
-            batch_size=None,
-            sampler=steps,  # type: ignore[arg-type]
-            num_workers=min(self._workers, len(steps)),
-            pin_memory=device.type == "cuda",
-            collate_fn=_as_it_is,
-            generator=torch.Generator(),  # it would draw from the global one, which belongs to the model
-        )
-        for batch in batches:
+        loader = Loader(self._train_pairs, self.num_classes)
+        for batch in load_in_order(loader, steps, self._workers, device):
             require(not batch.error, batch.error)
             pictures = Pictures(batch.pixels, batch.masks, *batch.places)
             yield pictures.to(device), np.arange(len(pictures.starts))
@@ -252,8 +245,12 @@ class Ade20k(DataSource):
             return self._test_pictures[index][1].shape
         from PIL import Image
 
-        with Image.open(self.test_pairs[index].mask) as file:
-            return file.size
+        path = self.test_pairs[index].mask
+        try:
+            with Image.open(path) as file:
+                return file.size
+        except OSError as error:
+            raise LrfdynError(f"data: cannot read the mask {path} ({type(error).__name__}: {error})") from None
 
 
 def check_augmentation(augment: Augmentation) -> None:
@@ -263,10 +260,6 @@ def check_augmentation(augment: Augmentation) -> None:
             field.name in USED or given == usual,
             f"augmentation.{field.name}: images with masks take {', '.join(USED)} only, got {given}",
         )
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 __all__ = ["IGNORED", "Ade20k", "Pair", "find_pairs", "find_root", "read_mask", "read_pair"]

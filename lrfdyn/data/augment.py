@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lrfdyn.data import draws
 from lrfdyn.data.device import to_device
-from lrfdyn.data.randaugment import rand_augment
-from lrfdyn.errors import require
+from lrfdyn.data.randaugment import OPERATIONS, rand_augment
+from lrfdyn.errors import require, unknown_name
 
 ATTEMPTS = 10  # at a rectangle that fits, before the image is left alone
 
@@ -36,6 +36,7 @@ class Augmentation:
     rand_augment_magnitude: float = 9.0  # 0..10
     rand_augment_deviation: float = 0.5  # of the magnitude, per image and layer
     rand_augment_probability: float = 0.5  # that a layer touches an image (1 in the paper, 0.5 in timm)
+    rand_augment_operations: tuple[str, ...] | None = None  # what a layer chooses from; None: all 14
     erase: float = 0.0  # probability [0.25]
     erase_area: tuple[float, float] = (0.02, 1 / 3)
     erase_fill: Literal["noise", "mean"] = "noise"  # normal noise per pixel, or the mean colour (zero, normalised)
@@ -74,6 +75,13 @@ class Augmentation:
             0 <= self.rand_augment_magnitude <= 10,
             f"rand_augment_magnitude: expected 0..10, got {self.rand_augment_magnitude}",
         )
+        if self.rand_augment_operations is not None:
+            names = tuple(self.rand_augment_operations)
+            require(bool(names), "rand_augment_operations: expected at least one name, got none")
+            for name in names:
+                if name not in OPERATIONS:
+                    raise unknown_name("rand_augment_operations", name, OPERATIONS)
+            object.__setattr__(self, "rand_augment_operations", names)
         require(0 <= self.label_smoothing < 1, f"label_smoothing: expected 0 <= x < 1, got {self.label_smoothing}")
         require(self.repeats >= 1, f"repeats: expected an integer >= 1, got {self.repeats}")
 

@@ -14,12 +14,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from lrfdyn.data import draws
 from lrfdyn.data.augment import ATTEMPTS, Augmentation
 from lrfdyn.data.base import DataSource, Step
 from lrfdyn.data.device import to_device
+from lrfdyn.data.loading import load_in_order
 from lrfdyn.data.preprocess import CROP_SHARE, IMAGENET_DEVIATION, IMAGENET_MEAN, centre_crop
 from lrfdyn.errors import LrfdynError, require
 
@@ -158,16 +159,7 @@ class DecodedData(DataSource):
         self.corrupt: dict[str, str] = {}
 
     def _load(self, loader: Loader, wanted: Sequence[Any], device: torch.device) -> Iterator[Decoded]:
-        batches = DataLoader(
-            loader,
-            batch_size=None,  # an element is a batch already
-            sampler=wanted,  # type: ignore[arg-type]
-            num_workers=min(self._workers, len(wanted)),
-            pin_memory=device.type == "cuda",
-            collate_fn=_as_it_is,
-            generator=torch.Generator(),  # it would draw from the global one, which belongs to the model
-        )
-        for batch in batches:
+        for batch in load_in_order(loader, wanted, self._workers, device):
             for name, reason in batch.failures.items():
                 require(
                     self._skip, f"data: cannot read the image {name} ({reason}); on_corrupt=skip goes on without it"
@@ -189,7 +181,3 @@ class DecodedData(DataSource):
     def _load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self._load(self._loaders[1], slices, device):
             yield to_device(batch.levels, device), to_device(batch.labels, device)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

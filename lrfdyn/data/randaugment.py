@@ -34,12 +34,12 @@ FIRST_AFFINE = OPERATIONS.index("rotate")
 def rand_augment(levels: Tensor, keys: draws.Keys, settings: Augmentation, fill: Sequence[int]) -> Tensor:
     """`levels` float. `fill` is the colour of what an affine operation moves in from outside."""
     layers = settings.rand_augment_layers
+    chosen_from = np.array([OPERATIONS.index(name) for name in settings.rand_augment_operations or OPERATIONS])
     numbers = keys.uniform(draws.RAND_AUGMENT, NUMBERS * layers).reshape(len(keys), layers, NUMBERS)
     for layer in range(layers):
         choice, applied, first, second, sign, _ = numbers[:, layer].T
-        operation = np.where(
-            applied < settings.rand_augment_probability, np.floor(choice * len(OPERATIONS)).astype(int), 0
-        )
+        operation = chosen_from[np.floor(choice * len(chosen_from)).astype(int)]
+        operation = np.where(applied < settings.rand_augment_probability, operation, OPERATIONS.index("identity"))
         magnitude = settings.rand_augment_magnitude + settings.rand_augment_deviation * draws.normal(first, second)
         strength = np.clip(magnitude, 0, 10) / 10
         levels = apply_layer(levels, operation, strength, np.where(sign < 0.5, -1.0, 1.0), fill)

@@ -138,7 +138,7 @@ class ExportForm(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = images.unsqueeze(0).expand(self.model.time_steps, -1, -1, -1, -1)
-        return self.model.forward_head(self.model.forward_stages(x)[-1])
+        return self.model.forward_head(self.model.forward_stages(x, only_last=True)[-1])
 
 
 @torch.no_grad()

@@ -66,7 +66,7 @@ def pieces(model: SpikingModel) -> list[Piece]:
         return list(_metaformer(model))
 
     def features(x: Tensor) -> Tensor:
-        return model.forward_stages(x)[-1]
+        return model.forward_stages(x, only_last=True)[-1]
 
     stride = model.feature_info[-1].stride
     return [Piece("features", features, (model,), model.num_features, "numbers", stride=stride, tiled=False)]

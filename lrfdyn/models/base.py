@@ -80,8 +80,9 @@ class SpikingModel(nn.Module):
         side = -(-image_size // strides[-1])
         self.grid = (side, side)
 
-    def forward_stages(self, x: Tensor) -> list[Tensor]:
-        """The feature maps `[T, B, C, H, W]` of time-major input, one per stage, described by `feature_info`."""
+    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        """The feature maps `[T, B, C, H, W]` of time-major input, one per stage, described by `feature_info`. With
+        `only_last`, that of the last stage alone: the others are let go as soon as the next stage has read them."""
         raise NotImplementedError
 
     def head_input(self, x: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ class SpikingModel(nn.Module):
 
     def forward_features(self, images: Tensor) -> Tensor:
         """The last feature map, `[T, B, C, H, W]`."""
-        return self.forward_stages(self.to_time_major(images))[-1]
+        return self.forward_stages(self.to_time_major(images), only_last=True)[-1]
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """The feature maps of all stages, `[T, B, C, H, W]` each."""

@@ -69,13 +69,14 @@ def hidden_width(dim: int, mlp_ratio: float) -> int:
     return int(dim * mlp_ratio)
 
 
-def run_stages(stages: Iterable[nn.Module], x: Tensor) -> list[Tensor]:
-    """The output of every stage, each on top of the one before."""
+def run_stages(stages: Iterable[nn.Module], x: Tensor, only_last: bool = False) -> list[Tensor]:
+    """The output of every stage, each on top of the one before, or only the last."""
     maps = []
     for stage in stages:
         x = stage(x)
-        maps.append(x)
-    return maps
+        if not only_last:
+            maps.append(x)
+    return maps or [x]
 
 
 class ConvBN(nn.Module):

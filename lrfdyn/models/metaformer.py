@@ -140,7 +140,9 @@ class MetaFormer(SpikingModel):
         hidden = hidden_width(width, self.config["mlp_ratio"])
         return self.make_neuron(), attn, MembraneMLP(width, hidden, self.make_neuron)
 
-    def forward_stages(self, x: Tensor) -> list[Tensor]:
+    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        if only_last:
+            return run_stages(self.stages, x, only_last)
         *early, _, last = run_stages(self.stages, x)  # the last two stages are on the same grid
         return [*early, last]
 

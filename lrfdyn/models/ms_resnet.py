@@ -58,8 +58,8 @@ class MSResNet(SpikingResNet):
     def make_shortcut(self, c_in: int, c_out: int, stride: int) -> nn.Module:
         return ConvBN(c_in, c_out, stride=stride)
 
-    def forward_stages(self, x: Tensor) -> list[Tensor]:
-        return run_stages(self.stages, self.stem(x))
+    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        return run_stages(self.stages, self.stem(x), only_last)
 
     def head_input(self, x: Tensor) -> Tensor:
         return self.neuron(x).mean((0, 3, 4))

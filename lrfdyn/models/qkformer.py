@@ -187,8 +187,8 @@ class QKFormer(SpikingModel):
             "it: build the model with legacy_neuron_axis=True to compute what the official code does"
         )
 
-    def forward_stages(self, x: Tensor) -> list[Tensor]:
-        return run_stages(self.stages, self.stem(x))
+    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        return run_stages(self.stages, self.stem(x), only_last)
 
     def head_input(self, x: Tensor) -> Tensor:
         # Channels moved last, so that the gradient of the mean is laid out like x.

@@ -39,13 +39,15 @@ class Stem(nn.Module):
         )
         self.rpe = MembraneConv(dim, dim, LIF(), kernel=3)
 
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """The spikes of the first three stages and the potentials of the last, with their position added."""
+    def forward(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        """The spikes of the first three stages and the potentials of the last, with their position added; or only
+        these."""
         maps = []
         for stage, pool in zip(self.stages, self.pooling, strict=True):
             x = stage(x)
             x = max_pool(x) if pool else x
-            maps.append(x)
+            if not only_last:
+                maps.append(x)
         return [*maps[:-1], x + self.rpe(x)]
 
 
@@ -107,8 +109,8 @@ class SDTV1(SpikingModel):
         self.head = classifier(dim, num_classes)
         init_weights(self)
 
-    def forward_stages(self, x: Tensor) -> list[Tensor]:
-        *early, x = self.stem(x)
+    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        *early, x = self.stem(x, only_last)
         for block in self.blocks:
             x = block(x)
         return [*early, x]

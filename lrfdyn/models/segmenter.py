@@ -120,8 +120,8 @@ class Segmenter(SpikingModel):
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         return self.backbone.feature_maps(images)
 
-    def forward_stages(self, x: Tensor) -> list[Tensor]:
-        return self.backbone.forward_stages(x)
+    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        return self.backbone.forward_stages(x, only_last)
 
     def get_classifier(self) -> nn.Module:
         return self.head.classifier  # type: ignore[return-value]

@@ -63,8 +63,8 @@ class SEWResNet(SpikingResNet):
     def make_shortcut(self, c_in: int, c_out: int, stride: int) -> nn.Module:
         return SpikingConv(c_in, c_out, IF(), stride=stride)
 
-    def forward_stages(self, x: Tensor) -> list[Tensor]:
-        return run_stages(self.stages, max_pool(self.neuron(self.stem(x))))
+    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        return run_stages(self.stages, max_pool(self.neuron(self.stem(x))), only_last)
 
     def head_input(self, x: Tensor) -> Tensor:
         return x.mean((0, 3, 4))

@@ -41,12 +41,13 @@ class Stem(nn.Module):
         self.stages = nn.ModuleList(SpikingConv(a, b, LIF(), kernel=3) for a, b in pairwise(widths))
         self.rpe = SpikingConv(dim, dim, LIF(), kernel=3)
 
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """The spikes of every stage; the last with its position added."""
+    def forward(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        """The spikes of every stage, or only the last; the last with its position added."""
         maps = []
         for stage, pool in zip(self.stages, self.pooling, strict=True):
             x = stage(x, pool=pool)
-            maps.append(x)
+            if not only_last:
+                maps.append(x)
         return [*maps[:-1], self.rpe(x, residual=x)]
 
 
@@ -134,8 +135,8 @@ class Spikformer(SpikingModel):
         self.head = classifier(dim, num_classes)
         init_weights(self)
 
-    def forward_stages(self, x: Tensor) -> list[Tensor]:
-        *early, x = self.stem(x)
+    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        *early, x = self.stem(x, only_last)
         for block in self.blocks:
             x = block(x)
         return [*early, x]

@@ -6,14 +6,14 @@ import dataclasses
 import hashlib
 import json
 import math
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar
 
 from lrfdyn.data import Augmentation
 from lrfdyn.errors import LrfdynError, require, unknown_name
+from lrfdyn.training.convert import convert
 
 Section = TypeVar("Section")
 
@@ -185,6 +185,7 @@ FREE_KEYS = (
     "run.test_batch_size",
     "run.accumulate",
 )
+FREE_OPTIONS = ("workers",)  # of data.options
 
 
 @dataclass(frozen=True)
@@ -199,8 +200,7 @@ class TrainConfig:
 
     def fingerprint(self) -> str:
         """Equal for two configurations that train the same."""
-        decisive = {key: value for key, value in flatten(self.as_dict()).items() if key not in FREE_KEYS}
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(decisive(self.as_dict()), sort_keys=True).encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON and YAML can hold it."""
@@ -234,10 +234,17 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{section}.{name}": value for section, entries in values.items() for name, value in entries.items()}
 
 
+def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a configuration decides the result, as `section.name`."""
+    flat = {key: value for key, value in flatten(values).items() if key not in FREE_KEYS}
+    options = flat.get("data.options") or {}
+    return {**flat, "data.options": {key: value for key, value in options.items() if key not in FREE_OPTIONS}}
+
+
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
     """The decisive keys in which two configurations differ, each with both values."""
-    a, b = flatten(ours), flatten(theirs)
-    for key in sorted({*a, *b} - {*FREE_KEYS}):
+    a, b = decisive(ours), decisive(theirs)
+    for key in sorted({*a, *b}):
         if a.get(key) != b.get(key):
             yield f"{key}: {b.get(key)} there, {a.get(key)} here"
 
@@ -270,65 +277,6 @@ def _parse_section(cls: type[Section], values: Any, source: str, prefix: str) ->
         return cls(**arguments)
     except LrfdynError as error:
         raise LrfdynError(f"{source}: {error}") from None
-
-
-def convert(value: Any, kind: Any, key: str) -> Any:
-    """`value` as `kind`, or an error; only numbers change their type (1 for 1.0, and YAML's text '5e-4')."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        options = [a for a in arguments if a is not type(None)]
-        if value is None and len(options) < len(arguments):
-            return None
-        return convert(value, options[0], key)
-    if origin is Literal:
-        if value is False and "off" in arguments:
-            value = "off"  # YAML reads off as false
-        if value not in arguments:
-            raise unknown_name(key, value, [str(a) for a in arguments])
-        return value
-    if origin is tuple:
-        return _tuple(value, arguments, key)
-    if origin is dict or kind is dict:
-        require(isinstance(value, Mapping), f"{key}: expected keys with values, got {value!r}")
-        return dict(value)
-    if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    elif kind in (int, str, bool) and type(value) is kind:
-        return value
-    raise LrfdynError(f"{key}: expected {_describe(kind)}, got {value!r}")
-
-
-def _tuple(value: Any, arguments: tuple[Any, ...], key: str) -> tuple[Any, ...]:
-    if isinstance(value, str):  # from the command line: 1,3,5 or (1, 3, 5)
-        parts = [part.strip() for part in value.strip("()[] ").split(",") if part.strip()]
-        value = [int(p) if p.lstrip("-").isdigit() else p for p in parts]
-    elif isinstance(value, int) and not isinstance(value, bool):
-        value = [value]  # (1,) on the command line is 1
-    require(isinstance(value, (list, tuple)), f"{key}: expected a list, got {value!r}")
-    if arguments[1:] != (...,):
-        require(len(value) == len(arguments), f"{key}: expected {len(arguments)} numbers, got {value!r}")
-        return tuple(convert(v, kind, key) for v, kind in zip(value, arguments, strict=True))
-    return tuple(convert(v, arguments[0], key) for v in value)
-
-
-def _describe(kind: Any) -> str:
-    names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
-    return names.get(kind, str(kind))
-
-
-def type_name(kind: Any) -> str:
-    """For the help of a command line."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        return "|".join("null" if a is type(None) else type_name(a) for a in arguments)
-    if origin is Literal:
-        return "|".join(map(str, arguments))
-    if origin is tuple:
-        return "N,N"
-    return {int: "N", float: "X", str: "TEXT", bool: "true|false"}.get(kind, "{KEY: VALUE}")
 
 
 def _tuples(value: Any) -> Any:

@@ -52,6 +52,7 @@ def data_facts(config: TrainConfig) -> Facts:
 
 def describe(config: TrainConfig, processes: int = 1, memory: bool = True) -> dict[str, Any]:
     """Parameters, steps, and the bytes that each process will need; activations are an estimate."""
+    require(processes >= 1, f"processes: expected an integer >= 1, got {processes}")
     facts = data_facts(config)
     micro_batch = config.run.micro_batch(processes)
     steps = facts.train_images // (micro_batch * processes) // config.run.accumulate

@@ -12,13 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lrfdyn.data import DataSource
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.training.config import DistillConfig
 
 Distill = Callable[[Tensor, Tensor], Tensor]
+Levels = tuple[float, ...]
 
 
-def build_distill(config: DistillConfig, num_classes: int, device: torch.device) -> Distill | None:
+def build_distill(config: DistillConfig, source: DataSource, device: torch.device) -> Distill | None:
     """A function of images and targets that gives the mixed targets; None without a teacher."""
     if config.teacher is None:
         return None
@@ -28,21 +30,47 @@ def build_distill(config: DistillConfig, num_classes: int, device: torch.device)
         raise LrfdynError("distill.teacher: teachers are timm models; pip install 'lrfdyn[timm]'") from None
     try:
         teacher = timm.create_model(config.teacher, pretrained=True)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:  # no such model; no connection to load it
         raise LrfdynError(f"distill.teacher: timm cannot make {config.teacher!r} ({error})") from None
     classes = getattr(teacher, "num_classes", None)
-    require(classes == num_classes, f"distill.teacher: expected {num_classes} classes, {config.teacher} has {classes}")
+    require(
+        classes == source.num_classes,
+        f"distill.teacher: expected {source.num_classes} classes, {config.teacher} has {classes}",
+    )
+    facts = getattr(teacher, "pretrained_cfg", None) or {}
+    mean, deviation = tuple(facts.get("mean") or source.mean), tuple(facts.get("std") or source.deviation)
+    require(
+        len(mean) == len(deviation) == source.in_channels,
+        f"distill.teacher: expected {source.in_channels} channels, {config.teacher} has {len(mean)}",
+    )
+    teacher = nn.Sequential(Renormalise(source.mean, source.deviation, mean, deviation), teacher)
     return blended(teacher.to(device).eval().requires_grad_(False), config)
+
+
+class Renormalise(nn.Module):
+    """From the statistics that the data are normalised by to those that a teacher was trained with."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, mean: Levels, deviation: Levels, to_mean: Levels, to_deviation: Levels) -> None:
+        super().__init__()
+        ours, scale, theirs, by = (torch.tensor(x).view(-1, 1, 1) for x in (mean, deviation, to_mean, to_deviation))
+        self.register_buffer("scale", scale / by)
+        self.register_buffer("shift", (ours - theirs) / by)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images * self.scale + self.shift
 
 
 def blended(teacher: nn.Module, config: DistillConfig) -> Distill:
     @torch.no_grad()
     def distill(images: Tensor, targets: Tensor) -> Tensor:
-        logits = teacher(images)
+        logits = teacher(images).to(targets.dtype)
         if config.kind == "hard":
             answer = F.one_hot(logits.argmax(1), targets.shape[1]).to(targets.dtype)
         else:
-            answer = logits.softmax(1).to(targets.dtype)
+            answer = logits.softmax(1)
         return targets.lerp(answer, config.weight)
 
     return distill

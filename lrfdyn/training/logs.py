@@ -6,6 +6,7 @@ import csv
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ class RunLog:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # every record was flushed; what a full disk refused, it refuses again
+            self._file.close()
         if self._board is not None:
             self._board.close()
 

@@ -41,6 +41,11 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def launch_name() -> str:
+    """What torchrun calls this launch, all its restarts included; empty without it."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
 def join_after_restart(backend: str) -> None:
     """torchrun's store outlives a restart and still holds the addresses of the dead processes, so the new ones meet
     under a name of their own."""
@@ -51,14 +56,14 @@ def join_after_restart(backend: str) -> None:
     dist.init_process_group(backend, store=fresh, rank=rank, world_size=processes)
 
 
-def leave_together() -> None:
+def leave_together(code: int = 0) -> None:
     """Ends this process of several, after its work is done, without the interpreter's clean-up: there the threads of
     torch's communication abort now and then ("terminate called without an active exception"), and torchrun takes that
     for a failed run."""
     sys.stdout.flush()
     sys.stderr.flush()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        os._exit(0)
+        os._exit(code)
 
 
 def seed_generators(seed: int, rank: int) -> None:

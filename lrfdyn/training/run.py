@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,16 @@ import torch.distributed as dist
 from lrfdyn.attention import attention_options
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.files import writable_folder, write_atomic, write_json, write_table
+from lrfdyn.files import sole_user, write_atomic, write_json, write_table
 from lrfdyn.hub import save_pretrained
 from lrfdyn.models import SpikingModel
 from lrfdyn.training import state
 from lrfdyn.training.build import data_model
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.processes import gather, restarts
+from lrfdyn.training.processes import gather, launch_name, restarts
 from lrfdyn.training.recipes import dump_yaml
 from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.stopping import Stop, Stopped
 from lrfdyn.training.trainer import Trainer
 
 
@@ -33,41 +35,75 @@ def run_training(
     resume: str = "no",
     restart: bool = False,
     reporter: Reporter | None = None,
+    stop: Stop | None = None,
 ) -> dict[str, Any]:
     """Trains and returns the summary, written to `out` as summary.json beside log.jsonl, log.csv, the checkpoints and
-    the model. `resume`: "no", "auto" (from the newest whole checkpoint, if there is one) or the path of one."""
-    if restarts():
-        resume, restart = "auto", False
-    trainer = Trainer(config, out, reporter)
+    the model. `resume`: "no", "auto" (from the newest whole checkpoint, if there is one) or the path of one. A `stop`
+    that comes into effect ends it with a checkpoint and raises `Stopped`."""
+    trainer = Trainer(config, out, reporter, stop)
+    with sole_user(out) if trainer.is_main else nullcontext():
+        _begin(trainer, resume, restart)
+        try:
+            records = trainer.train()
+        except Stopped:
+            _wait_for_all(trainer)
+            raise
+        _wait_for_all(trainer)
+        return _finish(trainer, records, recipe, command) if trainer.is_main else {}
+
+
+def _wait_for_all(trainer: Trainer) -> None:
+    if trainer.processes > 1:
+        dist.barrier()  # nobody leaves while another still needs it; see `leave_together`
+
+
+def _begin(trainer: Trainer, resume: str, restart: bool) -> None:
+    """The folder is claimed and the checkpoint to go on from read."""
     if trainer.is_main:
-        claim_folder(out, resume, restart)
-        text = dump_yaml(config.as_dict())
-        write_atomic(out / "recipe.yaml", lambda file: file.write_text(text, encoding="utf-8"))
+        if began_here(trainer.out):
+            resume, restart = "auto", False
+        with trainer.writing():
+            claim_folder(trainer.out, resume, restart)
     path = _choose(trainer, resume)
     if path is not None:
         trainer.resume(path)
         trainer.say(f"resuming at step {trainer.done} of {trainer.total_steps} from {path}")
-    records = trainer.train()
-    if trainer.processes > 1:
-        dist.barrier()  # nobody leaves while another still needs it; see `leave_together`
-    if not trainer.is_main:
-        return {}
-    require(trainer.last_checkpoint is not None, "schedule.epochs: nothing was trained")
-    assert trainer.last_checkpoint is not None
-    model = trained_model(trainer, trainer.last_checkpoint)
+    if trainer.is_main:
+        # Not before the checkpoint is known to be of these settings: the file says what made the log beside it.
+        text = dump_yaml(trainer.config.as_dict())
+        with trainer.writing():
+            write_atomic(trainer.out / "recipe.yaml", lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def _finish(trainer: Trainer, records: list[dict[str, Any]], recipe: str, command: str) -> dict[str, Any]:
+    out, last = trainer.out, trainer.last_checkpoint
+    assert last is not None
+    require(
+        bool(records) and set(trainer.task.results) <= set(records[-1]),
+        f"resume: {last} is the end of its run, and the results of it are not in {out / 'log.jsonl'}; "
+        f"lrfdyn evaluate {last} measures them",
+    )
+    model = trained_model(trainer, last)
     description = f"Trained with `{command or recipe}`."
-    save_pretrained(model, out / "model", description=description, pipeline_tag=trainer.task.pipeline)
-    if "classes" in trainer.tested:
-        write_table(out / "classes.csv", trainer.tested["classes"])
     summary = summarise(trainer, model, records[-1], recipe, command)
-    write_json(out / "summary.json", summary)
+    with trainer.writing():
+        save_pretrained(model, out / "model", description=description, pipeline_tag=trainer.task.pipeline)
+        if "classes" in trainer.tested:
+            write_table(out / "classes.csv", trainer.tested["classes"])
+        write_json(out / "summary.json", summary)
     return summary
+
+
+def began_here(out: Path) -> bool:
+    """Whether torchrun has begun again what an earlier try of the same launch began in this folder. A try that failed
+    before that leaves the question of an older run in the folder as it was."""
+    launch = out / "checkpoints" / "launch"
+    return restarts() > 0 and launch.is_file() and launch.read_text(encoding="utf-8") == launch_name()
 
 
 def claim_folder(out: Path, resume: str, restart: bool) -> None:
     """An earlier run in `out` is continued or discarded, and only if that was asked for."""
     checkpoints = out / "checkpoints"
-    writable_folder(out, "out")
     for stale in checkpoints.glob(".*.tmp"):
         stale.unlink(missing_ok=True)  # of a process that was killed while it wrote
     if restart:
@@ -80,6 +116,13 @@ def claim_folder(out: Path, resume: str, restart: bool) -> None:
         raise LrfdynError(
             f"out: {out} holds a run; --resume auto continues it, --restart discards it, --out takes another folder"
         )
+    elif resume == "auto" and (out / "summary.json").exists() and not state.list_checkpoints(checkpoints):
+        raise LrfdynError(
+            f"out: {out} holds a run that ended, and not its checkpoints; --restart discards it, "
+            "--out takes another folder"
+        )
+    if launch_name():
+        write_atomic(checkpoints / "launch", lambda file: file.write_text(launch_name(), encoding="utf-8"))
 
 
 def _choose(trainer: Trainer, resume: str) -> Path | None:

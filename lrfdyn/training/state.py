@@ -69,7 +69,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and JSON, verified."""
     tensors, meta = load_tensors(path)
     expected = meta.pop("checksum", None)
-    if expected is None or checksum(tensors, meta) != expected:
+    if expected is None:
+        raise LrfdynError(f"checkpoint: {path} is not a checkpoint of lrfdyn train (it has no checksum)")
+    if checksum(tensors, meta) != expected:
         raise LrfdynError(f"checkpoint: {path} is damaged (its checksum does not fit)")
     return tensors, meta
 

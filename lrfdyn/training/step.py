@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lrfdyn.errors import LrfdynError
+from lrfdyn.training.config import TrainConfig
 
 WARM_UP_STEPS = 3
 
@@ -133,6 +134,19 @@ class TrainStep:
                 if isinstance(value, Tensor):
                     # A state that the warm-up created starts at zero.
                     value.copy_(moments[parameter][name]) if parameter in moments else value.zero_()
+
+
+def graph_obstacle(config: TrainConfig, device: torch.device, processes: int) -> str:
+    """Why the step of a run is not captured as a CUDA graph; empty where it is."""
+    run = config.run
+    obstacles = {
+        "run.cuda_graph is off": run.cuda_graph == "off",
+        "not on a GPU": device.type != "cuda",
+        "several processes": processes > 1,
+        "gradients are accumulated": run.accumulate > 1,
+        "lamb with fp16 decides on the host": run.precision == "fp16" and config.optimizer.name == "lamb",
+    }
+    return next((reason for reason, found in obstacles.items() if found), "")
 
 
 def why_not_capturable(optimizer: torch.optim.Optimizer, amp: torch.dtype | None, scaled: bool) -> str:

@@ -33,7 +33,8 @@ from lrfdyn.training.logs import RunLog
 from lrfdyn.training.optim import MovingAverage, build_optimizer, rate_at, set_rate
 from lrfdyn.training.processes import build_accelerator, gather, seed_generators
 from lrfdyn.training.reporter import Reporter
-from lrfdyn.training.step import TrainStep
+from lrfdyn.training.step import TrainStep, graph_obstacle
+from lrfdyn.training.stopping import Stop, Stopped
 from lrfdyn.training.sync_norm import synchronize_norms
 from lrfdyn.weights import load_weights
 
@@ -41,9 +42,11 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Trainer:
-    def __init__(self, config: TrainConfig, out: Path, reporter: Reporter | None = None) -> None:
+    def __init__(
+        self, config: TrainConfig, out: Path, reporter: Reporter | None = None, stop: Stop | None = None
+    ) -> None:
         run = config.run
-        self.config, self.out, self.reporter = config, out, reporter or Reporter()
+        self.config, self.out, self.reporter, self.stop = config, out, reporter or Reporter(), stop or Stop()
         self.accelerator = build_accelerator(run)
         self.device, self.rank = self.accelerator.device, self.accelerator.process_index
         self.processes: int = self.accelerator.num_processes
@@ -73,11 +76,11 @@ class Trainer:
         self.parameters = sum(p.numel() for p in model.parameters())
         if run.sync_batchnorm and self.processes > 1:
             synchronize_norms(model, self.device)
-        self.graph_obstacle = self._graph_obstacle()
+        self.graph_obstacle = graph_obstacle(config, self.device, self.processes)
         self._prepare(model, capture=not self.graph_obstacle)
         decay = config.optimizer.ema_decay
         self.average = None if decay is None else MovingAverage(self.model, decay)
-        self.distill = build_distill(config.distill, self.source.num_classes, self.device)
+        self.distill = build_distill(config.distill, self.source, self.device)
         seed_generators(run.seed, self.rank)
         # Where the run is: `done` steps in all, and of this epoch the sum of the losses.
         self.done = 0
@@ -85,20 +88,8 @@ class Trainer:
         self.timed_steps, self.train_seconds, self.wall_seconds = 0, 0.0, 0.0
         self.warm = False  # whether this process has made a step
         self.last_checkpoint: Path | None = None
+        self.saved = 0  # the step of it
         self.log: RunLog | None = None
-
-    def _graph_obstacle(self) -> str:
-        """Why the step is not captured as a CUDA graph; empty where it is."""
-        run = self.config.run
-        scaled_lamb = run.precision == "fp16" and self.config.optimizer.name == "lamb"
-        obstacles = {
-            "run.cuda_graph is off": run.cuda_graph == "off",
-            "not on a GPU": self.device.type != "cuda",
-            "several processes": self.processes > 1,
-            "gradients are accumulated": run.accumulate > 1,
-            "lamb with fp16 decides on the host": scaled_lamb,
-        }
-        return next((reason for reason, found in obstacles.items() if found), "")
 
     def _prepare(self, model: SpikingModel, capture: bool) -> None:
         optimizer = build_optimizer(model, self.config.optimizer, self.config.base_rate, capturable=capture)
@@ -144,7 +135,7 @@ class Trainer:
     def train(self) -> list[dict[str, Any]]:
         """Runs to the end and returns the record of every epoch."""
         started = time.perf_counter() - self.wall_seconds
-        with self._writing():
+        with self.writing():
             if self.is_main:
                 self.log = RunLog(self.out, self.done)
         self.reporter.start(self)
@@ -152,6 +143,8 @@ class Trainer:
             for epoch in range(self.done // self.steps, self.config.schedule.total_epochs):
                 self._train_epoch(epoch, started)
                 self._end_epoch(epoch, started)
+                if self.done < self.total_steps:
+                    self._stop_if_wanted()
         finally:
             if self.log is not None:
                 self.log.close()
@@ -185,6 +178,17 @@ class Trainer:
                 self.save()
                 clock = time.perf_counter()
             self.reporter.step(self)
+            # Not behind the last step: a checkpoint there would take the test and the epoch's record for done.
+            if not last and (value is not None or self.processes == 1):
+                self._stop_if_wanted()
+
+    def _stop_if_wanted(self) -> None:
+        """All processes must agree, so with several this is called where they wait for each other anyway."""
+        reason = max(gather(self.stop.reason, self.processes))
+        if reason:
+            if self.saved != self.done:
+                self.save()
+            raise Stopped(self.done, self.total_steps, reason)
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         mixing = self.config.schedule.mix_epochs
@@ -221,7 +225,10 @@ class Trainer:
 
     def _targets(self, batch: Batch) -> Tensor:
         targets = self.task.targets(batch, self.dtype)
-        return targets if self.distill is None else self.distill(batch.images, targets)
+        if self.distill is None:
+            return targets
+        with self.accelerator.autocast():  # the teacher in the precision of the run
+            return self.distill(batch.images, targets)
 
     def _mean(self, loss: Tensor) -> float:
         """Over all processes."""
@@ -230,12 +237,12 @@ class Trainer:
     def _log_step(self, epoch: int, value: float) -> None:
         if not math.isfinite(value):
             raise LrfdynError(
-                f"loss: it is {value} at step {self.done} (epoch {epoch + 1}); {self._last_words()} "
-                "with a lower optimizer.learning_rate or with optimizer.clip_norm"
+                f"loss: it is {value} at step {self.done} (epoch {epoch + 1}); {self._last_words()}; "
+                "a lower optimizer.learning_rate or optimizer.clip_norm may help, in a run of its own (--out)"
             )
         if self.log is not None:
             record = {"epoch": epoch + 1, "loss": value, "learning_rate": self.rate, "images_per_s": self.speed}
-            with self._writing():
+            with self.writing():
                 self.log.write("step", self.done, **record)
 
     def _end_epoch(self, epoch: int, started: float) -> None:
@@ -256,7 +263,7 @@ class Trainer:
         record["images_per_s"] = self.speed
         record["wall_s"] = round(self.wall_seconds, 3)
         if self.log is not None:
-            with self._writing():
+            with self.writing():
                 self.log.write("epoch", self.done, **record)
         if (epoch + 1) % run.checkpoint_epochs == 0 or epoch + 1 == schedule.total_epochs:
             self.save()
@@ -264,6 +271,7 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint; every process takes part."""
+        self.saved = self.done
         tensors = state.training_tensors(self.model, self.raw_optimizer, self.average)
         loss_sum = self._mean(self.loss_sum)
         generators = gather(state.random_state(), self.processes)
@@ -272,8 +280,8 @@ class Trainer:
         # A loss that was a number does not prove that the step it led to was one.
         for name in state.not_finite(tensors):
             raise LrfdynError(
-                f"weights: {name} is not finite after step {self.done}; {self._last_words()} "
-                "with a lower optimizer.learning_rate or with optimizer.clip_norm"
+                f"weights: {name} is not finite after step {self.done}; {self._last_words()}; "
+                "a lower optimizer.learning_rate or optimizer.clip_norm may help, in a run of its own (--out)"
             )
         meta = {
             "step": self.done,
@@ -287,7 +295,7 @@ class Trainer:
             "train_seconds": self.train_seconds,
             "wall_seconds": self.wall_seconds,
         }
-        with self._writing():
+        with self.writing():
             if self.log is not None:
                 self.log.sync()
             self.last_checkpoint = state.write_checkpoint(self.out / "checkpoints", self.done, tensors, meta)
@@ -295,8 +303,8 @@ class Trainer:
     def resume(self, path: Path) -> None:
         """Goes on from a checkpoint, verified; every process reads it."""
         tensors, meta = state.read_checkpoint(path)
-        if meta["fingerprint"] != self.config.fingerprint():
-            what = "; ".join(differences(self.config.as_dict(), meta["config"]))
+        what = "; ".join(differences(self.config.as_dict(), meta["config"]))
+        if what:
             raise LrfdynError(
                 f"resume: {path} was made with other settings ({what}); take another --out, or --restart to discard it"
             )
@@ -307,7 +315,7 @@ class Trainer:
         self.wall_seconds = meta["wall_seconds"]
         if self.scaler is not None and meta["scaler"] is not None:
             self.scaler.load_state_dict(meta["scaler"])
-        self.last_checkpoint = path
+        self.last_checkpoint, self.saved = path, self.done
         if meta["processes"] == self.processes:
             state.set_random_state(meta["random"][self.rank])
         else:
@@ -321,11 +329,11 @@ class Trainer:
 
     def _last_words(self) -> str:
         if self.last_checkpoint is None:
-            return "there is no checkpoint yet; start again"
-        return f"the last good checkpoint is {self.last_checkpoint}; go on from it (--resume auto)"
+            return "there is no checkpoint yet"
+        return f"the last good checkpoint is {self.last_checkpoint} (--resume auto goes on from it)"
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
         """A full or broken disk ends the run with one line; the checkpoints before are whole."""
         try:
             yield

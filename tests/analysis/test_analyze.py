@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def test_command_writes_everything(demo, tmp_path, capsys):
     arguments = ["analyze", str(demo), "--data", "digits", "--images", "6", "--out", str(out), "--figures", "svg,png"]
     assert main(arguments) == 0
     results = json.loads((out / "results.json").read_text(), parse_constant=pytest.fail)
-    assert list(results["attentions"]) == ["lrf_dyn", "ssa"]
+    assert list(results["attentions"]) == ["ssa", "lrf_dyn"]  # the order of the report of lrfdyn reproduce
     for entry in results["attentions"].values():
         assert len(entry["accuracy_values"]) == 2  # two seeds are one entry
         assert entry["energy"]["energy_pj"] > 0
@@ -61,10 +62,16 @@ def test_command_writes_everything(demo, tmp_path, capsys):
     names = {"attention_distance", "attention_entropy", "receptive_fields", "energy", "memory_accuracy", "convergence"}
     written = {path.name for path in (out / "figures").iterdir()}
     assert {f"{name}.{form}" for name in names for form in ("svg", "png")} <= written
+    text = (out / "figures" / "captions.txt").read_text()
+    assert [line.split(":")[0] for line in text.splitlines() if line] == sorted(
+        {name.split(".")[0] for name in written - {"captions.txt"}}, key=text.index
+    )
+    assert "absolute values" in text
+    assert "6 test images of digits" in text
     with (out / "tables" / "summary.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["label"] for row in rows] == ["LRF-Dyn", "SSA"]
-    assert float(rows[1]["energy_pj"]) == results["attentions"]["ssa"]["energy"]["energy_pj"]
+    assert [row["label"] for row in rows] == ["SSA", "LRF-Dyn"]
+    assert float(rows[0]["energy_pj"]) == results["attentions"]["ssa"]["energy"]["energy_pj"]
     text = capsys.readouterr().out
     assert "0.9 pJ per accumulate and 4.6 pJ per multiply-accumulate" in text
     assert "LRF-Dyn" in (out / "report.html").read_text()
@@ -97,6 +104,18 @@ def test_folder_and_file_of_save_pretrained(tmp_path):
     labels = [entry["label"] for entry in results["attentions"].values()]
     assert len(set(labels)) == 2
     assert all(entry["trained"] for entry in results["attentions"].values())
+    for entry in results["attentions"].values():
+        assert entry["accuracy_mean"] == entry["accuracy_on_images"]
+    assert "is that on the 8 images of this analysis" in results["notes"][0]
+
+
+def test_a_seed_without_accuracy_takes_none_of_another(demo):
+    images = digits()
+    first, second = (s for s in find_sources(str(demo), images) if "ssa" in s.origin)
+    results = analyze([replace(first, accuracy=None), replace(second, accuracy=None)], images)
+    (entry,) = results["attentions"].values()
+    assert entry["accuracy_values"] == [entry["accuracy_on_images"]]
+    assert [run["test_accuracy"] is None for run in results["runs"]] == [False, True]
 
 
 def test_run_of_lrfdyn_train(tmp_path):
@@ -172,6 +191,10 @@ def test_images_are_spread_over_the_test_set():
     ("arguments", "message"),
     [
         (["nothing_here"], "model: 'nothing_here' is no folder, no .safetensors file and no model; known models"),
+        (
+            ["spikfomer_4_384"],
+            "model: 'spikfomer_4_384' is no folder, no .safetensors file and no model; did you mean ",
+        ),
         (["spikformer_4_384:lrf_dym"], "attention: unknown name 'lrf_dym'; did you mean lrf_dyn"),
         (["ms_resnet18:ssa"], "model: ms_resnet18 has no attention"),
         (["spikformer_4_384", "--data", "digit"], "data: unknown name 'digit'; did you mean digits"),

@@ -104,6 +104,23 @@ def test_results():
     assert results["notes"][0].count(". ") + 1 == 2  # sentences
 
 
+def test_lrf_ssa_is_between_vsa_and_ssa_up_to_a_share():
+    settings = TheorySettings(n=64)
+    chart = next(c for c in theory_results(settings)["charts"] if c["id"] == "radius-between")
+    betas, shares, cells = chart["x"]["values"], np.array(chart["y"]["values"]), np.array(chart["cells"])
+    local = t.radius(t.local_distribution(64, settings.taps))
+    for column, beta in enumerate(betas):
+        ssa, vsa = t.ssa_radius(64, 1 + 63 * beta, beta), t.vsa_radius(64, beta)
+        limit = (ssa - vsa) / (ssa - local) if local < vsa else math.inf
+        expected = np.where(local > ssa, 2, np.where(shares <= limit, 0, 1))
+        assert cells[:, column].tolist() == expected.tolist()
+    assert {0, 1} <= set(cells.flatten())
+    # With R far out, LRF-SSA is less local than SSA.
+    wide = theory_results(TheorySettings(n=64, dilations=(60,), alpha=1.0))
+    cells = np.array(next(c for c in wide["charts"] if c["id"] == "radius-between")["cells"])
+    assert 2 in cells
+
+
 def test_command(tmp_path, capsys):
     assert main(["theory", "--out", str(tmp_path), "--tokens", "16", "--figures", "none"]) == 0
     assert "H of SSA" in capsys.readouterr().out
@@ -120,4 +137,7 @@ def test_bad_input():
         t.mixture(t.vsa_distribution(4, 0.1), t.vsa_distribution(4, 0.1), 2)
     with pytest.raises(LrfdynError, match="dilations"):
         TheorySettings(n=8, dilations=(9,))
+    for name in ("alpha", "beta"):
+        with pytest.raises(LrfdynError, match=f"{name}: expected a positive number, got inf"):
+            TheorySettings(**{name: math.inf})
     assert len(checks(TheorySettings())) == 5

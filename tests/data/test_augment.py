@@ -158,7 +158,7 @@ def test_everything_together(channels: int) -> None:
     ("name", "value"),
     [("flip", 1.5), ("crop", "random"), ("mixup", -1), ("label_smoothing", 1.0), ("repeats", 0),
      ("rand_augment_magnitude", 11), ("crop_scale", (0.5, 0.1)), ("crop_scale", (0.5, 2)), ("erase_area", (0.1,)),
-     ("erase_fill", "black")],
+     ("erase_fill", "black"), ("rand_augment_operations", ()), ("rand_augment_operations", ("rotates",))],
 )  # fmt: skip
 def test_bad_settings_are_named(name: str, value: object) -> None:
     with pytest.raises(LrfdynError, match=f"^{name}: "):

@@ -135,3 +135,18 @@ def test_operations_and_strengths_are_drawn_evenly(monkeypatch: pytest.MonkeyPat
     assert abs(strength.std() - 0.05) < 0.005
     assert abs(sign.mean()) < 0.05
     assert (seen[0][0] != operation).any()
+
+
+def test_only_the_operations_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(r, "apply_layer", lambda x, *drawn: seen.append(drawn) or x)
+    settings = Augmentation(rand_augment_layers=1, rand_augment_operations=("rotate", "equalize"))
+    r.rand_augment(torch.zeros(4000, 3, 1, 1), keys(4000), settings, FILL)
+    shares = np.bincount(seen[0][0], minlength=14) / 4000
+    wanted = {
+        r.OPERATIONS.index("identity"): 0.5,
+        r.OPERATIONS.index("rotate"): 0.25,
+        r.OPERATIONS.index("equalize"): 0.25,
+    }
+    assert all(abs(shares[i] - wanted.get(i, 0)) < 0.03 for i in range(14))
+    assert set(np.nonzero(shares)[0]) == set(wanted)

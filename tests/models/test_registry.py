@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -130,3 +132,21 @@ def test_reduced_precision_runs():
     for x in (images, images.bfloat16()):
         with torch.autocast("cpu", torch.bfloat16):
             assert small()(x).shape == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["spikformer_4_384", "qkformer_4_384", "sdt_v3_t", "sew_resnet18", "ms_resnet18"])
+def test_classification_keeps_no_early_maps(name):
+    """What the first stages made is let go when it has been read; only `feature_maps` gives it to the caller."""
+    model = lrfdyn.create_model(name, num_classes=3).eval()
+    images = torch.randn(1, 3, 32, 32)
+    early = weakref.WeakSet()
+    stages = model.stem.stages if name.startswith("spikformer") else model.stages
+    stages[0].register_forward_hook(lambda _, __, out: early.add(out))
+    alive = []
+    model.head.register_forward_pre_hook(lambda *_: alive.append(len(early)))
+    with torch.no_grad():
+        model(images)
+        assert alive == [0]
+        maps = model.feature_maps(images)
+        assert len(early) == 1
+        assert torch.equal(maps[-1], model.forward_features(images))

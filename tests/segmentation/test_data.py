@@ -201,3 +201,11 @@ def test_wrong_root(tmp_path):
         create_data("ade20k", None, AUGMENT)
     with pytest.raises(LrfdynError, match="data: ade20k has no option 'sise'"):
         create_data("ade20k", tmp_path, AUGMENT, sise=3)
+
+
+def test_test_mask_that_cannot_be_read_is_named(tmp_path):
+    source = create_data("ade20k", write_shapes(tmp_path, 2, 2), Augmentation(), image_size=32, num_classes=CLASSES)
+    pair = find_pairs(tmp_path, "validation")[1]
+    pair.mask.write_bytes(b"nothing")
+    with pytest.raises(LrfdynError, match=f"data: cannot read the mask {pair.mask}"):
+        list(source.test_batches(batch_size=1))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+from lrfdyn.data import Augmentation
+from lrfdyn.data.digits import Digits
+from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
 from lrfdyn.training.config import DistillConfig, OptimizerConfig, ScheduleConfig
 from lrfdyn.training.distill import blended, build_distill
@@ -95,7 +100,32 @@ def test_distillation_is_the_sum_of_two_losses(kind):
     second = answers.argmax(1) if kind == "hard" else answers.softmax(1)
     expected = 0.7 * F.cross_entropy(logits, targets) + 0.3 * F.cross_entropy(logits, second)
     torch.testing.assert_close(F.cross_entropy(logits, mixed), expected)
-    assert build_distill(DistillConfig(), 3, torch.device("cpu")) is None
+
+
+def test_teacher_sees_images_as_it_was_trained_on(monkeypatch):
+    """timm's models differ in the statistics that they expect; the data's are those of the student."""
+    source = Digits(Augmentation())
+    assert build_distill(DistillConfig(), source, torch.device("cpu")) is None
+
+    class Teacher(nn.Module):
+        num_classes, pretrained_cfg = 10, {"mean": (0.5,), "std": (0.25,)}
+
+        def forward(self, images):
+            seen.append(images)
+            return torch.zeros(len(images), 10)
+
+    seen: list[Tensor] = []
+    fake = SimpleNamespace(create_model=lambda name, pretrained: Teacher())
+    monkeypatch.setitem(sys.modules, "timm", fake)
+    distill = build_distill(DistillConfig(teacher="t"), source, torch.device("cpu"))
+    levels = torch.rand(2, 1, 8, 8)
+    targets = torch.full((2, 10), 0.1)
+    mixed = distill((levels - source.mean[0]) / source.deviation[0], targets)
+    torch.testing.assert_close(seen[0], (levels - 0.5) / 0.25)
+    assert mixed[:, 0].allclose(torch.tensor(0.55))
+    Teacher.num_classes = 3
+    with pytest.raises(LrfdynError, match=r"distill.teacher: expected 10 classes, t has 3"):
+        build_distill(DistillConfig(teacher="t"), source, torch.device("cpu"))
 
 
 def test_synchronised_norm_of_one_process_is_batch_norm(monkeypatch):

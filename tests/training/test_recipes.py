@@ -143,3 +143,13 @@ def test_installed_package_has_its_recipes(tmp_path):
     assert done.stdout.splitlines() == [path.stem for path in RECIPES]
     dry = [*command, "digits_ssa", "--dry-run"]
     assert subprocess.run(dry, cwd=place.parent, env=environment, capture_output=True, check=False).returncode == 0
+
+
+def test_cifar_recipes_choose_from_the_operations_of_their_authors():
+    """Spikformer's code has a RandAugment of its own with five operations; QKFormer's takes timm's."""
+    spikformer, qkformer = (
+        load_recipe(list_recipes()[f"cifar100_{host}_4_384_lrf_dyn"]) for host in ("spikformer", "qkformer")
+    )
+    five = ("equalize", "rotate", "shear_x", "translate_x", "translate_y")
+    assert spikformer.augmentation.rand_augment_operations == five
+    assert qkformer.augmentation.rand_augment_operations is None

@@ -16,8 +16,10 @@ import pytest
 
 from lrfdyn.errors import LrfdynError
 from lrfdyn.training import state
+from lrfdyn.training.config import differences, parse_config
 from lrfdyn.training.logs import read_log
-from tests.training.runs import STEPS, Killer, Listener, assert_same_end, final_state, tiny, train, write_recipe
+from lrfdyn.training.recipes import merge
+from tests.training.runs import STEPS, TINY, Killer, Listener, assert_same_end, final_state, tiny, train, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +129,10 @@ def test_finished_run_is_left_as_it_is(whole):
 def test_folder_of_an_earlier_run_needs_a_word(whole, tmp_path):
     with pytest.raises(LrfdynError, match="holds a run; --resume auto continues it"):
         train(tiny(), whole)
+    recipe = (whole / "recipe.yaml").read_bytes()
     with pytest.raises(LrfdynError, match=r"other settings \(optimizer.learning_rate: 0.005 there, 0.1 here\)"):
         train(tiny(optimizer={"learning_rate": 0.1}), whole, resume="auto")
+    assert (whole / "recipe.yaml").read_bytes() == recipe, "it describes the run that is there"
     with pytest.raises(LrfdynError, match="resume: no such file"):
         train(tiny(), tmp_path, resume=str(tmp_path / "missing.safetensors"))
 
@@ -151,3 +155,45 @@ def test_nothing_of_an_earlier_run_passes_for_the_next(whole, tmp_path):
     assert not (out / "summary.json").exists()
     assert not (out / "model").exists()
     assert [record["step"] for record in read_log(out / "log.jsonl")] == [1, 2]
+
+
+def test_results_without_their_checkpoints_are_not_trained_over(whole, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "checkpoints")
+    with pytest.raises(LrfdynError, match="holds a run that ended, and not its checkpoints"):
+        train(tiny(), out, resume="auto")
+    assert read_log(out / "log.jsonl") == read_log(whole / "log.jsonl")
+
+
+def test_end_of_a_run_whose_log_is_gone(whole, tmp_path):
+    last = state.list_checkpoints(whole / "checkpoints")[0]
+    with pytest.raises(LrfdynError, match=r"is the end of its run, .* lrfdyn evaluate .* measures them"):
+        train(tiny(), tmp_path, resume=str(last))
+
+
+def test_torchrun_begins_again_only_what_it_began(whole, tmp_path, monkeypatch):
+    """A try that failed before it came to the folder (here: none did) must not continue what --restart discards."""
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "second")
+    monkeypatch.setattr("lrfdyn.training.run.restarts", lambda: 1)
+    with pytest.raises(LrfdynError, match="holds a run; --resume auto"):
+        train(tiny(), out)
+    monkeypatch.setattr("lrfdyn.training.run.restarts", lambda: 0)
+    assert in_child(lambda: train(tiny(), out, restart=True, reporter=Killer(6))) == signal.SIGKILL
+    monkeypatch.setattr("lrfdyn.training.run.restarts", lambda: 1)
+    listener = Listener()
+    train(tiny(), out, restart=True, reporter=listener)
+    assert "resuming at step 4" in listener.said[0]
+    assert_same_end(out, whole)
+
+
+def test_how_many_processes_decode_may_change():
+    """They change nothing but the speed; every other option of the data decides."""
+    eight, four = (parse_config(merge(TINY, {"data": {"options": {"workers": n}}})) for n in (8, 4))
+    assert eight.fingerprint() == four.fingerprint()
+    assert not list(differences(eight.as_dict(), four.as_dict()))
+    other = parse_config(merge(TINY, {"data": {"options": {"workers": 8, "crop_share": 1.0}}}))
+    assert list(differences(other.as_dict(), eight.as_dict())) == ["data.options: {} there, {'crop_share': 1.0} here"]
+    assert other.fingerprint() != eight.fingerprint()

@@ -9,7 +9,9 @@ from lrfdyn.ops.lif.triton import current_gradients, fires, potentials, rounded
 
 
 @triton.jit
-def statistics_kernel(x, partial, rows, C, CHANNELS, BR: tl.constexpr, BC: tl.constexpr, UNROLL: tl.constexpr):
+def statistics_kernel(
+    x, partial, rows, C, CHANNELS, BR: tl.constexpr, BC: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
     """Sums of x - x[0] and of its square, per channel, over every G-th block of UNROLL * BR rows."""
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
@@ -19,7 +21,7 @@ def statistics_kernel(x, partial, rows, C, CHANNELS, BR: tl.constexpr, BC: tl.co
     local = at[:, None] * C + cols[None, :]
     first = tl.zeros((BR, BC), tl.float32)
     second = tl.zeros((BR, BC), tl.float32)
-    for block in range(tl.program_id(0), tl.cdiv(rows, BR * UNROLL), tl.num_programs(0)):
+    for block in tl.range(tl.program_id(0), tl.cdiv(rows, BR * UNROLL), tl.num_programs(0), num_stages=STAGES):
         start = tl.cast(block, tl.int64) * (BR * UNROLL)
         # All loads of a turn are in flight before the first sum waits for one.
         tiles = ()
@@ -199,7 +201,7 @@ def store_gradients(
 @triton.jit
 def sums_kernel(
     x, stats, shift, grad, partial, M, C, CHANNELS, D: tl.constexpr, T: tl.constexpr,
-    REPEATED: tl.constexpr, INTEGER: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    REPEATED: tl.constexpr, INTEGER: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient and of the gradient times x - mean, over every G-th block of neurons."""
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -210,7 +212,7 @@ def sums_kernel(
     plane = tl.cast(M, tl.int64) * C
     at = tl.arange(0, BM)
     local = at[:, None] * C + cols[None, :]
-    for block in range(tl.program_id(0), tl.cdiv(M, BM), tl.num_programs(0)):
+    for block in tl.range(tl.program_id(0), tl.cdiv(M, BM), tl.num_programs(0), num_stages=STAGES):
         start = tl.cast(block, tl.int64) * BM
         mask = (at < M - start)[:, None] & inside[None, :]
         tiles = load_steps(x + start * C, local, mask, plane, T, REPEATED)

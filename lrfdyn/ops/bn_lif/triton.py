@@ -42,6 +42,8 @@ from lrfdyn.ops.packed import attach_bits
 MOST_STEPS = 8
 # Elements of one time step per program: apply kernels, sums, statistics (several such tiles at once).
 TILE, SUMS_TILE, STATISTICS_TILE, STATISTICS_UNROLL = 1024, 512, 1024, 4
+# Turns of the loop whose loads are in flight together: statistics, sums.
+STAGES = (1, 1)
 # Partial sums and channels per turn of the kernels that finish them.
 FINISH = (128, 8)
 # Programs per kernel that reduces: a few for each multiprocessor of a large GPU.
@@ -110,7 +112,7 @@ class _BnLif(torch.autograd.Function):
         partial = stats.new_empty(2, programs * factor, channels)
         if norm.training:
             statistics_kernel[(programs, columns)](
-                x, partial, steps * lines, wide, channels, BR=br, BC=bc, UNROLL=STATISTICS_UNROLL
+                x, partial, steps * lines, wide, channels, BR=br, BC=bc, UNROLL=STATISTICS_UNROLL, STAGES=STAGES[0]
             )
         count = steps * repeats * neurons
         finish_statistics_kernel[(triton.cdiv(channels, FINISH[1]),)](
@@ -179,7 +181,7 @@ class _BnLif(torch.autograd.Function):
             "D": d, "T": time, "REPEATED": repeats > 1, "INTEGER": isinstance(d, Integer), "BC": bc
         }  # fmt: skip
         sizes = (lines, wide, channels)
-        sums_kernel[(programs, columns)](x, stats, bias, grad, partial, *sizes, BM=bs, **options)
+        sums_kernel[(programs, columns)](x, stats, bias, grad, partial, *sizes, BM=bs, STAGES=STAGES[1], **options)
         grad_weight, grad_bias, means = torch.empty_like(weight), torch.empty_like(bias), stats.new_empty(2, channels)
         finish_sums_kernel[(triton.cdiv(channels, FINISH[1]),)](
             partial, stats, grad_weight, grad_bias, means, programs * factor, channels, float(count),
