@@ -212,7 +212,7 @@ def test_missing_extra(format, package, extra, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["spikformer_4_38", "--out", "x.onnx"], "source: no folder 'spikformer_4_38' here"),
+        (["spikformer_4_38", "--out", "x.onnx"], "model: 'spikformer_4_38' is no folder and no model; did you mean"),
         (["run", "--out", "x.onnx"], "model: run is a run that has not ended"),
         (["empty", "--out", "x.onnx"], "model: empty holds no config.json"),
         (["file", "--out", "x.onnx"], "model: expected a folder or the name of a model, got the file file"),
