@@ -28,10 +28,8 @@ def table(results: dict) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     machine = results["machine"]
     source = "[results/digits/results.json](results/digits/results.json)"
-    lines += [
-        "",
-        f"{machine['cpu']}, {machine['threads']} thread{'' if machine['threads'] == 1 else 's'}, torch {machine['torch']}. Source: {source}.",
-    ]
+    threads = f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
+    lines += ["", f"{machine['cpu']}, {threads}, torch {machine['torch']}. Source: {source}."]
     return "\n".join(lines)
 
 

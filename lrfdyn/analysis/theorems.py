@@ -29,12 +29,13 @@ REASON = (
 RADIUS_NOTE = (
     "Theorem 1 needs α: VSA is at least as local as SSA wherever α ≥ 1 + β(N-1), because (α-βΔ)exp(βΔ) then grows with "
     "Δ; for α ≤ 1 it falls, and the order is reversed. For fixed α and β the radius of SSA does not grow with N "
-    "without end: its weights are zero from α/β on, and the radius stays near α/(3β). Θ(N) needs a β that falls like 1/N, "
-    "such as the β ≤ α/(N-1) of Theorem 2."
+    "without end: its weights are zero from α/β on, and the radius stays near α/(3β). Θ(N) needs a β that falls like "
+    "1/N, such as the β ≤ α/(N-1) of Theorem 2."
 )
 ORDER_NOTE = (
     "Of μ(VSA) ≤ μ(LRF-SSA) ≤ μ(SSA) the right half needs μ(R) ≤ μ(SSA). The left half needs "
-    "λ ≤ (μ(SSA)-μ(VSA)) / (μ(SSA)-μ(R)) where R is more local than VSA: with a larger λ LRF-SSA is more local than VSA."
+    "λ ≤ (μ(SSA)-μ(VSA)) / (μ(SSA)-μ(R)) where R is more local than VSA: with a larger λ LRF-SSA is more local than "
+    "VSA."
 )
 
 
@@ -219,7 +220,7 @@ def _regions(settings: TheorySettings) -> Iterator[Chart]:
         yield _map(
             id_,
             f"Theorem 2: where the last inequality holds, {name}",
-            f"Whether H((1-λ)P + λR) ≤ H(P) for N = {n}, P the weights of SSA, and whether the bound shows it. {REASON}",
+            f"Whether H((1-λ)P + λR) ≤ H(P) for N = {n}, P the weights of SSA, and if the bound shows it. {REASON}",
             ("β/α", ratios),
             ("λ", shares, False),
             ["follows from the bound", "true, but not by the bound", "false"],
