@@ -28,7 +28,7 @@ def table(results: dict) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     machine = results["machine"]
     source = "[results/digits/results.json](results/digits/results.json)"
-    threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
+    threads = f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
     lines += ["", f"{machine['cpu']}, {threads}, torch {machine['torch']}. Source: {source}."]
     return "\n".join(lines)
 

@@ -41,19 +41,25 @@ WIDTH = 3.4  # inches, one column
 Entries = list[tuple[int, dict[str, Any]]]
 
 
-def wrapped(label: str) -> str:
-    """A long name beside a bar, in lines."""
-    return textwrap.fill(label, 20, break_long_words=False, break_on_hyphens=False)
+def wrapped(label: str, width: int = 20) -> str:
+    """A long name in lines."""
+    return textwrap.fill(label, width, break_long_words=False, break_on_hyphens=False)
 
 
 def legend(figure: Any, axis: Any, entries: Entries, **more: Any) -> None:
     """Inside the axes where the names are short, under them where they would cover the data."""
     if max(len(entry["label"]) for _, entry in entries) <= 24 and len(entries) <= 6:
         axis.legend(**more)
-    else:
-        wide = figure.get_figwidth() > WIDTH
-        figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2 if wide else 1)
+        return
+    columns = 2 if figure.get_figwidth() > WIDTH else 1
+    handles, names = axis.get_legend_handles_labels()
+    names = [wrapped(name, 42) for name in names]
+    lines = sum(name.count("\n") + 1 for name in names)
+    figure.set_figheight(figure.get_figheight() + 0.16 * -(-lines // columns))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns)
 
 
 def line(index: int, **more: Any) -> dict[str, Any]:
-    return {"color": COLOURS[index % 8], "marker": MARKERS[index % 8], "markeredgewidth": 0, **more}
+    """Colours and markers start over at the ninth model, with another line."""
+    style = {"color": COLOURS[index % 8], "marker": MARKERS[index % 8], "linestyle": LINES[index // 8 % 8]}
+    return {**style, "markeredgewidth": 0, **more}

@@ -219,9 +219,9 @@ def _memory(plt: Any, entries: Entries) -> Any:
         for i, entry in entries:
             x, y = entry[key] / unit, 100 * entry["accuracy_mean"]
             axis.errorbar(x, y, yerr=100 * (entry["accuracy_spread"] or 0), color=COLOURS[i % 8], linewidth=1)
-            name = f"{entry['label']}, {count_text(entry['parameters'])}"
-            look = {"color": COLOURS[i % 8], "marker": MARKERS[i % 8], "zorder": 3, "alpha": 0.85}
-            axis.scatter(x, y, s=110 * entry["parameters"] / most, label=name, **look)
+            axis.scatter(x, y, s=110 * entry["parameters"] / most, color=COLOURS[i % 8], marker=MARKERS[i % 8],
+                         label=f"{entry['label']}, {count_text(entry['parameters'])}", alpha=0.85, zorder=3,
+                         )  # fmt: skip
         sizes = [entry[key] for _, entry in entries]
         axis.set(xlabel=label)
         if max(sizes) > 8 * min(sizes):

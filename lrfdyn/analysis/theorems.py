@@ -220,8 +220,7 @@ def _regions(settings: TheorySettings) -> Iterator[Chart]:
         yield _map(
             id_,
             f"Theorem 2: where the last inequality holds, {name}",
-            f"Whether H((1-λ)P + λR) ≤ H(P) for N = {n}, P the weights of SSA, and whether the bound shows it. "
-            f"{REASON}",
+            f"Whether H((1-λ)P + λR) ≤ H(P) for N = {n}, P the weights of SSA, and if the bound shows it. {REASON}",
             ("β/α", ratios),
             ("λ", shares, False),
             ["follows from the bound", "true, but not by the bound", "false"],

@@ -193,7 +193,7 @@ def test_images_are_spread_over_the_test_set():
         (["nothing_here"], "model: 'nothing_here' is no folder, no .safetensors file and no model; known models"),
         (
             ["spikfomer_4_384"],
-            "model: 'spikfomer_4_384' is no folder, no .safetensors file and no model; did you mean ",
+            "no folder, no .safetensors file and no model; did you mean spikformer_4_384",
         ),
         (["spikformer_4_384:lrf_dym"], "attention: unknown name 'lrf_dym'; did you mean lrf_dyn"),
         (["ms_resnet18:ssa"], "model: ms_resnet18 has no attention"),
@@ -223,6 +223,33 @@ def test_images_that_do_not_fit_the_model(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(LrfdynError, match=r"model: .*empty holds neither config.json"):
         find_sources(str(tmp_path / "empty"), digits())
+
+
+def test_long_names_stay_on_the_figure():
+    """Nothing that is drawn may leave the page, with nine models of long names."""
+    import matplotlib.pyplot as plt
+
+    from lrfdyn.analysis.plot_style import STYLE
+    from lrfdyn.analysis.plots import figures
+
+    images = digits(2)
+    results = analyze(find_sources("spikformer_4_384:lrf_dyn", images), images)
+    (entry,) = results["attentions"].values()
+    results["attentions"] = {
+        str(i): {**entry, "label": f"spikformer_4_384, LRF-Dyn, dilations (1, 3), token qkv, {i}"} for i in range(9)
+    }
+    drawn = figures(results)
+    assert {"attention_distance", "energy", "receptive_field_share", "attention_entropy"} <= set(drawn)
+    for name, draw in drawn.items():
+        with plt.rc_context(STYLE):
+            figure = draw(plt)
+            figure.canvas.draw()
+            page, box = figure.bbox, figure.get_tightbbox().transformed(figure.dpi_scale_trans)
+            plt.close(figure)
+        assert box.x0 >= page.x0 - 1, name
+        assert box.x1 <= page.x1 + 1, name
+        assert box.y0 >= page.y0 - 1, name
+        assert box.y1 <= page.y1 + 1, name
 
 
 def test_without_matplotlib(monkeypatch, capsys, tmp_path):
