@@ -209,7 +209,8 @@ def test_missing_packages(package, arguments, message, place, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     for name in ("run", "model.onnx"):
         (tmp_path / name).symlink_to(place / name)
-    monkeypatch.setitem(sys.modules, package, None)
+    for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
     image = str(sorted((place / "images").iterdir())[0])
     assert main([image if argument == "IMAGE" else argument for argument in arguments]) == 2
     (line,) = [
