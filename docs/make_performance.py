@@ -24,8 +24,8 @@ TEXT = """\
 
 Measured on one {gpu} with torch {torch}, triton {triton}, SpikingJelly {spikingjelly}, in bfloat16 (autocast, weights
 in float32). A training step is forward, backward and AdamW. Peers use the same batch, type, optimiser and loop. The
-peaks of training below include the first steps, in which the library tries its convolution algorithms; a step alone
-takes less (4,250 MiB for LRF-SSA, 3,993 for LRF-Dyn on 32x32), and that is what the benchmark reports from now on.
+peaks of training below include the first steps, in which the library tries its convolution algorithms; the benchmark
+has since come to report a step alone, and models to let early feature maps go, neither of which is in these numbers.
 `python benchmarks/train_step.py`, `inference.py` and `kernels.py` measure all of it again.
 
 ## What makes it fast
@@ -71,15 +71,15 @@ the kernels are compared with the plain ones too, and two runs give the same bit
 ## Where the time goes, and what is missing
 
 A profile of the Spikformer-4-384 step without CUDA graph (`results/performance/profile_train_step.txt`; SSA 18.7 ms,
-LRF-Dyn 17.3): convolutions and matrix products 9.1 ms in SSA, the four batch norm kernels 6.5, attention 0.9 and its
-neuron 0.25, bits to spikes 0.4, gradient of the max pool 0.3, AdamW 0.26. The batch norm kernels would take 4.8 ms at
-the full copy bandwidth. The aim was 2.5 times the fastest peer in half of its memory:
+LRF-Dyn 17.3): convolutions and matrix products 8.9 ms in SSA, the four batch norm kernels 6.5, attention 0.9 and its
+neuron 0.25, bits to spikes 0.4, gradient of the max pool 0.3, AdamW 0.26. The aim was 2.5 times
+the fastest peer in half of its memory:
 
 {targets}
 - The dendrite kernels are bound by arithmetic, not by memory: six fused multiply-adds per token and mode forward, 15
   backward, on lanes that each hold one or two channels. Other block sizes were slower. Chunks as small Toeplitz
   matrices on the tensor cores, one per channel, would need the tokens with channels outermost; not tried.
-- The stencils reach 65 % of the copy on 8x8 grids forward, 56 % backward; on 14x14 every row is loaded five times from
+- The stencils reach 66 % of the copy on 8x8 grids forward, 55 % backward; on 14x14 every row is loaded five times from
   the cache, and more channels or images per program do not help.
 - Batch norm on the smallest maps (25 million elements) is short of 70 % forward: its three kernels take 57 us where one
   copy of the same bytes takes 36, and launches, ramps and the pass that finishes the statistics are the rest.

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrfdyn.ops.columns_triton import existing_columns
 from lrfdyn.ops.dendrite.modes import LARGEST_DECAY
 from lrfdyn.ops.dispatch import first_derivative_only
 
@@ -26,16 +27,6 @@ from lrfdyn.ops.dispatch import first_derivative_only
 TOKENS = 8
 # Channels per program, one warp each, and programs of the backward kernel.
 FORWARD_CHANNELS, BACKWARD_CHANNELS, BACKWARD_PROGRAMS = 64, 32, 3072
-
-
-@triton.jit
-def _inside(cols, C: tl.constexpr, BC: tl.constexpr):
-    """Which columns exist; known to be all if the blocks fit."""
-    if C % BC == 0:
-        mask = tl.full((BC,), True, tl.int1)
-    else:
-        mask = cols < C
-    return mask
 
 
 @triton.jit
@@ -105,7 +96,7 @@ def _dendrite_forward(
 ):  # fmt: skip
     blocks: tl.constexpr = (C + BC - 1) // BC
     cols = (tl.program_id(0) % blocks) * BC + tl.arange(0, BC)
-    inside = _inside(cols, C, BC)
+    inside = existing_columns(cols, C, BC)
     b = (tl.program_id(0) // blocks).to(tl.int64)
     z_re, z_im, w_re, w_im = _modes(decay, frequency, weight, cols, inside, M, LARGEST)
     u += b * N * C
@@ -150,7 +141,7 @@ def _dendrite_backward(
     M: tl.constexpr, L: tl.constexpr, LARGEST: tl.constexpr, PACKED: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(0) * BC + tl.arange(0, BC)
-    inside = _inside(cols, C, BC)
+    inside = existing_columns(cols, C, BC)
     z_re, z_im, w_re, w_im = _modes(decay, frequency, weight, cols, inside, M, LARGEST)
     uq_re = _zeros(M, BC)
     uq_im = _zeros(M, BC)

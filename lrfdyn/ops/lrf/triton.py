@@ -22,22 +22,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrfdyn.ops.columns_triton import existing_columns
 from lrfdyn.ops.dispatch import first_derivative_only
 
 # Channels and images per program.
 FORWARD, BACKWARD, BACKWARD_WHOLE = (64, 2), (64, 2), (32, 8)
 # Tokens of a grid that is held in registers as a whole.
 WHOLE = 64
-
-
-@triton.jit
-def _inside(cols, C: tl.constexpr, BC: tl.constexpr):
-    """Which columns exist; known to be all if the blocks fit."""
-    if C % BC == 0:
-        mask = tl.full((BC,), True, tl.int1)
-    else:
-        mask = cols < C
-    return mask
 
 
 @triton.jit
@@ -121,7 +112,7 @@ def _lrf_forward(
     W: tl.constexpr, RESIDUAL: tl.constexpr, IDENTITY: tl.constexpr, IMAGES: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = _inside(cols, C, BC)
+    inside = existing_columns(cols, C, BC)
     taps = _load_taps(weight, cols, inside, C, COUNT, False)
     for image in range(tl.program_id(0) * IMAGES, tl.minimum(B, (tl.program_id(0) + 1) * IMAGES)):
         base = tl.cast(image, tl.int64) * H * W * C
@@ -153,7 +144,7 @@ def _lrf_backward(
     BC: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = _inside(cols, C, BC)
+    inside = existing_columns(cols, C, BC)
     taps = _load_taps(weight, cols, inside, C, COUNT, True)
     sums = ()
     for _k in tl.static_range(9 * COUNT):
@@ -223,7 +214,7 @@ def _lrf_forward_whole(
     BC: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = _inside(cols, C, BC)
+    inside = existing_columns(cols, C, BC)
     taps = _load_taps(weight, cols, inside, C, COUNT, False)
     for image in range(tl.program_id(0) * IMAGES, tl.minimum(B, (tl.program_id(0) + 1) * IMAGES)):
         base = tl.cast(image, tl.int64) * (H * W) * C
@@ -255,7 +246,7 @@ def _lrf_backward_whole(
     IMAGES: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = _inside(cols, C, BC)
+    inside = existing_columns(cols, C, BC)
     taps = _load_taps(weight, cols, inside, C, COUNT, True)
     sums = ()
     for _k in tl.static_range(9 * COUNT):

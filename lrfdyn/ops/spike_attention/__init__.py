@@ -9,12 +9,9 @@ from torch import Tensor
 
 from lrfdyn.errors import require
 from lrfdyn.ops.dispatch import use_triton
-from lrfdyn.ops.spike_attention.reference import spike_attention_reference
+from lrfdyn.ops.spike_attention.reference import Packed, spike_attention_reference
 
 __all__ = ["causal_spike_attention", "spike_attention", "spike_attention_reference"]
-
-
-Packed = tuple[Tensor, Tensor, Tensor]
 
 
 def spike_attention(

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lrfdyn.ops.dispatch import first_derivative_only
+from lrfdyn.ops.spike_attention.reference import Packed
 
 
 @triton.jit
@@ -198,9 +199,6 @@ def _empty_heads(like: Tensor) -> Tensor:
     """`[batch, heads, N, width]` in the memory of `[batch, N, heads, width]`."""
     batch, heads, tokens, width = like.shape
     return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
-
-
-Packed = tuple[Tensor, Tensor, Tensor]
 
 
 def _gradients(grad: Tensor, d: int, side_by_side: bool) -> tuple[Tensor, Tensor, Tensor]:
