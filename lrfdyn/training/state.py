@@ -127,7 +127,11 @@ def restore_training(
         parameter, _, key = name.rpartition(".")
         moments.setdefault(parameter, {})[key] = value.clone()
     groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
+    rates = [group["lr"] for group in optimizer.param_groups]
     set_optimizer_state_dict(model, optimizer, {"state": moments, "param_groups": groups}, options=options)  # type: ignore[dict-item]
+    # Torch leaves rates that are tensors on the host, where a captured step would not follow them.
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
     # Files hold plain layouts; fused optimisers want moments laid out like their (channels-last) parameters.
     for weight, entries in optimizer.state.items():
         for key, value in entries.items():

@@ -70,7 +70,10 @@ def test_moments_come_back_in_the_layout_of_their_weights(name):
     for seed in range(3):
         step(*ours, seed)
     tensors = {k: v.contiguous() for k, v in state.training_tensors(*ours, None).items()}
+    rates = [group["lr"] for group in theirs[1].param_groups]
     state.restore_training(tensors, *theirs, None)
+    # The very tensors: a captured step reads them where they are.
+    assert all(group["lr"] is rate for group, rate in zip(theirs[1].param_groups, rates, strict=True))
     for seed in range(3, 6):
         step(*ours, seed)
         step(*theirs, seed)
@@ -89,6 +92,16 @@ class Stop(Reporter):
     def step(self, trainer):
         if trainer.done == self.at:
             raise InterruptedError
+
+
+class OnDevice(Reporter):
+    """Rates and counts that a graph would read once only, were they on the host."""
+
+    def step(self, trainer):
+        optimizer = trainer.raw_optimizer
+        numbers = [group["lr"] for group in optimizer.param_groups]
+        numbers += [entries["step"] for entries in optimizer.state.values() if "step" in entries]
+        assert all(number.device.type == "cuda" for number in numbers)
 
 
 def test_rate_of_the_optimiser_follows_the_schedule(capturing, tmp_path):
@@ -149,11 +162,12 @@ class TestOnGPU:
 
         def waiting(function):
             def call(*arguments):
+                before = torch.cuda.get_sync_debug_mode()
                 mode("default")
                 try:
                     return function(*arguments)
                 finally:
-                    mode("error")
+                    mode(before)
 
             return call
 
@@ -183,7 +197,7 @@ class TestOnGPU:
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
         with pytest.raises(InterruptedError):
             train(tiny(**config), tmp_path / "stopped", reporter=Stop(14))
-        train(tiny(**config), tmp_path / "stopped", resume="auto")
+        train(tiny(**config), tmp_path / "stopped", resume="auto", reporter=OnDevice())
         for ours, theirs in zip(final_state(tmp_path / "stopped")[2], graph, strict=True):
             key = "loss" if "loss" in ours else "train_loss"
             assert ours[key] == pytest.approx(theirs[key], rel=2e-2)
