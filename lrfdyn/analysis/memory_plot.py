@@ -11,6 +11,7 @@ from lrfdyn.files import writable_folder
 
 INK, GRID = "#333333", "#dddddd"
 COLORS = {"spikingjelly": "#c9b458", "eager": "#9aa5b1", "low-memory": "#1f6f8b", "streaming": "#5aa897"}
+COLUMNS = 3  # panels side by side
 TERM_COLORS = ("#1f6f8b", "#7fb7be", "#c7dfe0", "#b0713f", "#e3b98a", "#f1dcc3")
 
 
@@ -51,11 +52,15 @@ def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dic
     group is a panel."""
     plt = pyplot()
     groups = list(dict.fromkeys(record["group"] for record in peaks))
-    widths = [3.8, *(max(0.8 * sum(r["group"] == group for r in peaks) + 0.9, 3.4) for group in groups)]
-    figure, panels = plt.subplots(
-        1, len(widths), figsize=(sum(widths), 3.6), squeeze=False, gridspec_kw={"width_ratios": widths}
-    )
-    first, *others = panels[0]
+    columns = min(len(groups) + 1, COLUMNS)
+    rows = -(-(len(groups) + 1) // columns)
+    widest = max((sum(r["group"] == group for r in peaks) for group in groups), default=0)
+    size = (columns * max(0.75 * widest + 0.6, 3.8), 3.2 * rows)
+    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    panels = list(grid.flat)[: len(groups) + 1]
+    for unused in list(grid.flat)[len(panels) :]:
+        unused.remove()
+    first, *others = panels
     names = list(dict.fromkeys(term["name"] for terms in states.values() for term in terms))
     bottom = [0.0] * len(states)
     for i, name in enumerate(names):
@@ -68,14 +73,13 @@ def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dic
     _plain(first, "State of one layer, derived", "KiB per image and time step")
     first.legend(fontsize=7, frameon=False)
     for axes, group in zip(others, groups, strict=True):
-        rows = [record for record in peaks if record["group"] == group]
-        sizes, colors = [r["mib"] for r in rows], [COLORS[r["implementation"]] for r in rows]
-        bars = axes.bar(range(len(rows)), sizes, width=0.6, color=colors)
+        shown = [record for record in peaks if record["group"] == group]
+        sizes, colors = [r["mib"] for r in shown], [COLORS[r["implementation"]] for r in shown]
+        bars = axes.bar(range(len(shown)), sizes, width=0.6, color=colors)
         axes.bar_label(bars, [f"{size:,.0f}" if size >= 10 else f"{size:.1f}" for size in sizes], fontsize=8, color=INK)
-        names = [f"{r['label']}\n{r['implementation']}" for r in rows]
-        axes.set_xticks(range(len(rows)), names)
+        axes.set_xticks(range(len(shown)), [f"{r['label']}\n{r['implementation']}" for r in shown])
         _plain(axes, f"Peak of inference, {group}", "MiB")
-    for axes in panels[0]:
+    for axes in panels:
         axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
     figure.tight_layout()
     figure.savefig(path, dpi=150)
