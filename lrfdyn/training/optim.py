@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -124,6 +125,14 @@ def build_optimizer(
     # On a CPU, where nothing is captured, AdamW refuses the word.
     graph = {"fused": True, "capturable": device.type == "cuda"} if capturable else {}
     return torch.optim.AdamW(groups, lr=rate, betas=config.betas, eps=config.eps, **graph)
+
+
+@contextmanager
+def uncaptured_steps() -> Iterator[None]:
+    """Without torch's warning that a step which could be captured was not: a few come before the capture."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*without CUDA graph capture.*")
+        yield
 
 
 def rate_at(schedule: ScheduleConfig, base_rate: float, epoch: float) -> float:

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from lrfdyn.errors import LrfdynError
-from lrfdyn.training.optim import MovingAverage
+from lrfdyn.training.optim import MovingAverage, uncaptured_steps
 from lrfdyn.weights import load_tensors, save_tensors
 
 KEPT = 2
@@ -114,7 +114,9 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 def restore_training(
     tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, average: MovingAverage | None
 ) -> None:
-    """The inverse. Every process reads the file, so nothing has to be sent."""
+    """The inverse. Every process reads the file, so nothing has to be sent. All values come into the tensors that are
+    there: a captured step reads and writes these and no others, and fused optimisers want moments laid out like their
+    (channels-last) weights."""
     options = StateDictOptions(full_state_dict=True)
     if average is not None:
         set_model_state_dict(model, _part(tensors, "ema."), options=options)
@@ -126,17 +128,17 @@ def restore_training(
     for name, value in _part(tensors, "optimizer.").items():
         parameter, _, key = name.rpartition(".")
         moments.setdefault(parameter, {})[key] = value.clone()
-    groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
+    if not moments:  # SGD without momentum
+        return
+    with uncaptured_steps():  # torch makes one, of nothing, where there are no moments yet
+        groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
     rates = [group["lr"] for group in optimizer.param_groups]
+    places = {weight: dict(entries) for weight, entries in optimizer.state.items()}
     set_optimizer_state_dict(model, optimizer, {"state": moments, "param_groups": groups}, options=options)  # type: ignore[dict-item]
-    # Torch leaves rates that are tensors on the host, where a captured step would not follow them.
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    # Files hold plain layouts; fused optimisers want moments laid out like their (channels-last) parameters.
     for weight, entries in optimizer.state.items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor) and value.shape == weight.shape and value.stride() != weight.stride():
-                entries[key] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+        entries |= {key: place.copy_(entries[key]) for key, place in places[weight].items() if key in entries}
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from lrfdyn.errors import LrfdynError
 from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.optim import uncaptured_steps
 
 WARM_UP_STEPS = 3
 
@@ -100,8 +100,7 @@ class TrainStep:
         drawn = torch.cuda.get_rng_state(images.device)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*without CUDA graph capture.*")  # that comes next
+        with torch.cuda.stream(stream), uncaptured_steps():
             for _ in range(WARM_UP_STEPS):
                 self._eager(*self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
