@@ -82,7 +82,7 @@ class TrainStep:
     def _obstacle(self, images: Tensor) -> str:
         if not images.is_cuda:
             return "not on a GPU"
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if in_process_group():
             return "several processes"
         return why_not_capturable(self.optimizer, self.amp, self.scaler is not None)
 
@@ -135,13 +135,18 @@ class TrainStep:
                     value.copy_(moments[parameter][name]) if parameter in moments else value.zero_()
 
 
-def graph_obstacle(config: TrainConfig, device: torch.device, processes: int) -> str:
+def in_process_group() -> bool:
+    """Also torchrun's group of one process: its communication watches the device, which a capture forbids."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def graph_obstacle(config: TrainConfig, device: torch.device) -> str:
     """Why the step of a run is not captured as a CUDA graph; empty where it is."""
     run = config.run
     obstacles = {
         "run.cuda_graph is off": run.cuda_graph == "off",
         "not on a GPU": device.type != "cuda",
-        "several processes": processes > 1,
+        "several processes": in_process_group(),
         "gradients are accumulated": run.accumulate > 1,
         "lamb with fp16 decides on the host": run.precision == "fp16" and config.optimizer.name == "lamb",
     }

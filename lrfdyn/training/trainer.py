@@ -33,7 +33,7 @@ from lrfdyn.training.logs import RunLog
 from lrfdyn.training.optim import MovingAverage, build_optimizer, rate_at, set_rate
 from lrfdyn.training.processes import build_accelerator, gather, seed_generators
 from lrfdyn.training.reporter import Reporter
-from lrfdyn.training.step import TrainStep, graph_obstacle
+from lrfdyn.training.step import TrainStep, graph_obstacle, in_process_group
 from lrfdyn.training.stopping import Stop, Stopped
 from lrfdyn.training.sync_norm import synchronize_norms
 from lrfdyn.weights import load_weights
@@ -69,14 +69,14 @@ class Trainer:
         model.to(self.device)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes never change
-            if self.processes == 1:  # sharding takes plain layouts only
+            if not in_process_group():  # sharding takes plain layouts only
                 model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dtype = torch.float64 if run.precision == "fp64" else torch.float32
         model.to(self.dtype)
         self.parameters = sum(p.numel() for p in model.parameters())
         if run.sync_batchnorm and self.processes > 1:
             synchronize_norms(model, self.device)
-        self.graph_obstacle = graph_obstacle(config, self.device, self.processes)
+        self.graph_obstacle = graph_obstacle(config, self.device)
         self._prepare(model, capture=not self.graph_obstacle)
         decay = config.optimizer.ema_decay
         self.average = None if decay is None else MovingAverage(self.model, decay)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from lrfdyn.training.config import OptimizerConfig
 from lrfdyn.training.optim import build_optimizer, set_rate
-from lrfdyn.training.step import TrainStep, capturable_adamw, why_not_capturable
+from lrfdyn.training.step import TrainStep, capturable_adamw, graph_obstacle, why_not_capturable
+from tests.training.runs import tiny
 
 
 def make(graph: bool = True, device: str = "cpu") -> tuple[torch.nn.Module, TrainStep]:
@@ -125,6 +126,25 @@ def test_what_decides_on_the_host_is_named():
     for name in OPTIMIZERS:
         plain = build_optimizer(model, OPTIMIZERS[name], 0.1)
         assert why_not_capturable(plain, None, scaled=False) == "the optimiser is not capturable"
+
+
+@pytest.mark.parametrize(
+    ("reason", "given"),
+    [
+        ("", {}),
+        ("run.cuda_graph is off", {"run": {"cuda_graph": "off"}}),
+        ("gradients are accumulated", {"run": {"accumulate": 2}}),
+        ("lamb with fp16 decides on the host", {"run": {"precision": "fp16"}, "optimizer": {"name": "lamb"}}),
+    ],
+)
+def test_settings_that_no_graph_can_hold(reason, given):
+    assert graph_obstacle(tiny(**given), torch.device("cuda")) == reason
+
+
+def test_group_of_one_process_counts_as_several(monkeypatch):
+    """As the step itself sees it, or the summary would speak of a graph that there never was."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert graph_obstacle(tiny(), torch.device("cuda")) == "several processes"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
