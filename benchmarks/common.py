@@ -60,6 +60,22 @@ def elapsed(step: Callable[[], Any], repeats: int, warm_up: int = 3) -> float:
     return start.elapsed_time(end) / repeats
 
 
+def captured(function: Callable[[], Any], calls: int = 1) -> Callable[[], Any]:
+    """A captured graph of so many calls of `function`, as the function that replays it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            function()
+    return graph.replay
+
+
 def drive(
     description: str | None, measure: Callable[..., dict[str, Any] | None], implementations: Sequence[str]
 ) -> None:
@@ -128,5 +144,7 @@ def table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
 
 
 def write(records: Sequence[dict[str, Any]], path: str | None) -> None:
+    """Records that were read from a file keep the machine and versions that they came with."""
     if path:
-        Path(path).write_text(json.dumps([{**r, **about()} for r in records], indent=1) + "\n")
+        complete = [r if "machine" in r else {**r, **about()} for r in records]
+        Path(path).write_text(json.dumps(complete, indent=1) + "\n")

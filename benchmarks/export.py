@@ -159,10 +159,9 @@ def main() -> None:
         except LrfdynError as error:
             print(f"{facts}: {error}", file=sys.stderr)
             continue
-        records.append({**result, **facts, **common.about()})
+        records.append({**result, **facts})
         print(common.table(records[-1:], COLUMNS).splitlines()[-1], flush=True)
-        if path:
-            path.write_text(json.dumps(records, indent=1) + "\n")
+        common.write(records, arguments.json)
     print(common.table(records, COLUMNS))
 
 

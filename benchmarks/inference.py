@@ -16,40 +16,25 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import common
-from benchmarks.train_step import IMPLEMENTATIONS, build
+from benchmarks.train_step import IMPLEMENTATIONS, start
 from lrfdyn.models.fold import fold_batch_norm
 from lrfdyn.ops.dispatch import plain_operations
 
 
 def measure(name: str, attention: str, implementation: str, batch: int | None, repeats: int) -> dict[str, Any] | None:
-    size, classes, _, default_batch = common.MODELS[name]
-    batch = batch or default_batch
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    common.free_memory()
-    model = build(name, attention, implementation, classes)
+    batch = batch or common.MODELS[name][3]
+    model, images = start(name, attention, implementation, batch)
     if model is None:
         return None
-    model = model.to(device).eval()
+    model.eval()
     ours = implementation == "lrfdyn"
     if ours:
         model = fold_batch_norm(model)  # type: ignore[arg-type]
-    images = torch.randn(batch, 3, size, size, device=device)
     call: Any = torch.compile(model) if implementation == "reference-compiled" else model
     context = nullcontext() if ours else plain_operations()
-    with torch.inference_mode(), torch.autocast(device, torch.bfloat16, cache_enabled=False), context:
+    with torch.inference_mode(), torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False), context:
         step = lambda: call(images)  # noqa: E731
-        if ours and device == "cuda":
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    step()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                step()
-            step = graph.replay
-        ms = common.elapsed(step, repeats)
+        ms = common.elapsed(common.captured(step) if ours and images.is_cuda else step, repeats)
     return {
         "benchmark": "inference", "model": name, "attention": attention, "implementation": implementation,
         "batch": batch, "dtype": "bfloat16", "images_per_s": batch / ms * 1e3, "peak_mib": common.peak_mib(), "ms": ms,

@@ -36,18 +36,7 @@ Case = tuple[str, str, Callable[..., Tensor], list[Tensor], int, int]
 
 def graph_ms(function: Callable[[], Any], repeats: int = 20) -> float:
     """Milliseconds of one call inside a captured graph of several."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(4):
-            function()
-    return common.elapsed(graph.replay, repeats) / 4
+    return common.elapsed(common.captured(function, calls=4), repeats) / 4
 
 
 def channels_last(*shape: int) -> Tensor:

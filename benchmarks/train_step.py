@@ -49,17 +49,23 @@ def build(name: str, attention: str, implementation: str, classes: int) -> torch
     return model.to(memory_format=torch.channels_last)
 
 
-def measure(name: str, attention: str, implementation: str, batch: int | None, repeats: int) -> dict[str, Any] | None:
-    size, classes, default_batch, _ = common.MODELS[name]
-    batch = batch or default_batch
+def start(name: str, attention: str, implementation: str, batch: int) -> tuple[torch.nn.Module | None, torch.Tensor]:
+    """The network, None where the peer has none like it, and random images, on the GPU if there is one."""
+    size, classes, _, _ = common.MODELS[name]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     common.free_memory()
     model = build(name, attention, implementation, classes)
+    return model and model.to(device), torch.randn(batch, 3, size, size, device=device)
+
+
+def measure(name: str, attention: str, implementation: str, batch: int | None, repeats: int) -> dict[str, Any] | None:
+    _, classes, default_batch, _ = common.MODELS[name]
+    batch = batch or default_batch
+    model, images = start(name, attention, implementation, batch)
     if model is None:
         return None
-    model = model.to(device).train()
-    images = torch.randn(batch, 3, size, size, device=device)
-    labels = torch.randint(classes, (batch,), device=device)
+    model.train()
+    labels = torch.randint(classes, (batch,), device=images.device)
     ours = implementation == "lrfdyn"
     call = torch.compile(model) if implementation == "reference-compiled" else model
     optimizer = capturable_adamw(model, 1e-3)
