@@ -8,10 +8,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import make_export
-
+from docs import make_export
+from docs.pages import table
 from lrfdyn.analysis.memory import attention_state
 from lrfdyn.attention import LABELS
 from lrfdyn.attention.lrf_dyn import BUFFERS
@@ -57,10 +57,7 @@ The stencils of LRF-Dyn make an output row wait for rows below it: with dilation
 0, ±3 and ±5 around it. Rows in between must be held somehow, and `buffers` says how. Dendrites and stencils are linear,
 so potentials can be computed again from the spikes that caused them, and spikes are bits.
 
-| `buffers` | held | scans of a row | {model}, one layer, image and step |
-|---|---|---|---|
 {buffers}
-
 The numbers are derived (`state_terms`), and tests assert that streaming allocates exactly as many bytes. For
 comparison, SSA holds {ssa} KiB in the same place: the matrix kᵀv and the spikes of q, k, v. While a row is computed, a
 row of potentials and a row of sums exist beyond the state, and with `"spikes"` a second copy of the dendrites. All
@@ -140,44 +137,38 @@ def total_kib(terms: list[dict[str, Any]]) -> float:
     return sum(term["bytes"] for term in terms) / 1024
 
 
-def buffers_rows() -> str:
+def buffers() -> str:
     held = {
         "spikes": ("dendrites once (k·d), bits of 11 rows", "11 times"),
         "states": ("dendrites for every row offset (5·k·d), bits of 11 rows", "5 times"),
         "potentials": ("dendrites once (k·d), potentials of 11 rows", "once"),
     }
-    return "\n".join(
-        f'| `"{name}"` | {held[name][0]} | {held[name][1]} | {total_kib(derived("lrf_dyn", buffers=name)):.1f} KiB |'
-        for name in BUFFERS
-    )
+    header = ["`buffers`", "held", "scans of a row", "Spikformer-8-512, one layer, image and step"]
+    sizes = {name: f"{total_kib(derived('lrf_dyn', buffers=name)):.1f} KiB" for name in BUFFERS}
+    return table(header, [[f'`"{name}"`', *held[name], sizes[name]] for name in BUFFERS])
 
 
-def table(name: str) -> str:
+def measured(name: str) -> str:
     rows = records(name)
     if not rows:
         return f"{FILES[name]}: not measured yet (`results/performance/{name}.json`).\n"
     machine = rows[0]["machine"]["gpu"] if rows[0]["device"] != "cpu" else f"CPU, {rows[0]['threads']} threads"
-    lines = [
-        f"{machine}, torch {rows[0]['versions']['torch']}:",
-        "",
-        "| batch | attention | implementation | peak MiB | of reference | resident MiB | ms | processor ms |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    header = ["batch", "attention", "implementation", "peak MiB", "of reference", "resident MiB", "ms", "processor ms"]
+    body = []
     for r in rows:
         resident = "" if r["resident_mib"] is None else f"{r['resident_mib']:,.0f}"
         processor = "" if r["cpu_ms"] is None else f"{r['cpu_ms']:,.0f}"
-        cells = [
+        body.append([
             str(r["batch"]), LABELS[r["attention"]], r["implementation"], f"{r['peak_mib']:,.1f}",
             f"{r['of_reference']:.1%}", resident, f"{r['latency_ms']:,.1f}", processor,
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
+        ])  # fmt: skip
+    text = f"{machine}, torch {rows[0]['versions']['torch']}:\n\n{table(header, body)}"
     notes = list(dict.fromkeys(r["note"] for r in rows if r["note"]))
     parts = dict.fromkeys(part for note in notes for part in note.split("; "))
     if parts:
-        text = "; ".join(parts)
-        lines += ["", *textwrap.wrap(f"{text[0].upper()}{text[1:]}.", 120)]
-    lines.append("")
-    return "\n".join(lines)
+        note = "; ".join(parts)
+        text += "\n" + textwrap.fill(f"{note[0].upper()}{note[1:]}.", 120) + "\n"
+    return text
 
 
 def comparison() -> str:
@@ -199,11 +190,14 @@ def comparison() -> str:
 
 def larger() -> str:
     """What to know about the times, with what more images at once buy on a GPU."""
-    rows = records("memory_h200_32")
-    (more,) = (r for r in rows if (r["implementation"], r["attention"]) == ("low-memory", "lrf_dyn"))
-    text = (
-        f"`images_at_once=32` instead of {IMAGES['cuda']} takes LRF-Dyn on the GPU to {ms(more)} for {more['batch']} "
-        f"images, in {more['peak_mib']:,.0f} MiB. On a GPU, products run in TF32 where torch's convolutions do "
+    text = "".join(
+        f"`images_at_once=32` instead of {IMAGES['cuda']} takes LRF-Dyn on the GPU to {ms(r)} for {r['batch']} images, "
+        f"in {r['peak_mib']:,.0f} MiB. "
+        for r in records("memory_h200_32")
+        if (r["implementation"], r["attention"]) == ("low-memory", "lrf_dyn")
+    )
+    text += (
+        "On a GPU, products run in TF32 where torch's convolutions do "
         "(`torch.backends.cudnn.allow_tf32`), in the reference as in ours. The times of the plain networks with one "
         "image are those of the host, which launches one kernel after the other; the low-memory path is one CUDA "
         "graph. Times are of the fastest of several calls, but for 64 images on the CPU, which are one call."
@@ -236,12 +230,12 @@ def draw() -> None:
 def render() -> str:
     return TEXT.format(
         model="Spikformer-8-512",
-        buffers=buffers_rows(),
+        buffers=buffers(),
         images=IMAGES["cuda"],
         ssa=f"{total_kib(derived('ssa')):.1f}",
         comparison=comparison(),
         larger=larger(),
-        tables="\n".join(table(name) for name in FILES),
+        tables="\n".join(measured(name) for name in FILES),
         export=make_export.render(),
     )
 

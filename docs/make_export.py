@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.pages import table
 
 RESULTS = Path(__file__).parent.parent / "results" / "performance"
 
@@ -68,7 +73,6 @@ spikes. So the logits of an image are either equal to rounding, or visibly diffe
 A wrong file is far from passing: its logits differ on all images.
 
 {export_cpu}
-
 Measured by `python benchmarks/export.py` (results/performance/export_cpu.json has the versions). One image, one thread;
 the time that the core worked, the least of several calls, file and PyTorch (eager, norms folded) in turn. Weights are
 random, the norms have the statistics of random images, half of the checked images are from Imagenette. The column of
@@ -79,7 +83,6 @@ Small networks of all hosts with all attentions (`ssa`, `causal_ssa`, `vsa`, `lr
 `sdsa`), written and run (`python benchmarks/export.py --matrix`):
 
 {export_matrix}
-
 The last column is the largest logit difference among the files in which no image had a flip.
 
 ## Predict
@@ -120,16 +123,11 @@ def records(name: str) -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
-def table(header: str, rows: list[str]) -> str:
-    columns = header.count("|") - 1
-    return "\n".join([header, "|---|" + "---:|" * (columns - 1), *rows])
-
-
 def export_cpu() -> str:
-    header = (
-        "| model, attention, image | file | operations | MiB | ms | PyTorch, ms | largest logit difference "
-        "| images within tolerance (float64) | equal argmax (float64) |"
-    )
+    header = [
+        "model, attention, image", "file", "operations", "MiB", "ms", "PyTorch, ms", "largest logit difference",
+        "images within tolerance (float64)", "equal argmax (float64)",
+    ]  # fmt: skip
     rows = []
     for r in sorted(records("export_cpu"), key=lambda r: (r["image_size"], r["model"], r["attention"], r["format"])):
         count = "" if r["operations"] is None else f"{r['operations']:,}"
@@ -138,16 +136,24 @@ def export_cpu() -> str:
             within += f" ({r['float64_within_tolerance']})"
         if r.get("float64_argmax_agreement") is not None:
             argmax += f" ({r['float64_argmax_agreement']:.0%})"
-        rows.append(
-            f"| {r['model']}, {r['attention']}, {r['image_size']} | {r['format']} | {count} | {r['file_mib']:.1f} "
-            f"| {r['latency_ms']:.0f} | {r['torch_latency_ms']:.0f} "
-            f"| {r['max_logit_difference']:.1g} of {r['largest_logit']:.2g} | {within} | {argmax} |"
-        )
-    return table(header, rows)
+        difference = f"{r['max_logit_difference']:.1g} of {r['largest_logit']:.2g}"
+        rows.append([
+            f"{r['model']}, {r['attention']}, {r['image_size']}", r["format"], count, f"{r['file_mib']:.1f}",
+            f"{r['latency_ms']:.0f}", f"{r['torch_latency_ms']:.0f}", difference, within, argmax,
+        ])  # fmt: skip
+    return table(header, rows, numbers=True)
 
 
 def export_matrix() -> str:
-    header = "| host | attentions as ONNX | as ExecuTorch | images | within tolerance | equal argmax | without a flip |"
+    header = [
+        "host",
+        "attentions as ONNX",
+        "as ExecuTorch",
+        "images",
+        "within tolerance",
+        "equal argmax",
+        "without a flip",
+    ]
     rows = []
     found = records("export_matrix")
     for host in dict.fromkeys(r["model"] for r in found):
@@ -156,11 +162,9 @@ def export_matrix() -> str:
         images, within = (sum(r[key] for r in own) for key in ("images", "within_tolerance"))
         agree = sum(r["argmax_agreement"] * r["images"] for r in own)
         clean = [r["max_logit_difference"] for r in own if r["within_tolerance"] == r["images"]]
-        rows.append(
-            f"| {host.removeprefix('small ')} | {counts[0]} | {counts[1]} | {images} | {within} "
-            f"| {agree:.0f} | {max(clean, default=0):.0e} |"
-        )
-    return table(header, rows)
+        numbers = [*map(str, (*counts, images, within)), f"{agree:.0f}", f"{max(clean, default=0):.0e}"]
+        rows.append([host.removeprefix("small "), *numbers])
+    return table(header, rows, numbers=True)
 
 
 def render() -> str:
@@ -168,6 +172,6 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    import make_deployment
+    from docs import make_deployment
 
     make_deployment.write()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.pages import table
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -77,11 +82,6 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 def kib(value: float | None) -> str:
     return "–" if value is None else f"{value / 1024:,.1f} KiB"
-
-
-def table(heads: list[str], rows: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def verdict(known: bool, holds: Callable[[], bool], rule: str) -> str:
@@ -339,7 +339,7 @@ def render() -> str:
 def wrapped(part: str) -> str:
     """Prose within the line length; tables, titles and pictures as they are."""
     if part.startswith(("|", "#", "!", "    ")):
-        return part
+        return part.rstrip("\n")
     return textwrap.fill(
         part,
         120,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.pages import table
 from lrfdyn.models import list_models
 from lrfdyn.models.paper import PAPER
 from lrfdyn.models.summary import count_parameters, meta_model
@@ -57,11 +61,6 @@ parameters than the host. Ours are counted from the equations.
 """
 
 
-def table(headers: list[str], rows: list[list[str]]) -> str:
-    rule = ["---", *["---:"] * (len(headers) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [headers, rule, *rows]) + "\n"
-
-
 def published_row(name: str) -> list[str]:
     ours = count_parameters(meta_model(name))
     path = GOLDEN / f"params_{FIXTURES.get(name, name)}.json"
@@ -94,10 +93,12 @@ def render() -> str:
     published = table(
         ["model", "ours", "official", "never used", "paper (M)", "paper − ours (M)"],
         [published_row(name) for name in list_models()],
+        numbers=True,
     )
     attentions = table(
         ["model", "host", "LRF-SSA", "LRF-Dyn", 'LRF-Dyn, `token="qkv"`'],
         [attention_row(name) for name in list_models() if "lrf_dyn" in PAPER.get(name, {})],
+        numbers=True,
     )
     return "\n".join([INTRODUCTION, published + EXPLANATION, attentions + END])
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.pages import table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "performance"
@@ -100,18 +105,13 @@ def load(name: str) -> list[dict[str, Any]]:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def rows(header: list[str], body: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
 def speed_table(title: str, records: list[dict[str, Any]]) -> str:
     body = [
         [r["model"], r["attention"], r["implementation"], str(r["batch"]), f"{r['images_per_s']:,.0f}",
          f"{r['peak_mib']:,.0f}"]
         for r in records
     ]  # fmt: skip
-    return f"{title}:\n\n" + rows(["model", "attention", "implementation", "batch", "images/s", "peak MiB"], body)
+    return f"{title}:\n\n" + table(["model", "attention", "implementation", "batch", "images/s", "peak MiB"], body)
 
 
 def kernel_table(records: list[dict[str, Any]]) -> str:
@@ -134,7 +134,7 @@ def kernel_table(records: list[dict[str, Any]]) -> str:
             ]
         )
     header = ["operation", "shape", "direction", "us", "GB/s", "share of copy", "x plain eager", "x plain compiled"]
-    return rows(header, body)
+    return table(header, body)
 
 
 def targets(cifar: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
@@ -152,10 +152,10 @@ def targets(cifar: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def render() -> str:
     kernels, cifar = load("kernels"), load("train_step_cifar")
     versions = cifar[0]["versions"]
-    text = TEXT.format(
+    return TEXT.format(
         gpu=cifar[0]["machine"]["gpu"],
         torch=versions["torch"],
         triton=versions["triton"],
@@ -166,8 +166,7 @@ def main() -> None:
         kernels=kernel_table(kernels),
         targets=targets(cifar, load("train_step_cifar_ours")),
     )
-    (ROOT / "docs" / "performance.md").write_text(text)
 
 
 if __name__ == "__main__":
-    main()
+    (ROOT / "docs" / "performance.md").write_text(render(), encoding="utf-8")

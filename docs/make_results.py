@@ -17,6 +17,9 @@ from typing import Any
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.pages import table
 from lrfdyn.attention import attention_options
 from lrfdyn.errors import require
 from lrfdyn.training.config import differences as config_differences
@@ -86,10 +89,6 @@ def read_runs(folder: Path) -> list[Run]:
         epochs = [record for record in read_log(recipe.with_name("log.jsonl")) if record["kind"] == "epoch"]
         runs.append(Run(recipe.parent.name, yaml.safe_load(recipe.read_text(encoding="utf-8")), epochs, summary))
     return runs
-
-
-def table(header: list[str], body: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *body]) + "\n"
 
 
 def spread(values: list[float]) -> str:

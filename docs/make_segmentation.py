@@ -9,6 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from docs.pages import table
 from lrfdyn.attention import LABELS
 from lrfdyn.segmentation.paper import PAPER
 
@@ -128,11 +129,6 @@ they compare with each other within that noise, and not with the paper's.**
 {table}
 `{command}` measured it: `results/ade20k_subset` has the logs, the numbers per class and the recipes.
 {figure}"""
-
-
-def table(header: list[str], body: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def millions(count: int) -> str:

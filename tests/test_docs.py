@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
+
+from docs import make_deployment, make_findings, make_models, make_performance
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def maker(name):
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_findings_page_is_up_to_date():
-    page = maker("make_findings").render()
+    page = make_findings.render()
     assert page == (DOCS / "findings.md").read_text(encoding="utf-8"), "run: python docs/make_findings.py"
     for picture in re.findall(r"\]\((images/[^)]+)\)", page):
         assert (DOCS / picture).is_file(), picture
 
 
 def test_deployment_page_is_up_to_date(monkeypatch, tmp_path):
-    make_deployment = maker("make_deployment")
     page = make_deployment.render()
     assert page == (DOCS / "deployment.md").read_text(encoding="utf-8"), "run: python docs/make_deployment.py"
     titles = {re.sub(r"[^\w\s-]", "", line.lstrip("# ")).lower().replace(" ", "-") for line in page.splitlines()}
@@ -48,6 +39,11 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_models_page_is_up_to_date():
-    page = maker("make_models").render()
+    page = make_models.render()
     assert page == (DOCS / "models.md").read_text(encoding="utf-8"), "run: python docs/make_models.py"
     assert max(map(len, page.splitlines())) <= 130
+
+
+def test_performance_page_is_up_to_date():
+    page = make_performance.render()
+    assert page == (DOCS / "performance.md").read_text(encoding="utf-8"), "run: python docs/make_performance.py"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lrfdyn
+from docs import make_readme
 from lrfdyn.cli import build_parser, main
 
 ROOT = Path(__file__).parent.parent
@@ -43,12 +44,7 @@ def test_readme_example_runs():
 
 
 def test_readme_table_is_made_from_the_results():
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        from make_readme import render
-    finally:
-        sys.path.pop(0)
-    assert render(README) == README
+    assert make_readme.render(README) == README
 
 
 def test_readme_names_existing_files():

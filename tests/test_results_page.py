@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 pytest.importorskip("yaml")
+from docs import make_results as page
 from lrfdyn.errors import LrfdynError
 from lrfdyn.training.recipes import dump_yaml, list_recipes, load_recipe
 
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(scope="module")
-def page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_results", ROOT / "docs" / "make_results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["make_results"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def record(folder: Path, recipe: str, top1: float, seed: int = 0, epochs: int = 4, ended: bool = True) -> None:
@@ -62,7 +48,7 @@ def rows(text: str) -> dict[str, list[str]]:
     return {first: rest for first, *rest in cells}
 
 
-def test_partial_set(page, tmp_path):
+def test_partial_set(tmp_path):
     record(tmp_path / "runs", "ssa", 70.0)
     record(tmp_path / "runs", "lrf_ssa_omega1", 71.0)
     record(tmp_path / "runs", "lrf_dyn_omega3", 72.0)
@@ -95,7 +81,7 @@ def test_partial_set(page, tmp_path):
     assert (tmp_path / "again.svg").read_text() == figure
 
 
-def test_other_lengths_are_not_compared_with_each_other(page, tmp_path):
+def test_other_lengths_are_not_compared_with_each_other(tmp_path):
     record(tmp_path, "ssa", 70.0, epochs=4)
     record(tmp_path, "ssa", 60.0, epochs=2, seed=1)
     text = page.render(page.read_runs(tmp_path))
@@ -105,7 +91,7 @@ def test_other_lengths_are_not_compared_with_each_other(page, tmp_path):
     assert rows(short.partition("## What")[0])["LRF-SSA, here"][0] == "60.00"
 
 
-def test_without_runs_everything_is_missing(page, tmp_path):
+def test_without_runs_everything_is_missing(tmp_path):
     text = page.render(page.read_runs(tmp_path / "none"))
     assert "No run is recorded yet" in text
     assert text.count("- `cifar100_spikformer_4_384_") == 12
@@ -113,7 +99,7 @@ def test_without_runs_everything_is_missing(page, tmp_path):
         assert name in list_recipes()
 
 
-def test_page_is_up_to_date(page):
+def test_page_is_up_to_date():
     runs = page.read_runs(ROOT / "results" / "cifar100")
     assert page.render(runs) == (ROOT / "docs" / "results.md").read_text(encoding="utf-8"), (
         "python docs/make_results.py"
@@ -121,7 +107,7 @@ def test_page_is_up_to_date(page):
     assert not runs or (ROOT / "docs" / page.FIGURE).exists()
 
 
-def test_runs_that_differ_in_more_than_the_table_shows_are_refused(page, tmp_path):
+def test_runs_that_differ_in_more_than_the_table_shows_are_refused(tmp_path):
     """A mean over two rates of learning would pass for one over seeds."""
     record(tmp_path, "ssa", 70.0)
     record(tmp_path, "lrf_dyn", 72.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -10,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks import ade20k_subset
+from docs import make_segmentation
 from lrfdyn.cli import main
 from lrfdyn.data.ade20k import IGNORED
 from lrfdyn.deploy import compile_for_inference
@@ -119,16 +120,7 @@ def test_only_classifiers_are_exported_and_compiled(place, tmp_path, capsys):
         compile_for_inference(tiny_model().eval())
 
 
-def load_script(folder: str, name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_measurement_of_the_three_attentions(tmp_path, capsys):
+def test_the_measurement_of_the_three_attentions(tmp_path, capsys, monkeypatch):
     """The whole sequence at a small size: speed, three runs of the same length, summaries, figure."""
     pytest.importorskip("accelerate")
     data = write_shapes(tmp_path / "data", train=16, validation=3)
@@ -144,9 +136,11 @@ def test_the_measurement_of_the_three_attentions(tmp_path, capsys):
     }
     flags = [part for key, value in keys.items() for part in ("--set", key, value)]
     out = tmp_path / "results"
-    script = load_script("benchmarks", "ade20k_subset")
-    script.WARM_UP, script.RESERVE_S, script.MOST_EPOCHS = 1, 1, 1
-    script.main(["--root", str(data), "--out", str(out), "--minutes", "2", "--timed", "2", "--scenes", "2", *flags])
+    for name in ("WARM_UP", "RESERVE_S", "MOST_EPOCHS"):
+        monkeypatch.setattr(ade20k_subset, name, 1)
+    ade20k_subset.main(
+        ["--root", str(data), "--out", str(out), "--minutes", "2", "--timed", "2", "--scenes", "2", *flags]
+    )
     summaries = {path.parent.name: json.loads(path.read_text()) for path in out.glob("*/summary.json")}
     assert set(summaries) == {"sdt_v3_t_ssa", "sdt_v3_t_lrf_ssa", "sdt_v3_t_lrf_dyn"}
     for summary in summaries.values():
@@ -158,7 +152,7 @@ def test_the_measurement_of_the_three_attentions(tmp_path, capsys):
     assert not any(str(tmp_path) in path.read_text() for path in out.glob("*/*"))
     assert (out / "figure.png").is_file()
     assert "seconds per epoch: ssa" in capsys.readouterr().out
-    section = load_script("docs", "make_segmentation").measured(out)
+    section = make_segmentation.measured(out)
     for summary in summaries.values():
         assert f"| {summary['miou']:.2f} |" in section
     assert "16 training and 3 validation pairs" in section
@@ -166,10 +160,9 @@ def test_the_measurement_of_the_three_attentions(tmp_path, capsys):
 
 
 def test_page_is_up_to_date(tmp_path):
-    maker = load_script("docs", "make_segmentation")
-    page = maker.render()
+    page = make_segmentation.render()
     assert page == (ROOT / "docs" / "segmentation.md").read_text(encoding="utf-8"), (
         "run: python docs/make_segmentation.py"
     )
     assert max(map(len, page.splitlines())) <= 130
-    assert "Pending" in maker.render(tmp_path), "without results the page says so"
+    assert "Pending" in make_segmentation.render(tmp_path), "without results the page says so"
