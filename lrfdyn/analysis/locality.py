@@ -41,13 +41,6 @@ def entropy(p: Tensor) -> Tensor:
     return -torch.xlogy(p, p).sum(-1)
 
 
-def weight_by_distance(weights: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean normalised weight of a query-key pair, and share of all weight, at each distance 0, 1, 2, ..."""
-    sums = DistanceSums(int(distance.max()) + 1, weights.device)
-    sums.add(weights.reshape(-1, *distance.shape), distance)
-    return sums.mean_weight(), sums.share()
-
-
 class DistanceSums:
     """Sums of weights and of pairs by distance, over queries that come in blocks."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from lrfdyn.errors import require
 from lrfdyn.files import finite, write_atomic
 
 RESULTS_FORMAT = "lrfdyn-results/1"
@@ -26,8 +27,8 @@ def write_report(results: dict[str, Any], path: Path) -> None:
 
 def render_report(results: dict[str, Any]) -> str:
     """Return the report of `results` as one HTML page with its style, scripts and data inside."""
-    if results.get("format") != RESULTS_FORMAT:
-        raise ValueError(f"expected results of format {RESULTS_FORMAT!r}, got {results.get('format')!r}")
+    found = results.get("format")
+    require(found == RESULTS_FORMAT, f"results: expected the format {RESULTS_FORMAT!r}, got {found!r}")
     return Template(_asset("report.html")).substitute(
         title=html.escape(str(results.get("title", "lrfdyn report"))),
         style=_asset("report.css"),

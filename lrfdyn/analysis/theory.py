@@ -79,11 +79,6 @@ def vsa_radius(n: int, beta: float) -> float:
     return 1 / math.expm1(beta) - (n / math.expm1(beta * n) if beta * n < 700 else 0.0)
 
 
-def vsa_radius_limit(beta: float) -> float:
-    """N to infinity: exp(-beta) / (1 - exp(-beta))."""
-    return 1 / math.expm1(beta)
-
-
 def ssa_support(n: int, alpha: float, beta: float) -> int:
     """Distances with positive weight: all N of them only for beta < alpha / (N - 1)."""
     _check(n, alpha, beta)
@@ -119,11 +114,6 @@ def vsa_entropy(n: int, beta: float) -> float:
     return math.log(-math.expm1(-beta * n)) - math.log(-math.expm1(-beta)) + beta * vsa_radius(n, beta)
 
 
-def vsa_entropy_limit(beta: float) -> float:
-    """N to infinity: -log(1 - r) - r/(1 - r) log r."""
-    return -math.log(-math.expm1(-beta)) + beta * vsa_radius_limit(beta)
-
-
 def ssa_entropy(n: int, alpha: float, beta: float) -> float:
     """log S - (1/S) sum w log w, the sum through the derivative of Hurwitz' zeta function:
     sum_{i < M} (x + i) log(x + i) = zeta'(-1, x + M) - zeta'(-1, x)."""
@@ -146,11 +136,6 @@ def _zeta_derivative(x: float) -> float:
         x += 1
     series = sum(c * x ** (-2 * (k + 1)) for k, c in enumerate(_TAIL))
     return value + (x * x - x + 1 / 6) / 2 * math.log(x) - x * x / 4 - series
-
-
-def triangular_gap() -> float:
-    """H_ssa - log N for beta = alpha / (N - 1), N to infinity: the entropy of the density 2 (1 - x) on [0, 1]."""
-    return 0.5 - math.log(2)
 
 
 def binary_entropy(share: float) -> float:

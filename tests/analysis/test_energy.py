@@ -16,7 +16,7 @@ from lrfdyn.attention import create_attention
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.spikformer import attention_host
 from lrfdyn.neurons import IF, LIF
-from tests.training.test_engine import model
+from tests.models.host_checks import digits_model
 
 GRID = (3, 3)
 
@@ -149,7 +149,7 @@ def test_dendrites_by_hand():
 
 @pytest.mark.parametrize("kind", ["ssa", "vsa", "lrf_ssa", "sdsa"])
 def test_a_silent_network_accumulates_nothing(kind):
-    net = model(kind)
+    net = digits_model(kind)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.constant_(module.bias, -100.0)
@@ -160,7 +160,7 @@ def test_a_silent_network_accumulates_nothing(kind):
 
 
 def test_options():
-    net, images = model("ssa"), torch.randn(2, 1, 8, 8)
+    net, images = digits_model("ssa"), torch.randn(2, 1, 8, 8)
     usual = energy(net, images)
     other = energy(net, images, EnergyModel(accumulate_pj=1.0, multiply_accumulate_pj=2.0, mac_layers=("*.mlp.*",)))
     expected = 1.0 * other["accumulates"] + 2.0 * other["multiply_accumulates"]
@@ -176,7 +176,7 @@ def test_options():
 
 
 def test_counts_do_not_depend_on_the_batches():
-    net, images = model("lrf_dyn"), torch.randn(6, 1, 8, 8)
+    net, images = digits_model("lrf_dyn"), torch.randn(6, 1, 8, 8)
     one, three = energy(net, images), energy(net, images.split(2))
     for key in ("accumulates", "multiply_accumulates", "energy_pj"):
         assert one[key] == pytest.approx(three[key], rel=1e-9)

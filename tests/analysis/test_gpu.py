@@ -8,7 +8,7 @@ from torch import nn
 
 from lrfdyn.analysis.measure import measure
 from lrfdyn.attention import ATTENTIONS
-from tests.training.test_engine import model
+from tests.models.host_checks import digits_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 def test_measures_what_the_cpu_does(kind, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
-    built = model(kind)
+    built = digits_model(kind)
     for module in built.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.bias, 0.0, 3.0)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lrfdyn.analysis.firing import firing_rates
-from lrfdyn.analysis.locality import Locality, entropy, locality, manhattan, normalize, weight_by_distance
+from lrfdyn.analysis.locality import DistanceSums, Locality, entropy, locality, manhattan, normalize
 from lrfdyn.analysis.memory import attention_state, inference_peak, peak_allocation
 from lrfdyn.analysis.mixing import dendrite_weights, weight_blocks
 from lrfdyn.analysis.observe import observe
@@ -18,9 +18,17 @@ from lrfdyn.attention import ATTENTIONS
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.base import FeatureInfo
 from lrfdyn.neurons import IF
-from tests.training.test_engine import model
+from tests.models.host_checks import digits_model
 
 GRID = (3, 4)
+
+
+def weight_by_distance(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean normalised weight of a query-key pair, and share of all weight, at each distance 0, 1, 2, ..."""
+    distance = manhattan(GRID)
+    sums = DistanceSums(int(distance.max()) + 1, weights.device)
+    sums.add(weights, distance)
+    return sums.mean_weight(), sums.share()
 
 
 def test_distances_by_hand():
@@ -31,7 +39,7 @@ def test_distances_by_hand():
 
 def test_identity_attention_has_distance_and_entropy_zero():
     weights = torch.eye(12, dtype=torch.float64).expand(5, -1, -1)
-    weight, share = weight_by_distance(weights, manhattan(GRID))
+    weight, share = weight_by_distance(weights)
     assert weight.tolist() == [1.0, 0, 0, 0, 0, 0]
     assert share.tolist() == [1.0, 0, 0, 0, 0, 0]
     assert entropy(normalize(weights)).abs().max() == 0
@@ -40,7 +48,7 @@ def test_identity_attention_has_distance_and_entropy_zero():
 def test_uniform_attention_has_log_n_and_the_known_mean_distance():
     n = 12
     weights = torch.full((2, n, n), 3.0, dtype=torch.float64)
-    weight, share = weight_by_distance(weights, manhattan(GRID))
+    weight, share = weight_by_distance(weights)
     torch.testing.assert_close(weight, torch.full_like(weight, 1 / n))
     # mean |i - j| of two uniform draws from 0..m-1 is (m^2 - 1) / (3 m)
     expected = (GRID[0] ** 2 - 1) / (3 * GRID[0]) + (GRID[1] ** 2 - 1) / (3 * GRID[1])
@@ -51,14 +59,14 @@ def test_uniform_attention_has_log_n_and_the_known_mean_distance():
 def test_queries_without_weight_are_left_out():
     weights = torch.zeros(1, 12, 12, dtype=torch.float64)
     weights[0, 5, 5] = 2.0
-    weight, share = weight_by_distance(weights, manhattan(GRID))
+    weight, share = weight_by_distance(weights)
     assert share.tolist() == [1.0, 0, 0, 0, 0, 0]
     assert weight[0] == 1.0
     assert normalize(weights).shape == (1, 12)
 
 
 def test_silent_attention_is_told_and_not_averaged():
-    silent = model("ssa")
+    silent = digits_model("ssa")
     torch.nn.init.constant_(silent.blocks[0].attn.q.bn.bias, -100.0)
     record = locality(silent, torch.randn(3, 1, 8, 8))
     assert record["queries_without_weight"] == 1
@@ -74,7 +82,7 @@ def test_model_without_attention_is_an_error():
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_record_of_every_attention(kind):
-    built = model(kind)
+    built = digits_model(kind)
     for bn in built.modules():
         if isinstance(bn, nn.BatchNorm2d):
             nn.init.constant_(bn.bias, 2.0)  # enough spikes that queries meet keys
@@ -90,7 +98,7 @@ def test_record_of_every_attention(kind):
 
 def busy(kind, **options):
     """A model in which queries meet keys."""
-    built = model(kind, **options)
+    built = digits_model(kind, **options)
     for bn in built.modules():
         if isinstance(bn, nn.BatchNorm2d):
             nn.init.uniform_(bn.bias, 0.0, 4.0)
@@ -143,7 +151,7 @@ def test_no_matrix_of_all_heads_is_ever_held():
 
 
 def test_observing_leaves_the_model_as_it_was():
-    built = model("ssa").train()
+    built = digits_model("ssa").train()
     locality(built, torch.randn(2, 1, 8, 8))
     assert built.training
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in built.modules())
@@ -172,7 +180,7 @@ def test_receptive_field_of_a_single_stencil():
 
 
 def test_receptive_field_of_a_host():
-    record = receptive_field_record(model("ssa"), torch.randn(4, 1, 8, 8))
+    record = receptive_field_record(digits_model("ssa"), torch.randn(4, 1, 8, 8))
     assert len(record["map"]) == 8
     assert max(map(max, record["map"])) == pytest.approx(1)
     shares = [s["share"] for s in record["share_inside"]]
@@ -199,7 +207,7 @@ def test_peak_allocation_sees_what_is_held_together():
 
 
 def test_inference_peak_grows_with_the_batch_and_hides_no_weights():
-    built = model("ssa")
+    built = digits_model("ssa")
     one, four = (inference_peak(built, torch.randn(n, 1, 8, 8)) for n in (1, 4))
     assert 3 * one < four < 5 * one
     # At least the largest feature map that exists, input and output of a neuron: 2 T 16 channels 64 tokens 4 bytes
@@ -207,7 +215,9 @@ def test_inference_peak_grows_with_the_batch_and_hides_no_weights():
 
 
 def test_derived_state_of_a_model():
-    terms = {t["name"]: t["bytes"] for t in attention_state(model("lrf_dyn", attention_options={"dilations": (1,)}))}
+    terms = {
+        t["name"]: t["bytes"] for t in attention_state(digits_model("lrf_dyn", attention_options={"dilations": (1,)}))
+    }
     assert terms == {"dendrites": 8 * 16 * 4, "token spikes": 3 * 8 * 16 // 8}
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from lrfdyn.analysis.report import render_report, write_report
 from lrfdyn.analysis.theorems import TheorySettings, theory_results
+from lrfdyn.errors import LrfdynError
 
 HOSTILE = '</script><b id="broken">&<!-- <script>'
 FIGURES = {
@@ -231,7 +232,7 @@ def test_numbers_without_json_form_become_null() -> None:
 def test_unknown_format_is_refused() -> None:
     results = make_results()
     results["format"] = "lrfdyn-results/2"
-    with pytest.raises(ValueError, match="lrfdyn-results/1"):
+    with pytest.raises(LrfdynError, match="results: expected the format 'lrfdyn-results/1'"):
         render_report(results)
 
 

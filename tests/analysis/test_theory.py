@@ -38,9 +38,10 @@ def test_the_papers_formulas():
         1 - r**n
     ) * math.log(r)
     assert t.vsa_entropy(n, beta) == pytest.approx(entropy, rel=1e-12)
-    assert t.vsa_radius(100_000, 0.5) == pytest.approx(t.vsa_radius_limit(0.5), rel=1e-12)
-    assert t.vsa_radius_limit(0.5) == pytest.approx(math.exp(-0.5) / (1 - math.exp(-0.5)), rel=1e-12)
-    assert t.vsa_entropy(100_000, 0.5) == pytest.approx(t.vsa_entropy_limit(0.5), rel=1e-12)
+    # N to infinity: r / (1 - r) and -log(1 - r) - r / (1 - r) log r
+    r = math.exp(-0.5)
+    assert t.vsa_radius(100_000, 0.5) == pytest.approx(r / (1 - r), rel=1e-12)
+    assert t.vsa_entropy(100_000, 0.5) == pytest.approx(-math.log(1 - r) + r / (1 - r) * 0.5, rel=1e-12)
 
 
 def test_uniform_and_triangular_ends():
@@ -49,7 +50,8 @@ def test_uniform_and_triangular_ends():
     assert t.vsa_radius(64, 0.0) == 63 / 2
     assert t.vsa_entropy(64, 0.0) == math.log(64)
     n = 200_000
-    assert t.ssa_entropy(n, 1.0, 1 / (n - 1)) - math.log(n) == pytest.approx(t.triangular_gap(), abs=1e-4)
+    triangle = 0.5 - math.log(2)  # the entropy of the density 2 (1 - x) on [0, 1]
+    assert t.ssa_entropy(n, 1.0, 1 / (n - 1)) - math.log(n) == pytest.approx(triangle, abs=1e-4)
 
 
 def test_radius_of_ssa_stops_growing_for_fixed_weights():

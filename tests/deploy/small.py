@@ -1,4 +1,4 @@
-"""Small hosts that spike, for the tests of exported files."""
+"""Small hosts that spike, for the tests of exported and compiled models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lrfdyn.attention import ATTENTIONS
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.ms_resnet import MSResNet
 from lrfdyn.models.qkformer import QKFormer
@@ -32,6 +33,7 @@ HOSTS: dict[str, tuple[type[SpikingModel], dict[str, Any]]] = {
     "sew_resnet": (SEWResNet, {"depths": (1, 1), "widths": (8, 8), "num_classes": 5, "time_steps": 3}),
     "ms_resnet": (MSResNet, {"depths": (1, 1), "widths": (8, 8), "num_classes": 5, "time_steps": 3}),
 }
+KINDS = (*ATTENTIONS, "lrf_dyn_qkv")
 SIZE = {"sew_resnet": 24, "ms_resnet": 24}  # of the hosts that take any
 
 
@@ -53,3 +55,16 @@ def small(host: str, attention: str | None = None, **options: Any) -> SpikingMod
 def side(host: str, model: SpikingModel) -> tuple[int, int]:
     size = SIZE.get(host, model.input_size[-1])
     return size, size
+
+
+@torch.no_grad()
+def live(model: SpikingModel, size: int | None = None) -> SpikingModel:
+    """Random norms with the statistics of random images, so that every layer fires and images matter."""
+    randomize(model).double().train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.5
+    size = size or model.input_size[1]
+    for _ in range(4):
+        model(torch.randn(4, 3, size, size, dtype=torch.float64))
+    return model.eval()

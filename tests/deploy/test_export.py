@@ -22,8 +22,7 @@ from lrfdyn.deploy.export import export_model
 from lrfdyn.deploy.onnx import OnnxRunner
 from lrfdyn.errors import LrfdynError
 from tests.conftest import random
-from tests.deploy.small import side, small
-from tests.deploy.test_export_form import KINDS
+from tests.deploy.small import KINDS, side, small
 
 MATRIX = [
     *(("spikformer", kind) for kind in KINDS),

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lrfdyn.attention import ATTENTIONS
 from lrfdyn.attention.lrf_dyn import Dendrites
 from lrfdyn.deploy.export_form import RowDendrites, UnrolledNeuron, export_form
 from lrfdyn.errors import LrfdynError
 from lrfdyn.ops.dendrite import dendrite
 from lrfdyn.ops.lif import Dynamics, lif_reference
 from tests.conftest import assert_close, random
-from tests.deploy.small import HOSTS, side, small
+from tests.deploy.small import HOSTS, KINDS, side, small
 
-KINDS = (*ATTENTIONS, "lrf_dyn_qkv")
 CASES = [
     (host, kind) for host in HOSTS for kind in ((None,) if host.endswith("resnet") else KINDS)
 ]  # the residual networks have no attention

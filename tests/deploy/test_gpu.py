@@ -11,7 +11,7 @@ from lrfdyn.analysis.profile import held_state_bytes
 from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.deploy import RowStream, compile_for_inference
 from lrfdyn.ops.dispatch import plain_operations
-from tests.deploy.test_lowmem import live
+from tests.deploy.small import live
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda")

@@ -14,7 +14,7 @@ from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.deploy import RowStream, compile_for_inference
 from lrfdyn.deploy.bits import pack, unpack
 from lrfdyn.models.fold import fold_batch_norm
-from tests.deploy.test_lowmem import live
+from tests.deploy.small import live
 from tests.ops.kernels import GPU
 
 pytestmark = pytest.mark.skipif(GPU, reason="test_gpu.py runs the same on the GPU itself")

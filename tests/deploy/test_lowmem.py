@@ -16,7 +16,7 @@ from lrfdyn.deploy.stepping import SteppedNeuron
 from lrfdyn.models.fold import fold_batch_norm
 from lrfdyn.models.layers import max_pool
 from lrfdyn.neurons import IF, LIF, MSLIF, PaperLIF
-from tests.models.host_checks import randomize
+from tests.deploy.small import live
 
 META = {"widths": (8, 8, 16, 16), "depths": (1, 1, 1, 1, 1), "heads": 2, "image_size": 64}
 HOSTS = {
@@ -35,19 +35,6 @@ def build(host: str, attention: str = "lrf_dyn", dtype: torch.dtype = torch.floa
     torch.manual_seed(0)
     given = {"num_classes": 7, "time_steps": time_steps, **HOSTS[host], **options}
     return live(create_model(host, attention=attention, **given)).to(dtype)
-
-
-@torch.no_grad()
-def live(model, size: int | None = None):
-    """Random norms with the statistics of random images, so that every layer fires and images matter."""
-    randomize(model).double().train()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = 0.5
-    size = size or model.input_size[1]
-    for _ in range(4):
-        model(torch.randn(4, 3, size, size, dtype=torch.float64))
-    return model.eval()
 
 
 def images_for(model, batch: int = 3, size: tuple[int, int] | None = None):

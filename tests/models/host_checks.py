@@ -14,6 +14,7 @@ from lrfdyn.attention import Attention
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.layers import ConvBN, DropPath
 from lrfdyn.models.sdt_v2 import RepConvBN
+from lrfdyn.models.spikformer import Spikformer
 from tests.golden_rule import images, official_state
 
 Build = Callable[..., SpikingModel]
@@ -119,3 +120,21 @@ def check_drop_path(build: Build, size: tuple[int, int]) -> None:
         assert not torch.equal(logits, plain.train()(x))
     ((before, after),) = seen
     assert torch.equal(before, after)
+
+
+def digits_model(attention: str = "lrf_dyn", **options: Any) -> Spikformer:
+    """The smallest one that takes the digits."""
+    torch.manual_seed(0)
+    return Spikformer(
+        dim=16,
+        depth=1,
+        heads=2,
+        mlp_ratio=1,
+        pooling=(False, False, False, False),
+        image_size=8,
+        in_channels=1,
+        num_classes=10,
+        time_steps=2,
+        attention=attention,
+        **options,
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,20 @@ def assert_same_end(out: Path, expected: Path) -> None:
         assert value.equal(other[name]), name
     assert meta == other_meta
     assert log == other_log
+
+
+def torchrun(*arguments: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
+    try:
+        output, _ = process.communicate(timeout=200)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its processes, which have sessions of their own
+        raise
+    assert process.returncode == 0, output
+    return output
 
 
 class Killer(Reporter):

@@ -7,27 +7,10 @@ import torch
 
 from lrfdyn.data.digits import Split, load_digits
 from lrfdyn.errors import LrfdynError
-from lrfdyn.models.spikformer import Spikformer
 from lrfdyn.training.checkpoint import load_training, save_training
 from lrfdyn.training.engine import Recipe, evaluate, fit
 from lrfdyn.weights import load_tensors, load_weights, save_tensors, save_weights
-
-
-def model(attention: str = "lrf_dyn", **options) -> Spikformer:
-    torch.manual_seed(0)
-    return Spikformer(
-        dim=16,
-        depth=1,
-        heads=2,
-        mlp_ratio=1,
-        pooling=(False, False, False, False),
-        image_size=8,
-        in_channels=1,
-        num_classes=10,
-        time_steps=2,
-        attention=attention,
-        **options,
-    )
+from tests.models.host_checks import digits_model
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +36,7 @@ def test_schedule_warms_up_and_ends_at_zero():
 
 
 def test_learns(split):
-    trained = model("ssa")
+    trained = digits_model("ssa")
     for module in trained.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             torch.nn.init.constant_(module.bias, 0.5)  # a narrow network is nearly silent at first
@@ -70,7 +53,7 @@ def test_learns(split):
 
 def test_interrupted_run_ends_with_the_same_bits(split, tmp_path):
     recipe = Recipe(epochs=3, batch_size=32)
-    whole = model()
+    whole = digits_model()
     curve = fit(whole, split, recipe, seed=7)
 
     class StopError(Exception):
@@ -82,9 +65,9 @@ def test_interrupted_run_ends_with_the_same_bits(split, tmp_path):
 
     checkpoint = tmp_path / "run.safetensors"
     with pytest.raises(StopError):
-        fit(model(), split, recipe, 7, checkpoint, stop)
+        fit(digits_model(), split, recipe, 7, checkpoint, stop)
     torch.manual_seed(99)  # what happened in between must not matter
-    resumed = model()
+    resumed = digits_model()
     seen = []
     second = fit(resumed, split, recipe, 7, checkpoint, seen.append)
     assert [r["epoch"] for r in seen] == [1, 2, 3]
@@ -95,11 +78,13 @@ def test_interrupted_run_ends_with_the_same_bits(split, tmp_path):
 
 def test_seeds_differ(split):
     recipe = Recipe(epochs=1, batch_size=32)
-    assert fit(model(), split, recipe, 0)[0]["train_loss"] != fit(model(), split, recipe, 1)[0]["train_loss"]
+    assert (
+        fit(digits_model(), split, recipe, 0)[0]["train_loss"] != fit(digits_model(), split, recipe, 1)[0]["train_loss"]
+    )
 
 
 def test_loss_that_is_not_finite_stops_with_a_reason(split):
-    broken = model()
+    broken = digits_model()
     torch.nn.init.constant_(broken.head.weight, float("nan"))
     with pytest.raises(LrfdynError, match="learning_rate: the loss is nan in epoch 1"):
         fit(broken, split, Recipe(epochs=1), 0)
@@ -116,11 +101,11 @@ def test_bad_recipe(options, name):
 
 def test_batch_larger_than_the_data(split):
     with pytest.raises(LrfdynError, match="batch_size"):
-        fit(model(), split, Recipe(batch_size=500), 0)
+        fit(digits_model(), split, Recipe(batch_size=500), 0)
 
 
 def test_weights_round_trip_with_meta(tmp_path):
-    first, second = model(), model()
+    first, second = digits_model(), digits_model()
     torch.nn.init.normal_(first.head.weight)
     save_weights(tmp_path / "w.safetensors", first, {"seed": 3})
     assert load_weights(tmp_path / "w.safetensors", second) == {"seed": 3}
@@ -129,7 +114,7 @@ def test_weights_round_trip_with_meta(tmp_path):
 
 def test_damaged_and_foreign_weights_are_refused_untouched(tmp_path):
     path = tmp_path / "w.safetensors"
-    target = model("ssa")
+    target = digits_model("ssa")
     kept = {name: value.clone() for name, value in target.state_dict().items()}
     with pytest.raises(LrfdynError, match="weights: no such file"):
         load_weights(path, target)
@@ -140,7 +125,7 @@ def test_damaged_and_foreign_weights_are_refused_untouched(tmp_path):
     path.write_bytes(b"not weights at all")
     with pytest.raises(LrfdynError, match="damaged or not a safetensors file"):
         load_tensors(path)
-    save_weights(path, model("lrf_ssa"))
+    save_weights(path, digits_model("lrf_ssa"))
     with pytest.raises(LrfdynError, match=r"does not fit the model: .*lrf\.weight is unknown"):
         load_weights(path, target)
     save_tensors(path, {**kept, "head.weight": torch.zeros(2, 2)})
@@ -151,7 +136,7 @@ def test_damaged_and_foreign_weights_are_refused_untouched(tmp_path):
 
 @pytest.mark.parametrize("entry", ["model.stem.extra", "optimizer.first.step", "teacher.weight"])
 def test_foreign_checkpoints_are_refused(entry, tmp_path):
-    network = model()
+    network = digits_model()
     optimizer = torch.optim.AdamW(network.parameters())
     path = tmp_path / "run.safetensors"
     save_training(path, network, optimizer, {})

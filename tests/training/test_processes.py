@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
-
 import torch
 
-from tests.training.runs import STEPS, assert_same_end, final_state, tiny, train, write_recipe
+from tests.training.runs import STEPS, assert_same_end, final_state, tiny, torchrun, train, write_recipe
 
-ROOT = Path(__file__).parent.parent.parent
 # float64, because a spiking network turns a rounding error at a threshold into a whole spike. No stochastic depth:
 # every process draws its own.
 EXACT = {"model": {"drop_path": 0.0}, "run": {"precision": "fp64"}}
@@ -85,20 +78,6 @@ if rank == 0:
 dist.barrier()
 leave_together()
 """
-
-
-def torchrun(*arguments: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
-    try:
-        output, _ = process.communicate(timeout=200)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its processes, which have sessions of their own
-        raise
-    assert process.returncode == 0, output
-    return output
 
 
 def test_two_processes_equal_one_and_a_dead_one_leaves_no_trace(tmp_path):

@@ -18,8 +18,7 @@ from lrfdyn.training.logs import read_log
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.stopping import TIME_IS_UP, Stop, Stopped
 from tests.data.make import write_folder
-from tests.training.runs import STEPS, assert_same_end, tiny, train, write_recipe
-from tests.training.test_processes import torchrun
+from tests.training.runs import STEPS, assert_same_end, tiny, torchrun, train, write_recipe
 
 RARELY = {"run": {"checkpoint_steps": 1000, "checkpoint_epochs": 5}}
 
