@@ -20,7 +20,7 @@ from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.deploy.maps import Map, MapShape, arena_bytes, lay_out
 from lrfdyn.deploy.pieces import Piece, pieces
 from lrfdyn.deploy.stepping import SteppedNeuron, step_neurons
-from lrfdyn.deploy.streaming import StreamingAttention
+from lrfdyn.deploy.streaming import RowStream, StreamingAttention
 from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.models import Segmenter, SpikingModel
 from lrfdyn.models.fold import fold_batch_norm
@@ -61,6 +61,16 @@ class Plan:
         return arena_bytes([planned.out for planned in self.pieces])
 
 
+@dataclass(frozen=True)
+class Captured:
+    """A CUDA graph and all that it reads and writes outside its own memory, but for weights and maps."""
+
+    graph: torch.cuda.CUDAGraph
+    images: Tensor
+    logits: Tensor
+    streams: list[RowStream | None]  # a layer has a new one for the next shape of input
+
+
 class LowMemoryModel(nn.Module):
     """A folded copy of a model that computes the same logits; made by `compile_for_inference`."""
 
@@ -80,7 +90,7 @@ class LowMemoryModel(nn.Module):
         self.span: Callable[[str], AbstractContextManager[object]] = nullcontext
         self._arena: Tensor | None = None
         self._pool: Any = None  # of the graphs, which run one after the other
-        self._captured: dict[tuple[torch.Size, torch.dtype], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self._captured: dict[tuple[torch.Size, torch.dtype], Captured] = {}
 
     def plan(self, images: Tensor) -> Plan:
         """For images `[B, C, H, W]` or `[T, B, C, H, W]` like these."""
@@ -130,8 +140,7 @@ class LowMemoryModel(nn.Module):
 
     def state_bytes(self) -> int | None:
         """What the largest streaming attention holds; None where attention is parallel."""
-        streams = [m.stream.nbytes for m in self.modules() if isinstance(m, StreamingAttention) and m.stream]
-        return max(streams, default=None)
+        return max((layer.stream.nbytes for layer in self._streaming() if layer.stream), default=None)
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
@@ -158,12 +167,12 @@ class LowMemoryModel(nn.Module):
         key = (images.shape, images.dtype)
         if key not in self._captured:
             self._captured[key] = self._capture(images)
-        graph, given, logits = self._captured[key]
-        given.copy_(images, non_blocking=True)
-        graph.replay()
-        return logits
+        captured = self._captured[key]
+        captured.images.copy_(images, non_blocking=True)
+        captured.graph.replay()
+        return captured.logits
 
-    def _capture(self, images: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+    def _capture(self, images: Tensor) -> Captured:
         given = images.clone()
         stream, current = _capture_stream(images.device), torch.cuda.current_stream(images.device)
         stream.wait_stream(current)
@@ -175,7 +184,14 @@ class LowMemoryModel(nn.Module):
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self._pool, stream=stream):
             logits = self._run(given)
-        return graph, given, logits
+        return Captured(graph, given, logits, [layer.stream for layer in self._streaming()])
+
+    def _streaming(self) -> list[StreamingAttention]:
+        return [module for module in self.modules() if isinstance(module, StreamingAttention)]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LowMemoryModel:
+        self._captured.clear()  # of weights that may be elsewhere now
+        return super()._apply(fn, recurse)
 
     def _run(self, images: Tensor) -> Tensor:
         """Logits of images that go through the network together."""

@@ -13,7 +13,7 @@ anew from spikes. Beyond the state a row of X and a row of sums exist while a ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -244,6 +244,10 @@ class StreamingAttention(nn.Module):
         attention.state_terms(buffers=buffers)  # an unknown name is told at once
         self.attention, self.kept_rows = attention, buffers
         self.stream: RowStream | None = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StreamingAttention:
+        self.stream = None  # of the type and device that the weights had
+        return super()._apply(fn, recurse)
 
     def _stream(self, x: Tensor) -> RowStream:
         time, batch, _, *grid = x.shape

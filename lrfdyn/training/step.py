@@ -16,7 +16,8 @@ WARM_UP_STEPS = 3
 
 
 class TrainStep:
-    """`step(images, targets)` runs forward, backward and the optimiser, and returns the loss, still on the device.
+    """`step(images, targets)` runs forward, backward and the optimiser, and returns the loss, still on the device (of a
+    graph always the same tensor, which the next step overwrites).
 
     `amp` is autocast's type (None: off), `clip_norm` the longest gradient, `scaler` a GradScaler for float16. With
     `graph`, the first call on a GPU runs a few throw-away steps, restores what they changed, and captures. Whatever a

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +16,7 @@ from lrfdyn.deploy import compile_for_inference
 from lrfdyn.deploy.maps import Map, MapShape, arena_bytes, lay_out
 from lrfdyn.deploy.pieces import lean_max_pool
 from lrfdyn.deploy.stepping import SteppedNeuron
+from lrfdyn.deploy.streaming import StreamingAttention
 from lrfdyn.models.fold import fold_batch_norm
 from lrfdyn.models.layers import max_pool
 from lrfdyn.neurons import IF, LIF, MSLIF, PaperLIF
@@ -188,6 +192,39 @@ def test_the_model_is_left_as_it_was():
     compile_for_inference(model)(images_for(model))
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(p.requires_grad for p in model.parameters())
+
+
+class Replay:
+    """Stands in for a CUDA graph, whose memory it does not know."""
+
+    def replay(self) -> None:
+        pass
+
+
+def test_a_graph_keeps_the_state_of_its_shape_and_no_graph_outlives_its_weights(monkeypatch):
+    """A graph of streaming layers goes on to write the state it was captured with, also after another shape came."""
+    cuda = {
+        "CUDAGraph": Replay,
+        "Stream": lambda *_: Mock(),
+        "current_stream": lambda *_: Mock(),
+        "stream": lambda *_: nullcontext(),
+        "graph": lambda *_, **__: nullcontext(),
+        "graph_pool_handle": lambda: (0, 1),
+    }
+    for name, fake in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    model = build("spikformer_4_384")
+    compiled = compile_for_inference(model, mixing="streaming", images_at_once=3)
+    images = images_for(model, 3)
+    captured = compiled._captured[images.shape, images.dtype] = compiled._capture(images)
+    (layer, *_) = [module for module in compiled.modules() if isinstance(module, StreamingAttention)]
+    assert captured.streams[0] is layer.stream is not None
+    compiled(images[:2])
+    assert layer.stream is not captured.streams[0]
+    assert torch.equal(captured.logits, compiled(images))
+    compiled.float()
+    assert not compiled._captured
+    assert compiled(images.float()).dtype == torch.float32
 
 
 def test_bad_input():
