@@ -190,8 +190,12 @@ class LowMemoryModel(nn.Module):
         return [module for module in self.modules() if isinstance(module, StreamingAttention)]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LowMemoryModel:
-        self._captured.clear()  # of weights that may be elsewhere now
+        self._drop_graphs()  # of weights that may be elsewhere now
         return super()._apply(fn, recurse)
+
+    def _drop_graphs(self) -> None:
+        self._captured.clear()
+        self._pool = None  # a pool without graphs cannot be taken up again
 
     def _run(self, images: Tensor) -> Tensor:
         """Logits of images that go through the network together."""
@@ -206,7 +210,7 @@ class LowMemoryModel(nn.Module):
         x = self.model.to_time_major(images)
         plan = self.plan(images)
         if self._arena is None or self._arena.numel() < plan.map_bytes or self._arena.device != images.device:
-            self._captured.clear()  # graphs hold on to the buffer that they were captured with
+            self._drop_graphs()  # they hold on to the buffer that they were captured with
             self._arena = None
             self._arena = torch.empty(plan.map_bytes, dtype=torch.uint8, device=images.device)
         maps = lay_out([planned.out for planned in plan.pieces], self._arena)
