@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.analysis.plot_style import pyplot
+from lrfdyn.errors import require
 from lrfdyn.files import writable_folder
 
 INK, GRID = "#333333", "#dddddd"
@@ -15,20 +16,9 @@ COLUMNS = 3  # panels side by side
 TERM_COLORS = ("#1f6f8b", "#7fb7be", "#c7dfe0", "#b0713f", "#e3b98a", "#f1dcc3")
 
 
-def pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise LrfdynError("plot: figures need matplotlib; pip install 'lrfdyn[analysis]'") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
 def check_plot(path: Path) -> None:
     """An error where the figure could not be drawn or written."""
-    plt = pyplot()
+    plt = pyplot("plot")
     formats = sorted(plt.gcf().canvas.get_supported_filetypes())
     plt.close()
     ending = path.suffix.removeprefix(".")
@@ -50,7 +40,7 @@ def _plain(axes: Any, title: str, label: str) -> None:
 def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dict[str, Any]], path: Path) -> None:
     """`states`: label -> terms of one layer. `peaks`: records with `group`, `label`, `implementation` and `mib`; every
     group is a panel."""
-    plt = pyplot()
+    plt = pyplot("plot")
     groups = list(dict.fromkeys(record["group"] for record in peaks))
     columns = min(len(groups) + 1, COLUMNS)
     rows = -(-(len(groups) + 1) // columns)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from lrfdyn.analysis.captions import captions
+from lrfdyn.analysis.plot_style import NEEDED
 from lrfdyn.analysis.report import write_report
 from lrfdyn.analysis.tables import write_tables
 from lrfdyn.errors import LrfdynError, unknown_name
 from lrfdyn.files import write_atomic, write_json
 
 FORMATS = ("pdf", "svg", "png")
-NEEDED = "figures: need matplotlib: pip install 'lrfdyn[analysis]'"
 
 
 def has_matplotlib() -> bool:
@@ -28,7 +28,7 @@ def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
         if name not in FORMATS:
             raise unknown_name("figures", name, [*FORMATS, "none"])
     if chosen and not has_matplotlib():
-        raise LrfdynError(f"{NEEDED}, or pass --figures none")
+        raise LrfdynError(f"figures: {NEEDED}, or pass --figures none")
     return chosen
 
 

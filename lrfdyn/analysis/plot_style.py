@@ -5,6 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
+from lrfdyn.errors import LrfdynError
+
+NEEDED = "figures need matplotlib; pip install 'lrfdyn[analysis]'"
 # One colour, marker and line per model, told apart with any colour vision and in print.
 COLOURS = ("#0b6fb8", "#cc5206", "#06805f", "#b0417f", "#a27000", "#2f93cc", "#5b4bb3", "#5c6672")
 MARKERS = "os^Dv*Ph"
@@ -39,6 +42,18 @@ STYLE = {
 }
 WIDTH = 3.4  # inches, one column
 Entries = list[tuple[int, dict[str, Any]]]
+
+
+def pyplot(argument: str) -> Any:
+    """matplotlib without a screen; an error that names `argument` where it is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise LrfdynError(f"{argument}: {NEEDED}") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
 
 
 def wrapped(label: str, width: int = 20) -> str:

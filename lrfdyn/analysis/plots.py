@@ -6,26 +6,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.analysis.plot_style import COLOURS, LINES, MARKERS, PARTS, STYLE, WIDTH, Entries, legend, line, wrapped
+from lrfdyn.analysis.plot_style import (
+    COLOURS,
+    LINES,
+    MARKERS,
+    PARTS,
+    STYLE,
+    WIDTH,
+    Entries,
+    legend,
+    line,
+    pyplot,
+    wrapped,
+)  # fmt: skip
 from lrfdyn.analysis.plot_theory import chart_lines, region_map
-from lrfdyn.errors import LrfdynError
 from lrfdyn.files import write_atomic
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise LrfdynError("figures: need matplotlib: pip install 'lrfdyn[analysis]'") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
 
 
 def write_figures(results: dict[str, Any], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Every figure that `results` have the numbers of, in every format; returns the paths."""
-    plt = _pyplot()
+    plt = pyplot("figures")
     paths = []
     for name, draw in figures(results).items():
         with plt.rc_context(STYLE):

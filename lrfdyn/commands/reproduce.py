@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lrfdyn.analysis.output import FORMATS, NEEDED, has_matplotlib, write_all
+from lrfdyn.analysis.output import FORMATS, has_matplotlib, write_all
+from lrfdyn.analysis.plot_style import NEEDED
 from lrfdyn.attention import ATTENTIONS, LABELS
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.reproduce import Settings, claim_folder, reproduce
@@ -114,7 +115,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
     console.print(results_table(results), state_table(results))
     if not has_matplotlib():
-        console.print(NEEDED, highlight=False, markup=False)
+        console.print(f"figures: {NEEDED}", highlight=False, markup=False)
     console.print(f"Report: {arguments.out / 'report.html'}   {written}", highlight=False, soft_wrap=True)
 
 
