@@ -1,0 +1,223 @@
+"""The HTML report in a browser: every figure is drawn, tables sort, files come out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lrfdyn.analysis.report import render_report, write_report
+from lrfdyn.analysis.theorems import TheorySettings, theory_results
+from tests.analysis.made_up import HOSTILE, Page, attention, make_results
+
+FIGURES = {
+    "accuracy-memory",
+    "learning-curves",
+    "attention-distance",
+    "short-range-share",
+    "attention-entropy",
+    "receptive-fields",
+    "receptive-field-share",
+    "energy-parts",
+    "firing-rates",
+}
+
+
+def dump_dom(path: Path, profile: Path) -> str:
+    """Return the page as headless Chromium leaves it after running its scripts."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    browser = next((found for found in map(shutil.which, names) if found), None)
+    if browser is None:
+        pytest.skip("needs Chromium or Chrome on the PATH")
+    command = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={profile}",
+        "--virtual-time-budget=3000",
+        "--dump-dom",
+        path.as_uri(),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def drawn(page: Page) -> set[str]:
+    """Return the ids of the figures, checking that each has its chart."""
+    charts = [item for tag, item in page.elements if tag == "svg" and item.get("class") == "chart"]
+    figures = {item["id"] or "" for tag, item in page.elements if tag == "figure"}
+    assert len(charts) == len(figures)
+    return figures
+
+
+def error_count(page: Page) -> str | None:
+    return next(item for tag, item in page.elements if tag == "body").get("data-errors")
+
+
+def bare_results() -> dict[str, Any]:
+    """Return results without any optional section and with gaps in the rest."""
+    results = make_results(("only",), seeds=1)
+    results["notes"] = []
+    for run in results["runs"]:
+        del run["curve"]
+    for values in results["attentions"].values():
+        del values["locality"], values["receptive_field"], values["energy"], values["firing_by_layer"]
+        values["images_per_second"] = float("nan")
+    return results
+
+
+def mixed_results() -> dict[str, Any]:
+    """Return results in which only the first attention has the optional sections."""
+    results = make_results()
+    del results["attentions"]["kind1"]["locality"], results["attentions"]["kind1"]["receptive_field"]
+    for run in results["runs"]:
+        if run["attention"] == "kind1":
+            run["curve"] = []
+    return results
+
+
+def equal_results() -> dict[str, Any]:
+    """Return eight attentions with a hostile name and the same numbers each."""
+    results = make_results((HOSTILE, *"bcdefgh"))
+    for key in results["attentions"]:
+        results["attentions"][key] = attention(HOSTILE if key == "kind0" else key, [0.9, 0.9], 4096)
+    return results
+
+
+@pytest.mark.parametrize(
+    ("results", "figures"),
+    [
+        pytest.param(make_results(), FIGURES, id="all"),
+        pytest.param(bare_results(), {"accuracy-memory"}, id="bare"),
+        pytest.param(mixed_results(), FIGURES, id="mixed"),
+        pytest.param(equal_results(), FIGURES, id="equal"),
+    ],
+)
+def test_browser_draws_every_figure(tmp_path: Path, results: dict[str, Any], figures: set[str]) -> None:
+    path = tmp_path / "report.html"
+    write_report(results, path)
+    page = Page(dump_dom(path, tmp_path / "profile"))
+    assert error_count(page) == "0"
+    assert drawn(page) == figures
+    assert not any(item.get("id") == "broken" for _, item in page.elements)
+    # A number that could not be computed must not be drawn.
+    for tag, item in page.elements:
+        for name in [
+            "d",
+            "x",
+            "y",
+            "cx",
+            "cy",
+            "x1",
+            "x2",
+            "y1",
+            "y2",
+            "width",
+            "height",
+            "transform",
+            "viewbox",
+            "style",
+        ]:
+            assert not re.search(r"NaN|undefined|Infinity", item.get(name) or ""), (tag, item)
+    texts = "\n".join(text for name, text in page.texts if not name.startswith("script"))
+    assert not re.search(r"\b(NaN|undefined|Infinity|null)\b|\[object", texts)
+    for values in results["attentions"].values():
+        assert values["label"] in texts
+        assert f"{100 * values['accuracy_mean']:.2f}" in texts
+        assert f"{values['parameters']:,}" in texts
+        assert values["state_terms"][0]["formula"] in texts
+    assert ("±" in texts) == (len(results["runs"]) > len(results["attentions"]))
+
+
+def test_browser_draws_the_theorems(tmp_path: Path) -> None:
+    results = theory_results(TheorySettings(n=16))
+    path = tmp_path / "report.html"
+    write_report(results, path)
+    page = Page(dump_dom(path, tmp_path / "profile"))
+    assert error_count(page) == "0"
+    assert drawn(page) == {chart["id"] for chart in results["charts"]}
+    texts = "\n".join(text for name, text in page.texts if not name.startswith("script"))
+    assert f"{results['checks'][0]['sum']:.9f}" in texts
+    for chart in results["charts"]:
+        assert all(name in texts for name in chart.get("classes", []))
+    assert "undefined" not in texts
+    assert "NaN" not in texts
+
+
+# Clicks what a reader would click, and leaves what came of it in the page.
+CLICKS = """
+<script>
+const saved = {};
+save = (name, type, text) => { saved[name] = text; };
+for (const part of [".save button", ".legend button", ".choice input", ".unfold"]) {
+  for (const button of document.querySelectorAll(part)) button.click();
+}
+const rows = () => [...document.querySelectorAll("#summary tbody th")].map((name) => name.textContent);
+const orders = [...document.querySelectorAll("#summary .sort")].slice(0, 2).flatMap((button) =>
+  [0, 1].map(() => { button.click(); return rows(); }));
+const column = document.querySelector("#energy .scroll .sort:nth-of-type(1)").closest("tr").cells[3];
+const energies = [0, 1, 2].map(() => {
+  column.querySelector("button").click();
+  return [...document.querySelectorAll("#energy .scroll tbody")][0].rows[0].cells[0].textContent;
+});
+for (const button of document.querySelectorAll(".legend button")) button.click();
+const charts = [...document.querySelectorAll("#attention-distance .chart")];
+charts[0].focus();
+charts[0].dispatchEvent(new KeyboardEvent("keydown", { key: "Home" }));
+const read = document.getElementById("tip").textContent;
+const bar = document.querySelector("#energy-parts .chart rect.bar[tabindex]");
+bar.dispatchEvent(new PointerEvent("pointermove", { clientX: 5, clientY: 5 }));
+const energyTip = document.getElementById("tip").textContent;
+document.getElementById("theme").click();
+const theme = document.documentElement.dataset.theme;
+document.body.append(html("pre", {}, JSON.stringify({ saved, orders, theme, energies, read, energyTip })));
+</script>
+"""
+
+
+def test_browser_downloads_sorts_and_switches(tmp_path: Path) -> None:
+    results = make_results(("SSA", 'LRF, "Dyn"'))
+    results["attentions"]["kind1"]["energy"]["energy_pj"] = 5e6
+    path = tmp_path / "report.html"
+    path.write_text(render_report(results) + CLICKS, encoding="utf-8")
+    page = Page(dump_dom(path, tmp_path / "profile"))
+    assert error_count(page) == "0"
+    outcome = json.loads(page.text("pre"))
+    files = outcome["saved"]
+    assert len(files) == 2 * len(FIGURES)
+    for figure in FIGURES:
+        picture = next(text for name, text in files.items() if re.fullmatch(rf"{figure}(-[a-z_]+)?\.svg", name))
+        root = ElementTree.fromstring(picture)
+        # The file must not lean on the style sheet of the page, and shows the light theme.
+        assert "var(" not in picture
+        assert "class=" not in picture
+        assert root[0].get("fill") == "rgb(255, 255, 255)"
+        assert "SSA" in "".join(root.itertext())
+    with io.StringIO(files["accuracy-memory-state.csv"], newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["attention"] for row in table] == ["SSA", 'LRF, "Dyn"']
+    assert [float(row["accuracy_mean"]) for row in table] == [
+        values["accuracy_mean"] for values in results["attentions"].values()
+    ]
+    first, second = ["SSA", 'LRF, "Dyn"'], ['LRF, "Dyn"', "SSA"]
+    # By name upwards and downwards, then by accuracy from the best and from the worst.
+    assert outcome["orders"] == [second, first, second, first]
+    assert outcome["theme"] == "dark"
+    # Down, up, and back to the order of the results; the two models are made apart here.
+    assert outcome["energies"] == [second[0], first[0], first[0]]
+    assert "Distance 0" in outcome["read"]
+    assert "projections" in outcome["energyTip"] or "stem" in outcome["energyTip"]
+    assert "share" in outcome["energyTip"]
