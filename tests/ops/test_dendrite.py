@@ -1,4 +1,4 @@
-"""Dendrites: tridiagonal definition, modes, and the three forms of the recurrence over modes."""
+"""Dendrites: the three forms of the recurrence over modes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrfdyn.attention.lrf_dyn import Dendrites
 from lrfdyn.errors import LrfdynError
 from lrfdyn.ops.dendrite import (
     FORMS,
     dendrite,
-    dendrite_reference,
     dendrite_step,
     initial_dendrites,
     mode_kernel,
     mode_powers,
-    modes_from_tridiagonal,
     paired_modes,
 )
-from lrfdyn.ops.dendrite.reference import discretize, tridiagonal_matrix
 from lrfdyn.ops.dendrite.scan import CHUNK, dendrite_scan
-from tests.conftest import LAYOUTS, arrange, assert_close, assert_same, random, run, shape_id
+from tests.conftest import LAYOUTS, arrange, assert_same, random, run, shape_id
 
 # batch, tokens, channels, modes
 SHAPES = [
@@ -230,190 +226,6 @@ def test_half_precision_runs_in_float32():
     assert state.dtype == torch.float32
 
 
-# --- the tridiagonal definition and its modes
-
-
-def tridiagonal(channels, dendrites, seed=0):
-    tau = 0.5 + 5 * random(channels, dendrites, seed=seed).abs()
-    rest = (random(channels, size, seed=seed + i) for i, size in enumerate((dendrites - 1, dendrites, dendrites), 1))
-    return tau, *rest
-
-
-def test_matrix_by_hand():
-    a = tridiagonal_matrix(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[3.0, 5.0]]))
-    assert a.tolist() == [[[-1, 3, 0], [-3, -0.5, 5], [0, -5, -0.25]]]
-
-
-def test_zero_order_hold_is_the_integral_over_one_token():
-    # Euler's method on ds/dn = A s + gamma with a step of 2^-24 token, as a power of the augmented matrix.
-    tau, coupling, gamma, _ = tridiagonal(1, 4)
-    a = tridiagonal_matrix(tau, coupling)
-    augmented = torch.zeros(5, 5).double()
-    augmented[:4, :4], augmented[:4, 4] = a[0], gamma[0]
-    steps = 2**24
-    flow = torch.linalg.matrix_power(torch.eye(5).double() + augmented / steps, steps)
-    a_bar, b_bar = discretize(a, gamma)
-    torch.testing.assert_close(a_bar[0], flow[:4, :4], rtol=0, atol=1e-6)
-    torch.testing.assert_close(b_bar[0], flow[:4, 4], rtol=0, atol=1e-6)
-
-
-def test_definition_by_hand():
-    # One dendrite: s_n = e^{-1/2} s_{n-1} + 2 (1 - e^{-1/2}) g u_n
-    tau, gamma, readout = (torch.tensor([[x]]).double() for x in (2.0, 3.0, 5.0))
-    u, state = torch.tensor([[[1.0], [-2.0]]]).double(), torch.tensor([[[0.7]]]).double()
-    soma, last = dendrite_reference(u, tau, torch.zeros(1, 0).double(), gamma, readout, state)
-    p = math.exp(-0.5)
-    s1 = p * 0.7 + 2 * (1 - p) * 3
-    s2 = p * s1 - 2 * 2 * (1 - p) * 3
-    assert soma.flatten().tolist() == pytest.approx([5 * s1, 5 * s2])
-    assert last.item() == pytest.approx(s2)
-
-
-@pytest.mark.parametrize(
-    "shape", [(1, 1, 1, 1), (2, 9, 3, 2), (1, 20, 2, 5), (2, 80, 2, 8)], ids=lambda s: shape_id(s, "BNCk")
-)
-@forms
-def test_modes_of_any_coupling_are_the_definition(form, shape):
-    batch, n, channels, dendrites = shape
-
-    def modal(u, *matrix):
-        return dendrite(u, *modes_from_tridiagonal(*matrix), form=form)[0]
-
-    inputs = [random(batch, n, channels, seed=7), *tridiagonal(channels, dendrites)]
-    assert_same(modal, lambda *x: dendrite_reference(*x)[0], inputs)
-
-
-@given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 8), st.integers(0, 999))
-def test_modes_of_any_coupling_are_the_definition_at_random(channels, n, dendrites, seed):
-    u, matrix = random(2, n, channels, seed=seed), tridiagonal(channels, dendrites, seed)
-    soma, _ = dendrite(u, *modes_from_tridiagonal(*matrix), form="step")
-    assert_close(soma, dendrite_reference(u, *matrix)[0], 1e-9, "soma")
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (2, 9, 3, 4), (1, 80, 2, 8)], ids=lambda s: shape_id(s, "BNCk"))
-@forms
-def test_modes_of_pairs_are_the_definition(form, shape):
-    batch, n, channels, dendrites = shape
-    pairs = dendrites // 2
-
-    def matrix(tau, coupling, gamma, readout):
-        row = torch.zeros(channels, dendrites - 1).double()
-        row[:, ::2] = coupling
-        return tau.repeat_interleave(2, 1), row, gamma, readout
-
-    def modal(u, *pair):
-        return dendrite(u, *paired_modes(*matrix(*pair)), form=form)[0]
-
-    def definition(u, *pair):
-        return dendrite_reference(u, *matrix(*pair))[0]
-
-    tau, _, gamma, readout = tridiagonal(channels, dendrites)
-    inputs = [random(batch, n, channels, seed=7), tau[:, :pairs], random(channels, pairs, seed=8), gamma, readout]
-    assert_same(modal, definition, inputs)
-
-
-@pytest.mark.parametrize(("channels", "dendrites", "width"), [(1, 2, 1), (3, 4, 7), (5, 8, 14)])
-def test_initial_dendrites(channels, dendrites, width):
-    torch.manual_seed(0)
-    matrix = initial_dendrites(channels, dendrites, width)
-    u = random(2, 3 * width, channels)
-    expected, _ = dendrite_reference(u, *matrix)
-    for decompose in (paired_modes, modes_from_tridiagonal):
-        decay, frequency, weight = decompose(*matrix)
-        assert_close(dendrite(u, decay, frequency, weight)[0], expected, 1e-9, decompose.__name__)
-    decay, frequency, _ = paired_modes(*matrix)
-    # From one token to four rows (log-spaced), at whole turns per row up to the fastest that a row can show.
-    tau = 1 / decay
-    assert torch.allclose(tau[:, 0], torch.ones(channels).double())
-    if dendrites > 2:
-        assert torch.allclose(tau[:, -1], torch.full((channels,), 4.0 * width).double())
-        ratio = tau[:, 1:] / tau[:, :-1]
-        assert torch.allclose(ratio, ratio[:1, :1].expand_as(ratio))
-    turns = frequency * width / (2 * math.pi)
-    assert torch.allclose(turns, turns.round(), atol=1e-6)
-    # Every mode starts with every number of turns that a row can show, if there are channels enough.
-    for mode in turns.round().int().T:
-        seen = set(mode.tolist())
-        assert len(seen) == min(channels, width // 2 + 1)
-        assert seen <= set(range(width // 2 + 1))
-
-
-@given(
-    st.lists(st.floats(1e-2, 1e3), min_size=2, max_size=8),
-    st.lists(st.floats(-50, 50), min_size=7, max_size=7),
-)
-def test_opposite_coupling_is_always_stable(tau, coupling):
-    # A + A^T = -2 diag(1/tau), so no real part exceeds the slowest leak.
-    rows = [tau], [coupling[: len(tau) - 1]]
-    a = tridiagonal_matrix(*(torch.tensor(row, dtype=torch.float64) for row in rows))
-    real = torch.linalg.eigvals(a).real
-    assert (real < 0).all()
-    assert real.max() <= -1 / max(tau) + 1e-9
-    assert real.min() >= -1 / min(tau) - 1e-9
-
-
-@pytest.mark.parametrize("raw_decay", [-1e30, -100.0, 0.0, 100.0, 1e30, math.inf], ids="decay{:g}".format)
-@pytest.mark.parametrize("frequency", [0.0, 1.0, -3.0, 1e6], ids="frequency{:g}".format)
-@pytest.mark.parametrize("n", [16, 100], ids="N{}".format)
-def test_stable_wherever_the_optimiser_goes(raw_decay, frequency, n):
-    torch.manual_seed(0)
-    module = Dendrites(channels=3, dendrites=4, width=4)
-    with torch.no_grad():
-        module.raw_decay.fill_(raw_decay)
-        module.turns.fill_(frequency)
-    image = random(2, 1, 3, n // 4, 4, dtype=torch.float32).requires_grad_()
-    # Every mode is |w| exp(-alpha m) at most, both for its real and its imaginary part.
-    bound = 2 * module.weight.abs().sum((1, 2)) * image.detach().abs().sum((3, 4))
-    assert ((module(image).abs().amax((3, 4)) - bound) <= 1e-5 * bound).all()
-    tokens = image.flatten(0, 1).flatten(2).mT
-    for form in (*FORMS, "module"):
-        y = module(image) if form == "module" else dendrite(tokens, *module.modes(4), form=form)[0]
-        assert y.isfinite().all()
-        grads = torch.autograd.grad(y.square().sum(), [image, *module.parameters()])
-        assert all(g.isfinite().all() for g in grads), form
-
-
-# --- the module's frequencies
-
-
-def test_frequencies_follow_the_row():
-    torch.manual_seed(0)
-    module = Dendrites(channels=5, dendrites=8, width=8).double()
-    decay, frequency, weight = module.modes(8)
-    wide_decay, wide_frequency, wide_weight = module.modes(16)
-    torch.testing.assert_close(frequency, module.turns * 2 * math.pi / 8)
-    torch.testing.assert_close(wide_frequency, frequency / 2)
-    assert torch.equal(wide_decay, decay)
-    assert torch.equal(wide_weight, weight)
-    with torch.no_grad():
-        module.raw_decay.fill_(-100)  # hardly any leak, so the phase is all that is left
-    # One row above is 8 tokens back on the narrow grid, 16 on the wide one: the same phase.
-    narrow, wide = module.kernel((3, 8)), module.kernel((3, 16))
-    assert narrow.shape == (24, 5)
-    assert wide.shape == (48, 5)
-    torch.testing.assert_close(wide[::2], narrow)
-    # Whole turns per row at the start: every mode is back in phase.
-    torch.testing.assert_close(wide[16], wide[0], rtol=0, atol=1e-5)
-
-
-def test_module_starts_from_the_dendrites_and_runs_along_the_rows():
-    torch.manual_seed(3)
-    module = Dendrites(channels=3, dendrites=4, width=5).double()
-    torch.manual_seed(3)
-    matrix = initial_dendrites(3, 4, 5)
-    x = random(2, 2, 3, 4, 5)
-    soma = module(x)
-    assert soma.shape == x.shape
-    expected, _ = dendrite_reference(x.flatten(0, 1).flatten(2).mT, *matrix)
-    # Parameters are kept in float32 until the module is made double.
-    torch.testing.assert_close(soma.flatten(0, 1).flatten(2).mT, expected, rtol=1e-5, atol=1e-5)
-    # A wider grid than the module was built for is evaluated with its own row length.
-    x = random(1, 1, 3, 2, 9)
-    decay, frequency, weight = module.modes(5)
-    expected, _ = plain(x[0].flatten(2).mT, decay, frequency * (5 / 9), weight)
-    torch.testing.assert_close(module(x)[0].flatten(2).mT, expected)
-
-
 # --- bad input
 
 GOOD = {"u": (2, 5, 3), "decay": (3, 4), "frequency": (3, 4), "weight": (3, 4, 2), "initial_state": (2, 3, 4, 2)}
@@ -449,9 +261,3 @@ def test_unknown_form(form, hint):
     arguments = {name: torch.zeros(size) for name, size in GOOD.items()}
     with pytest.raises(LrfdynError, match=rf"^form: unknown name '{form}'; {hint}"):
         dendrite(**arguments, form=form)
-
-
-@pytest.mark.parametrize("dendrites", [0, 1, 7], ids="k{}".format)
-def test_dendrites_come_in_pairs(dendrites):
-    with pytest.raises(LrfdynError, match=rf"^dendrites: .* got {dendrites}"):
-        Dendrites(3, dendrites, 4)
