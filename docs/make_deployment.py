@@ -200,10 +200,14 @@ def comparison() -> str:
 def larger() -> str:
     """What to know about the times, with what more images at once buy on a GPU."""
     rows = records("memory_h200_32")
-    (more,) = (r for r in rows if (r["implementation"], r["attention"]) == ("low-memory", "lrf_dyn"))
-    text = (
+    found = [r for r in rows if (r["implementation"], r["attention"]) == ("low-memory", "lrf_dyn")]
+    gain = "".join(
         f"`images_at_once=32` instead of {IMAGES['cuda']} takes LRF-Dyn on the GPU to {ms(more)} for {more['batch']} "
-        f"images, in {more['peak_mib']:,.0f} MiB. On a GPU, products run in TF32 where torch's convolutions do "
+        f"images, in {more['peak_mib']:,.0f} MiB. "
+        for more in found
+    )
+    text = (
+        f"{gain}On a GPU, products run in TF32 where torch's convolutions do "
         "(`torch.backends.cudnn.allow_tf32`), in the reference as in ours. The times of the plain networks with one "
         "image are those of the host, which launches one kernel after the other; the low-memory path is one CUDA "
         "graph. Times are of the fastest of several calls, but for 64 images on the CPU, which are one call."
