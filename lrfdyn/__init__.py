@@ -1,6 +1,6 @@
 """Spiking vision transformers with local receptive fields and neural dynamics self-attention."""
 
-from lrfdyn.attention import ATTENTIONS
+from lrfdyn.attention import ATTENTIONS, create_attention
 from lrfdyn.attention.swap import swap_attention
 from lrfdyn.errors import LrfdynError
 from lrfdyn.hub import from_pretrained
@@ -12,6 +12,7 @@ __all__ = [
     "ATTENTIONS",
     "LrfdynError",
     "__version__",
+    "create_attention",
     "create_model",
     "create_segmenter",
     "from_pretrained",

@@ -41,6 +41,14 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Defaults that say something: not None, and not the False of a switch."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        silent = action.default is None or action.default is False
+        return action.help if silent else super()._get_help_string(action)
+
+
 def build_parser() -> Parser:
     parser = Parser(prog="lrfdyn", description="Spiking vision transformers with neural dynamics self-attention.")
     parser.add_argument("--version", action="version", version=f"lrfdyn {__version__}")
@@ -51,7 +59,7 @@ def build_parser() -> Parser:
             name,
             help=doc.splitlines()[0],
             description=doc,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=HelpFormatter,
         )
         module.add_arguments(sub)
         sub.set_defaults(run=module.run, options=list(sub._option_string_actions))

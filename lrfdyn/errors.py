@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+MOST_NAMES = 30  # that an error lists
+
 
 class LrfdynError(ValueError):
     """Bad input. The command line prints it as one line and exits with code 2."""
@@ -14,7 +16,8 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> LrfdynError:
     """An error for a name that is not in a registry, with the near matches."""
     names = sorted(known)
     near = get_close_matches(str(name), names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names[:MOST_NAMES])}{more}"
     return LrfdynError(f"{what}: unknown name {name!r}; {hint}")
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from docs import make_deployment, make_findings, make_models, make_performance
+from lrfdyn.training.recipes import load_recipe
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -27,6 +28,33 @@ def test_deployment_page_is_up_to_date(monkeypatch, tmp_path):
     assert re.search(r"CPU, batch 1: SSA \d+\.\d% \([^)]+\) and LRF-Dyn \d+\.\d%", page)
     monkeypatch.setattr(make_deployment, "RESULTS", tmp_path)
     assert "GPU: not measured yet" in make_deployment.render()
+
+
+def test_own_networks_page_runs():
+    page = (DOCS / "own_networks.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    names: dict = {}
+    exec(code, names)
+    assert names["out"].shape == names["spikes"].shape
+
+
+def test_recipe_of_the_training_page_loads(tmp_path):
+    page = (DOCS / "training.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(recipe)
+    config = load_recipe(tmp_path / "mine.yaml")
+    assert config.data.name == "folder"
+    assert config.augmentation.crop == "resized"  # of the recipe that it extends
+
+
+def test_every_page_is_found_from_the_readme():
+    """In one step or two."""
+    seen = {"README.md"}
+    for _ in range(2):
+        texts = [(DOCS.parent / page).read_text(encoding="utf-8") for page in seen]
+        links = {link for text in texts for link in re.findall(r"\]\(([^)#\s]+\.md)", text)}
+        seen |= {f"docs/{link.removeprefix('docs/')}" for link in links}
+    assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} <= seen
 
 
 def test_links_between_pages_lead_somewhere():

@@ -251,6 +251,8 @@ def _convergence(plt: Any, results: dict[str, Any]) -> Any:
             axis.plot(x, mean, label=entry["label"], **line(i, markevery=max(1, len(x) // 12)))
             axis.fill_between(x, [min(epochs[e]) for e in x], [max(epochs[e]) for e in x],
                               color=COLOURS[i % 8], alpha=0.15, linewidth=0)  # fmt: skip
+    for axis in axes:
+        axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0].set(xlabel="epoch", ylabel="test accuracy (%)")
     axes[1].set(xlabel="epoch", ylabel="train loss")
     legend(figure, axes[0], list(enumerate(results["attentions"].values())))

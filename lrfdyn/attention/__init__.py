@@ -70,8 +70,18 @@ def unknown_option(kind: str, name: str) -> LrfdynError:
 
 
 def create_attention(
-    kind: str, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost, **options: Any
+    kind: str, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost | None = None, **options: Any
 ) -> Attention:
+    """An attention layer for any network: `[T, B, dim, H, W]` in and out, time first, neurons at rest in every call.
+
+    `grid` is the rows and columns of tokens that it is made for; others may still be shown. `host` says what its
+    projections and neurons are; without one they are Spikformer's (1x1 convolution, batch norm, LIF). `options` are
+    those of the kind (`attention_options(kind)`), such as `dilations`, `dendrites` and `token` of lrf_dyn.
+    """
+    if host is None:
+        from lrfdyn.models.spikformer import attention_host  # a host imports this module
+
+        host = attention_host(qkv_bias=False)
     known = attention_options(kind)
     for name in options:
         if name not in known:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from lrfdyn.errors import require, require_integer
+from lrfdyn.errors import require, require_integer, require_integers
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,14 @@ class Attention(nn.Module):
 
     def __init__(self, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost) -> None:
         super().__init__()
+        require_integer("dim", dim, 1)
         require_integer("heads", heads, 1)
         require(dim % heads == 0, f"heads: expected a divisor of the width {dim}, got {heads}")
+        require_integers("grid", grid)
+        require(
+            len(grid) == 2 and min(grid) >= 1,
+            f"grid: expected the rows and columns of tokens, two integers, got {grid!r}",
+        )
         self.dim, self.heads, self.grid = dim, heads, grid
         self.host = host  # what another kind of attention in the same place is built from
         self.value_dim = dim * host.value_ratio

@@ -15,11 +15,12 @@ from lrfdyn.commands.train import add_keys, overrides
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.tasks import describe_results
 from lrfdyn.training.config import TrainConfig, parse_config
-from lrfdyn.training.recipes import apply_override, find_recipe, load_recipe
+from lrfdyn.training.recipes import ENDINGS, apply_override, find_recipe, list_recipes, load_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.allow_abbrev = False
+    parser.usage = "lrfdyn evaluate SOURCE [--option ...] [--section.key VALUE ...]"
     add = parser.add_argument
     add("source", help="the folder of a run, a checkpoint, or the name or path of a recipe")
     add("--weights", type=Path, help="with a recipe: a .safetensors file or a folder of save_pretrained")
@@ -78,6 +79,8 @@ def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], st
         for key, text in overrides(arguments).items():
             apply_override(values, key, text)
         return parse_config(values, str(path)), state.model_weights(tensors, raw=arguments.raw), str(path)
+    if arguments.weights is None and arguments.source not in list_recipes() and source.suffix not in ENDINGS:
+        raise LrfdynError(f"source: no such folder, and no recipe of that name: {source}")
     config = load_recipe(find_recipe(arguments.source), overrides(arguments))
     require(arguments.weights is not None, "weights: a recipe needs --weights, a file or folder")
     from lrfdyn.weights import load_tensors

@@ -21,6 +21,7 @@ from rich.table import Table
 from lrfdyn.tasks import NAMES, describe_results
 from lrfdyn.training.config import TrainConfig, key_types
 from lrfdyn.training.convert import type_name
+from lrfdyn.training.key_help import HELP
 from lrfdyn.training.recipes import dump_yaml, find_recipe, list_recipes, load_recipe
 from lrfdyn.training.reporter import Reporter
 
@@ -32,6 +33,7 @@ MEGA = 2**20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.allow_abbrev = False  # a shortened key would silently be another one tomorrow
+    parser.usage = "lrfdyn train [RECIPE] [--option ...] [--section.key VALUE ...]"
     add = parser.add_argument
     add("recipe", nargs="?", help="the name of a recipe, or the path of a .yaml file; none lists the recipes")
     add("--out", type=Path, help="folder of the run; default results/training/RECIPE/seedN")
@@ -46,13 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("keys of the recipe")
+    group = parser.add_argument_group("keys of the recipe", "lrfdyn train RECIPE --dry-run prints their values")
     for key, kind in key_types().items():
-        group.add_argument(f"--{key}", dest=key, default=None, metavar=type_name(kind))
+        group.add_argument(f"--{key}", dest=key, default=argparse.SUPPRESS, metavar=type_name(kind), help=HELP[key])
 
 
 def overrides(arguments: argparse.Namespace) -> dict[str, str]:
-    return {key: value for key, value in vars(arguments).items() if "." in key and value is not None}
+    return {key: value for key, value in vars(arguments).items() if "." in key}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -174,6 +176,7 @@ class Bar(Reporter):
         tested = f", {results}" if results else ""
         self.news = f", loss {record['train_loss']:.3f}{tested}"
         self.say(f"epoch {record['epoch']}: loss {record['train_loss']:.4f}{tested}")
+        self.progress.update(self.task, news=f"{record['images_per_s']:,.0f} images/s{self.news}")
 
     def say(self, message: str) -> None:
         self.progress.console.print(message, highlight=False, soft_wrap=True, markup=False)

@@ -216,6 +216,7 @@ DATA: dict[str, Callable[..., DataSource]] = {
     "cifar100": _cifar("cifar100"),
     "imagenet": _folder("imagenet", 224),
     "imagenette": _folder("imagenette", 128),
+    "folder": _folder("folder", 224),
     "webdataset": _shards,
     "ade20k": _ade20k,
 }

@@ -1,5 +1,6 @@
-"""ImageNet and Imagenette as they come: `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. The class index is the place
-of the folder's name in their sorted order, which for ImageNet's synsets is the usual numbering."""
+"""ImageNet and Imagenette as they come, and any images in such folders: `train/<class>/*.JPEG` and
+`val/<class>/*.JPEG`. The class index is the place of the folder's name in their sorted order, which for ImageNet's
+synsets is the usual numbering."""
 
 from __future__ import annotations
 

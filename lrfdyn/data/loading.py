@@ -2,36 +2,57 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_workers: WeakSet[Any] = WeakSet()
 
 
 def load_in_order(loader: Dataset, wanted: Sequence[Any], workers: int, device: torch.device) -> Iterator[Any]:
-    """`loader[item]` for every item of `wanted`; an element is a whole batch. 0 workers: this process."""
+    """`loader[item]` for every item of `wanted`; an element is a whole batch. 0 workers: this process. More of them
+    than there are cores would only take turns."""
     batches = DataLoader(
         loader,
         batch_size=None,
         sampler=wanted,  # type: ignore[arg-type]
-        num_workers=min(workers, len(wanted)),
+        num_workers=min(workers, len(wanted), _cores()),
         pin_memory=device.type == "cuda",
         collate_fn=_as_it_is,
         worker_init_fn=_leave_signals_to_the_run,
         generator=torch.Generator(),  # it would draw from the global one, which belongs to the model
     )
+    others = set(multiprocessing.active_children())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the workers have their own way with them
     try:
         iterator = iter(batches)
+        _workers.update(set(multiprocessing.active_children()) - others)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     yield from iterator
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Where an error ends the program in the middle of an epoch, its traceback keeps the workers. Python would ask them
+    to end once and wait, and they leave the first request to the run."""
+    for worker in list(_workers):
+        while worker.is_alive():
+            worker.terminate()
+            worker.join(0.1)
 
 
 def _as_it_is(batch: Any) -> Any:

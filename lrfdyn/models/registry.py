@@ -22,6 +22,7 @@ def register_model(entry: Entry) -> Entry:
 
 
 def list_models(pattern: str = "*") -> list[str]:
+    """The names that `create_model` takes, of a shell pattern."""
     return sorted(name for name in _MODELS if fnmatch(name, pattern))
 
 
@@ -32,8 +33,13 @@ def model_class(name: str) -> type[SpikingModel]:
 
 
 def create_model(name: str, **options: Any) -> SpikingModel:
-    """A model by name. Options are the host's (`num_classes`, `time_steps`, `attention`, ...) and those of its
-    attention (`dilations`, `dendrites`, `token`)."""
+    """A model by name, with random weights. Options are the host's (`num_classes`, `time_steps`, `in_channels`,
+    `image_size`, `attention`, ...; `lrfdyn models NAME` prints all) and those of its attention (`dilations`,
+    `dendrites`, `token`).
+
+    It takes static images `[B, C, H, W]`, shown for `time_steps` steps, or event frames `[T, B, C, H, W]`, and gives
+    logits `[B, classes]`.
+    """
     host_options = model_class(name).options()
     kind, own, kind_options = None, {}, {}
     if "attention" in host_options:

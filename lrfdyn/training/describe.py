@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import require
 from lrfdyn.models.summary import count_parameters
 from lrfdyn.tasks import Task, task_of
-from lrfdyn.training.build import build_model
+from lrfdyn.training.build import build_data, build_model
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.optim import parameter_groups
 from lrfdyn.training.run import attention_facts
@@ -43,8 +43,9 @@ FACTS = {
 
 def data_facts(config: TrainConfig) -> Facts:
     data = config.data
-    if data.name not in FACTS:
-        raise LrfdynError(f"data.name: a dry run knows {', '.join(FACTS)}, got {data.name!r}")
+    if data.name not in FACTS:  # of one's own
+        source = build_data(config)
+        return Facts(source.num_classes, source.image_size, source.in_channels, source.train_images)
     facts = FACTS[data.name]
     classes = data.options.get("num_classes", facts.num_classes)
     return Facts(classes, data.image_size or facts.image_size, facts.in_channels, facts.train_images)

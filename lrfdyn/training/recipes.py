@@ -11,6 +11,7 @@ from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.training.config import TrainConfig, key_types, parse_config
 
 PACKAGE = Path(__file__).parent.parent
+ENDINGS = (".yaml", ".yml")
 # Here, in the installed package, or beside it: in the repository the second is a link to the third.
 FOLDERS = (Path("recipes"), PACKAGE / "recipes", PACKAGE.parent / "recipes")
 
@@ -24,11 +25,11 @@ def list_recipes() -> dict[str, Path]:
 
 
 def find_recipe(name: str) -> Path:
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml") and path.is_file():
+    path, known = Path(name), list_recipes()
+    if path.suffix in ENDINGS:
+        require(path.is_file(), f"recipe: no such file: {name}")
         return path
-    known = list_recipes()
-    if path.name == name and path.suffix not in (".yaml", ".yml") and name in known:
+    if name in known:
         return known[name]
     raise unknown_name("recipe", name, known or ["a path to a .yaml file"])
 
@@ -82,8 +83,19 @@ def _read(path: Path, seen: Sequence[Path]) -> dict[str, Any]:
     base = values.pop("extends", None)
     if base is None:
         return values
-    require(isinstance(base, str), f"{path}: extends: expected the name of a file, got {base!r}")
-    return merge(_read(path.parent / base, [*seen, path.resolve()]), values)
+    require(isinstance(base, str), f"{path}: extends: expected a file or the name of a recipe, got {base!r}")
+    return merge(_read(_find_base(path.parent, base), [*seen, path.resolve()]), values)
+
+
+def _find_base(folder: Path, base: str) -> Path:
+    """A file beside the recipe that extends it, or a recipe of the package: both with or without their ending."""
+    file = base if Path(base).suffix in ENDINGS else f"{base}.yaml"
+    for place in (folder, *FOLDERS):
+        if (place / file).is_file():
+            return place / file
+    require(file != base, f"recipe: extends: cannot find {base} in {folder} or among the recipes of the package")
+    named = {path.stem: path for place in reversed(FOLDERS) for path in place.glob("*.yaml")}
+    raise unknown_name("recipe: extends", base, named)
 
 
 def _yaml() -> ModuleType:

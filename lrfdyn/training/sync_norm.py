@@ -21,6 +21,8 @@ class _Normalize(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        ctx.dtype = x.dtype
+        x = x.to(weight.dtype)  # under autocast the input is half precise, and sums over a batch are not
         axes = [0, *range(2, x.dim())]
         sums = torch.cat((x.sum(axes), x.new_tensor([x.numel() / x.shape[1]])))
         dist.all_reduce(sums)
@@ -35,18 +37,20 @@ class _Normalize(torch.autograd.Function):
         normal = centred * _as(scale, x)
         ctx.save_for_backward(normal, weight, scale, count)
         ctx.mark_non_differentiable(mean, variance, count)
-        return normal * _as(weight, x) + _as(bias, x), mean, variance, count
+        return (normal * _as(weight, x) + _as(bias, x)).to(ctx.dtype), mean, variance, count
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
         normal, weight, scale, count = ctx.saved_tensors
+        grad = grad.to(normal.dtype)
         axes = [0, *range(2, grad.dim())]
         bias_grad = grad.sum(axes)
         weight_grad = (grad * normal).sum(axes)
         sums = torch.stack((bias_grad, weight_grad))
         dist.all_reduce(sums)
         shift, along = (_as(part / count, grad) for part in sums)
-        return _as(weight * scale, grad) * (grad - shift - normal * along), weight_grad, bias_grad, None
+        x_grad = _as(weight * scale, grad) * (grad - shift - normal * along)
+        return x_grad.to(ctx.dtype), weight_grad, bias_grad, None
 
 
 def _as(vector: Tensor, like: Tensor) -> Tensor:

@@ -270,3 +270,15 @@ def test_images_of_files(tmp_path, monkeypatch):
     images = load_images("imagenette", tmp_path / "folder", 3, 8, CPU, image_size=32)
     assert torch.cat(images.labels).tolist() == [0, 1, 2]  # one of every class, not the first three files
     assert list(images.batches[0].shape) == [3, 3, 32, 32]
+
+
+def test_epochs_of_the_learning_curves_are_whole_numbers():
+    plt = pytest.importorskip("matplotlib.pyplot")
+    from lrfdyn.analysis.plots import _convergence
+
+    curve = [{"epoch": e, "test_accuracy": 0.3 * e, "train_loss": 2.0 - e} for e in (1, 2)]
+    runs = [{"attention": "ssa", "curve": curve}]
+    figure = _convergence(plt, {"attentions": {"ssa": {"label": "SSA"}}, "runs": runs})
+    for axis in figure.axes:
+        assert all(float(tick).is_integer() for tick in axis.get_xticks())
+    plt.close(figure)

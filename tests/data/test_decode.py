@@ -35,6 +35,28 @@ def test_workers_change_nothing(name: str, tmp_path: Path) -> None:
     assert_equal(list(none.test_batches(batch_size=4)), list(two.test_batches(batch_size=4)))
 
 
+def test_an_error_of_the_program_ends_its_workers(tmp_path: Path) -> None:
+    """Between two batches, so that workers wait for more. They leave the first request to end to the program."""
+    write_folder(tmp_path)
+    code = (
+        "from lrfdyn.data import Augmentation, create_data\n"
+        f"data = create_data('imagenette', {str(tmp_path)!r}, Augmentation(), image_size=24, workers=2)\n"
+        "batches = data.train_batches(epoch=0, seed=0, batch_size=4)\n"
+        "next(batches)\n"
+        "raise RuntimeError('between two batches')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr.strip().endswith("RuntimeError: between two batches")
+
+
+def test_no_more_workers_than_cores(tmp_path: Path, recwarn) -> None:
+    """PyTorch would warn of them in the middle of a run."""
+    write_folder(tmp_path)
+    assert len(list(folder_data(tmp_path, workers=100).train_batches(**TRAIN))) == 6
+    assert not [w for w in recwarn if "worker" in str(w.message)]
+
+
 def test_skipped_steps_are_not_decoded(tmp_path: Path, monkeypatch) -> None:
     data = folder_data(write_folder(tmp_path))
     read = []

@@ -193,7 +193,7 @@ def test_unknown_names() -> None:
         create_data("digits", None, Augmentation(), workers=2)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet", "imagenette", "webdataset"])
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet", "imagenette", "folder", "webdataset"])
 def test_no_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(LrfdynError, match="root: "):
         create_data(name, None, Augmentation())

@@ -147,3 +147,20 @@ def test_synchronised_norm_of_one_process_is_batch_norm(monkeypatch):
         torch.testing.assert_close(value, synced.state_dict()[name])
     torch.testing.assert_close(plain.eval()(x), synced.eval()(x))
     assert math.isfinite(float(synced.running_var.sum()))
+
+
+def test_synchronised_norm_of_half_precise_input_is_batch_norm(monkeypatch):
+    """As autocast gives it. Statistics, and the sum of 30,000 numbers that they need, are single precise."""
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: None)
+    torch.manual_seed(0)
+    plain, synced = nn.BatchNorm2d(2), SyncBatchNorm2d(2)
+    x = (torch.randn(30, 2, 100, 10) + 1).bfloat16().requires_grad_()
+    outgoing = torch.randn_like(x)
+    results = []
+    for norm in (plain, synced):
+        y = norm(x)
+        results.append([y, *torch.autograd.grad((y * outgoing).sum(), [x, norm.weight, norm.bias])])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(value, synced.state_dict()[name], rtol=1e-4, atol=1e-4)

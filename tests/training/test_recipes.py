@@ -14,8 +14,13 @@ import pytest
 
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
+from lrfdyn.reproduce import Settings
+from lrfdyn.training.build import build_model
+from lrfdyn.training.config import key_types
 from lrfdyn.training.describe import describe
+from lrfdyn.training.key_help import HELP
 from lrfdyn.training.recipes import FOLDERS, list_recipes, load_recipe
+from tests.data.make import write_folder
 from tests.training.runs import tiny
 
 RECIPES = sorted(path for path in FOLDERS[2].glob("*.yaml") if not path.name.startswith("_"))
@@ -115,9 +120,66 @@ def test_without_a_recipe_the_names_are_printed(capsys):
     assert capsys.readouterr().out.splitlines() == sorted(list_recipes())
 
 
-def test_dry_run_of_unknown_data():
-    with pytest.raises(LrfdynError, match=r"data.name: a dry run knows digits, cifar10"):
+def test_dry_run_of_own_images_counts_them(tmp_path):
+    pytest.importorskip("PIL")
+    write_folder(tmp_path)
+    data = {"name": "folder", "root": str(tmp_path), "image_size": 16}
+    facts = describe(tiny(data=data, run={"batch_size": 4}))
+    with_ten = describe(tiny(data={**data, "name": "imagenette"}, run={"batch_size": 4}))
+    assert facts["steps_per_epoch"] == 6  # of 24 images
+    width = tiny().model.options["dim"]
+    assert with_ten["parameters"] - facts["parameters"] == (10 - 3) * (width + 1)
+    with pytest.raises(LrfdynError, match="root: webdataset needs the folder of its files"):
         describe(tiny(data={"name": "webdataset"}))
+
+
+def test_own_recipe_extends_one_of_the_package(tmp_path, monkeypatch, capsys):
+    """By its name or its file, from any folder; a file beside the recipe comes first."""
+    monkeypatch.chdir(tmp_path)
+    ours = load_recipe(list_recipes()["digits_lrf_dyn"])
+    for base in ("digits_lrf_dyn", "digits_lrf_dyn.yaml"):
+        (tmp_path / "mine.yaml").write_text(f"extends: {base}\nrun: {{seed: 7}}\n")
+        mine = load_recipe(Path("mine.yaml"))
+        assert mine.run.seed == 7
+        assert mine.model == ours.model
+        assert mine.schedule == ours.schedule
+    (tmp_path / "digits_lrf_dyn.yaml").write_text("extends: _digits.yaml\nmodel: {attention: vsa}\n")
+    assert load_recipe(Path("mine.yaml")).model.attention == "vsa"
+    (tmp_path / "mine.yaml").write_text("extends: digits_lrfdyn\n")
+    with pytest.raises(LrfdynError, match="recipe: extends: unknown name 'digits_lrfdyn'; did you mean digits_lrf_dyn"):
+        load_recipe(Path("mine.yaml"))
+
+
+def test_a_wrong_name_is_one_line(capsys):
+    for command, message in [
+        (["train", "./absent.yml"], "recipe: no such file: ./absent.yml"),
+        (["evaluate", "absent/run"], "source: no such folder, and no recipe of that name: absent/run"),
+        (["train", "qqq"], f"and {len(list_recipes()) - 30} more"),
+    ]:
+        assert main(command) == 2
+        printed = capsys.readouterr().err
+        assert message in printed
+        assert len(printed) < 1500
+
+
+def test_help_explains_every_key(capsys):
+    assert set(HELP) == set(key_types())
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    usage, _, rest = capsys.readouterr().out.partition("\n\n")
+    assert len(usage) < 200
+    assert "--augmentation.crop none|pad|resized" in rest
+    assert "images per step of the optimiser" in " ".join(rest.split())
+    assert "default: ==SUPPRESS==" not in rest
+
+
+def test_digits_recipe_is_that_of_reproduce():
+    recipe, settings = load_recipe(list_recipes()["digits_lrf_dyn"]), Settings()
+    assert recipe.model.options["dim"] == settings.dim
+    model = build_model(recipe, 10, 8, 1)
+    assert model.config == settings.model("lrf_dyn").config
+    assert recipe.optimizer.learning_rate == settings.recipe.learning_rate
+    assert recipe.schedule.epochs == settings.recipe.epochs
 
 
 def test_installed_package_has_its_recipes(tmp_path):
