@@ -48,6 +48,16 @@ def write_pair(root: Path, split: str, name: str, image: np.ndarray, mask: np.nd
         Image.fromarray(pixels).save(folder / f"{name}.{ending}", **({"quality": 95} if ending == "jpg" else {}))
 
 
+def turned_pair(root: Path, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A pair whose image says that the camera was turned by a quarter; the mask lies on the stored pixels."""
+    image, mask = shapes(5, 36, 60)
+    write_pair(root, split, name, image, mask)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(image).save(root / "images" / split / f"{name}.jpg", quality=95, exif=exif)
+    return image, mask
+
+
 def write_shapes(root: Path, train: int = 24, validation: int = 6) -> Path:
     for split, count, first in (("training", train, 0), ("validation", validation, 1000)):
         for i in range(count):

@@ -11,14 +11,15 @@ import pytest
 from PIL import Image
 
 from lrfdyn.cli import main
-from lrfdyn.data.ade20k import IGNORED
+from lrfdyn.data.ade20k import IGNORED, find_pairs, read_pair
 from lrfdyn.deploy import compile_for_inference
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
 from lrfdyn.segmentation.classes import class_names, palette
 from lrfdyn.segmentation.draw import blend, class_shares, mask_image
+from lrfdyn.segmentation.figure import segmentation_figure
 from lrfdyn.segmentation.predict import load_segmenter, predict_mask, predict_segmentation
-from tests.segmentation.make import RECIPE, TINY_HEAD, TINY_HOST, shapes, tiny_model, write_shapes
+from tests.segmentation.make import RECIPE, TINY_HEAD, TINY_HOST, shapes, tiny_model, turned_pair, write_shapes
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -110,6 +111,19 @@ def test_figure_command(place, tmp_path, capsys):
     ):
         assert main([*write, "--out", str(tmp_path / bad)]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_figure_of_an_image_that_exif_turns(place, tmp_path):
+    """The row shows the pixels that the mask was drawn on, and counts on them."""
+    data = write_shapes(tmp_path / "data", train=1, validation=1)
+    turned_pair(data, "validation", "scene_000")
+    pairs = find_pairs(data, "validation")
+    model = load_segmenter(str(place / "run"), "cpu")
+    pixels, truth = read_pair(pairs[0])
+    mask = predict_mask(model, Image.fromarray(pixels))
+    accuracy = segmentation_figure({"SSA": model}, pairs, tmp_path / "figure.png")
+    labelled = truth != IGNORED
+    assert accuracy == {"SSA": [pytest.approx(100 * (mask == truth)[labelled].mean())]}
 
 
 def test_only_classifiers_are_exported_and_compiled(place, tmp_path, capsys):
