@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from lrfdyn.models import Segmenter, create_segmenter
 from lrfdyn.training.config import TrainConfig, parse_config
 from lrfdyn.training.recipes import merge
 
+ROOT = Path(__file__).parent.parent.parent
 CLASSES = 3  # ground, disc, square
 TINY_HOST: dict[str, Any] = {"widths": [8, 16, 16, 16], "depths": [1, 1, 1, 1, 1], "heads": 2, "mlp_ratio": 2}
 TINY_HEAD: dict[str, Any] = {"width": 16, "dropout": 0.0}
@@ -73,3 +76,12 @@ def tiny_model(**options: Any) -> Segmenter:
 
 def tiny_config(root: Path, **sections: dict[str, Any]) -> TrainConfig:
     return parse_config(merge(RECIPE, merge({"data": {"root": str(root)}}, sections)))
+
+
+def load_script(folder: str, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
