@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
 from tests.segmentation.make import RECIPE, TINY_HEAD, TINY_HOST, load_script, write_shapes
 
@@ -60,6 +61,9 @@ def test_the_whole_sequence(script, tmp_path, capsys):
         assert f"| {summary['miou']:.2f} |" in section
     assert "16 training and 3 validation pairs" in section
     assert "figure.png" in section
+    (out / "sdt_v3_t_ssa" / "summary.json").write_text(json.dumps({**found["sdt_v3_t_ssa"], "epochs": 2}))
+    with pytest.raises(LrfdynError, match=r"epochs: expected the same in all runs, got \[2, 1, 1\]"):
+        load_script("docs", "make_segmentation").measured(out)
 
 
 def test_a_run_that_fails_takes_no_other_with_it(script, tmp_path, capsys, monkeypatch):
