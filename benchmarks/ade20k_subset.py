@@ -1,8 +1,9 @@
 """Trains SDT-V3-S with SSA, LRF-SSA and LRF-Dyn on the ADE20K subset under one recipe and draws them side by side.
 
-The three get the same number of epochs: --epochs, or as many as fit in --minutes by the speed that is measured first
-(this also compiles the kernels). Results go to --out: RUN/summary.json, log.jsonl, classes.csv, recipe.yaml, and
-figure.png. The page is then made by docs/make_segmentation.py.
+The three get the same number of epochs: --epochs, or as many as fit in --minutes by the speed of training and testing
+that is measured first (this also compiles the kernels). Results go to --out as soon as a run ends: RUN/summary.json,
+log.jsonl, log.csv, classes.csv, recipe.yaml; the figure comes last. A run that fails is told and the others go on. The
+page is then made by docs/make_segmentation.py.
 
     python benchmarks/ade20k_subset.py --root DATA --minutes 5
 """
@@ -11,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,8 @@ from lrfdyn.training.trainer import Trainer
 
 KEPT = ("log.jsonl", "log.csv", "classes.csv", "recipe.yaml")
 WARM_UP, TIMED = 12, 30  # steps of the measurement
-RESERVE_S = 20  # of a run, for what is not training: decoding, tests, writing
+RESERVE_S = 10  # of a run, for decoding, capturing and writing
+FIGURE_S = 15
 MOST_EPOCHS = 200
 
 
@@ -66,27 +69,45 @@ class Clock(Reporter):
 class Printer(Reporter):
     def start(self, trainer: Trainer) -> None:
         how = trainer.graph_obstacle or "captured as a CUDA graph"
-        print(f"  {trainer.parameters:,} parameters, {trainer.total_steps:,} steps on {trainer.device} ({how})")
+        tell(f"  {trainer.parameters:,} parameters, {trainer.total_steps:,} steps on {trainer.device} ({how})")
 
     def epoch(self, record: dict[str, Any]) -> None:
         tested = f", mIoU {record['miou']:.2f} %" if "miou" in record else ""
-        print(
-            f"  epoch {record['epoch']}: loss {record['train_loss']:.4f}{tested}, {record['wall_s']:.1f} s", flush=True
-        )
+        tell(f"  epoch {record['epoch']}: loss {record['train_loss']:.4f}{tested}")
 
 
-def seconds_per_epoch(config: TrainConfig, folder: Path, warm_up: int, timed: int) -> float:
+BEGAN = time.perf_counter()
+
+
+def tell(message: str) -> None:
+    print(f"{time.perf_counter() - BEGAN:6.1f} s  {message}", flush=True)
+
+
+def measure(config: TrainConfig, folder: Path, warm_up: int, timed: int) -> tuple[float, float]:
+    """Seconds of an epoch of training, and of a test."""
     clock = Clock(warm_up, timed)
     trainer = Trainer(config, folder, clock)
     try:
         trainer.train()
     except StepLimitError:
-        return clock.seconds * trainer.steps
+        began = time.perf_counter()
+        run = config.run
+        trainer.task.test(trainer.model, trainer.source, run.test_batch_size, trainer.accelerator, trainer.dtype)
+        return clock.seconds * trainer.steps, time.perf_counter() - began
     finally:
         del trainer
-        gc.collect()
         free_memory()
     raise RuntimeError(f"fewer than {warm_up + timed} steps in the whole run")
+
+
+def epochs_within(seconds: float, epoch: Sequence[float], test: float, test_epochs: int) -> int:
+    """As many as all runs (`epoch` seconds for one of each) and the figure can have in that time; 0 where it is too
+    short."""
+
+    def needed(epochs: int) -> float:
+        return FIGURE_S + epochs * sum(epoch) + len(epoch) * (RESERVE_S + -(-epochs // test_epochs) * test)
+
+    return max((n for n in range(1, MOST_EPOCHS + 1) if needed(n) <= seconds), default=0)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -106,35 +127,82 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    began = time.perf_counter()
+def main(argv: Sequence[str] | None = None) -> int:
+    """1 where a run failed."""
+    global BEGAN
+    BEGAN = time.perf_counter()
     args = arguments(argv)
-    given = sys.argv[1:] if argv is None else list(argv)
-    command = " ".join(["python benchmarks/ade20k_subset.py", *given]).replace(args.root, "DATA")
-    command = command.replace(f" --out {args.out}", "")
+    command = shown_command(args, sys.argv[1:] if argv is None else list(argv))
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         configs = {kind: configure(args, kind) for kind in args.attentions}
-        epochs = args.epochs
-        if epochs is None:
-            speeds = {
-                kind: seconds_per_epoch(config, folder / "speed" / kind, WARM_UP, args.timed)
-                for kind, config in configs.items()
-            }
-            print("seconds per epoch:", ", ".join(f"{kind} {value:.2f}" for kind, value in speeds.items()), flush=True)
-            left = 60 * args.minutes - (time.perf_counter() - began) - RESERVE_S * len(speeds)
-            epochs = min(MOST_EPOCHS, int(left / sum(speeds.values())))
-        require(epochs >= 1, f"minutes: {args.minutes:g} are too few for one epoch of each")
+        epochs = args.epochs if args.epochs is not None else choose_epochs(args, configs, folder / "speed")
+        ended: dict[str, Path] = {}
         for kind, config in configs.items():
-            print(f"{kind}: {epochs} epochs", flush=True)
+            tell(f"{kind}: {epochs} epochs")
             whole = dataclasses.replace(config, schedule=config.schedule.within(epochs))
-            train(args, kind, whole, folder / kind, command)
-        figure = args.out / "figure.png"
-        pairs = choose_pairs(Path(args.root), count=args.scenes)
-        accuracy = segmentation_figure({LABELS[kind]: str(folder / kind) for kind in args.attentions}, pairs, figure)
-        scenes = [pair.image.stem for pair in pairs]
-        write_json(args.out / "figure.json", {"scenes": scenes, "pixel_accuracy": accuracy})
-    print(f"{args.out}: done in {time.perf_counter() - began:.0f} s")
+            with told(kind):
+                ended[kind] = train(args, kind, whole, folder / kind, command)
+        if ended:
+            draw(args, ended)
+    tell(f"{args.out}: {len(ended)} of {len(args.attentions)} runs")
+    return int(len(ended) < len(args.attentions))
+
+
+def choose_epochs(args: argparse.Namespace, configs: dict[str, TrainConfig], folder: Path) -> int:
+    """Of `configs` it leaves those that can be trained at all."""
+    speeds = {}
+    for kind, config in list(configs.items()):
+        tell(f"{kind}: measuring the speed")
+        with told(kind):
+            speeds[kind] = measure(config, folder / kind, WARM_UP, args.timed)
+            tell(f"  {speeds[kind][0]:.2f} s per epoch, {speeds[kind][1]:.1f} s per test")
+        if kind not in speeds:
+            del configs[kind]
+    require(bool(speeds), "attentions: none of them could be trained")
+    left = 60 * args.minutes - (time.perf_counter() - BEGAN)
+    test_epochs = min(config.run.test_epochs for config in configs.values())
+    # The first test of a process prepares every size of image; the shortest is like those to come.
+    test = min(test for _, test in speeds.values())
+    epochs = epochs_within(left, [epoch for epoch, _ in speeds.values()], test, test_epochs)
+    require(epochs >= 1, f"minutes: {args.minutes:g} are too few for one epoch of each")
+    return epochs
+
+
+@contextmanager
+def told(kind: str) -> Iterator[None]:
+    """What fails is told and left behind: what has ended and what is still to come must not be lost with it."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        tell(f"{kind}: failed")
+    free_memory()
+
+
+def draw(args: argparse.Namespace, ended: Mapping[str, Path]) -> None:
+    tell("figure")
+    pairs = choose_pairs(Path(args.root), count=args.scenes)
+    models = {LABELS[kind]: str(run) for kind, run in ended.items()}
+    accuracy = segmentation_figure(models, pairs, args.out / "figure.png")
+    scenes = [pair.image.stem for pair in pairs]
+    write_json(args.out / "figure.json", {"scenes": scenes, "pixel_accuracy": accuracy})
+
+
+def shown_command(args: argparse.Namespace, given: Sequence[str]) -> str:
+    """As it is kept: without the folders of this machine."""
+    words, rest = ["python benchmarks/ade20k_subset.py"], iter(given)
+    for word in rest:
+        if word in ("--out", "--models"):
+            next(rest)
+        else:
+            words.append({args.root: "DATA", args.backbone: shown_backbone(args.backbone)}.get(word, word))
+    return " ".join(words)
+
+
+def shown_backbone(folder: str | None) -> str | None:
+    """The last two names of its path; None: from scratch."""
+    return None if folder is None else Path(*Path(folder).parts[-2:]).as_posix()
 
 
 def configure(args: argparse.Namespace, kind: str) -> TrainConfig:
@@ -144,13 +212,15 @@ def configure(args: argparse.Namespace, kind: str) -> TrainConfig:
     return load_recipe(find_recipe(args.recipe.format(attention=kind)), overrides)
 
 
-def train(args: argparse.Namespace, kind: str, config: TrainConfig, work: Path, command: str) -> None:
+def train(args: argparse.Namespace, kind: str, config: TrainConfig, work: Path, command: str) -> Path:
+    """The folder of the run, whose results are in --out then."""
     recipe = args.recipe.format(attention=kind)
     summary = run_training(config, work, recipe=recipe, command=command, reporter=Printer())
+    root = find_root(Path(args.root))
     summary |= {
-        "backbone": config.model.backbone,  # None: from scratch
-        "train_images": len(find_pairs(find_root(Path(args.root)), "training")),
-        "test_images": len(find_pairs(find_root(Path(args.root)), "validation")),
+        "backbone": shown_backbone(config.model.backbone),
+        "train_images": len(find_pairs(root, "training")),
+        "test_images": len(find_pairs(root, "validation")),
         "crop": config.data.image_size,
         "batch_size": config.run.batch_size,
         "torch": torch.__version__,
@@ -160,13 +230,15 @@ def train(args: argparse.Namespace, kind: str, config: TrainConfig, work: Path, 
     for name in KEPT:
         # Where the files lay is nobody's business but this machine's.
         text = (work / name).read_text(encoding="utf-8").replace(args.root, "data/ade20k_subset")
+        if config.model.backbone is not None:
+            text = text.replace(config.model.backbone, str(shown_backbone(config.model.backbone)))
         (target / name).write_text(text, encoding="utf-8")
     write_json(target / "summary.json", summary)
     if args.models is not None:
         shutil.copytree(work / "model", args.models / kind, dirs_exist_ok=True)
-    gc.collect()
-    free_memory()
+    tell(f"{kind}: mIoU {summary['miou']:.2f} %, pixel accuracy {summary['pixel_accuracy']:.2f} %, in {target}")
+    return work
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,10 +11,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.pages import table
 from lrfdyn.attention import LABELS
+from lrfdyn.errors import require
 from lrfdyn.segmentation.paper import PAPER
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
+SHARED = ("model", "train_images", "test_images", "crop", "epochs", "batch_size", "seed", "device", "precision")
 ORDER = ("ssa", "lrf_ssa", "lrf_dyn")
 
 TEXT = """\
@@ -57,7 +59,8 @@ channels, batch norm behind the other convolutions and ReLU, as they were publis
 
 Unpack `ADEChallengeData2016` as it comes (`images/` and `annotations/`, each with `training/` and `validation/`). In a
 mask 0 is ignored and 1..150 are the classes 0..149. A mask without its image's size, with larger values, or that is
-missing is an error that names the file.
+missing is an error that names the file. Pictures are read as they are stored, because masks are drawn on the stored
+pixels: a turn that EXIF asks for is made by `lrfdyn predict`, and not in training, tests and the figure.
 
     lrfdyn train ade20k_sdt_v3_s_lrf_dyn --data.root /data/ADEChallengeData2016 \\
         --model.backbone results/training/imagenet_sdt_v3_s_lrf_dyn/seed0
@@ -121,10 +124,10 @@ from which this section is made.
 """
 
 MEASURED = """\
-{model} on {train} training and {test} validation pairs with a short side of 256, {start}, {epochs} epochs of {batch}
-crops of {crop} each, the same recipe and seed for all, on one {device} in {precision}. **These are numbers of little
-data and short training, one seed each, on a part of the validation set in which many classes occur in one image or two:
-they compare with each other within that noise, and not with the paper's.**
+{model} on {train} training and {test} validation pairs with a short side of 256, {start}, {epochs} epochs with {batch}
+crops of {crop} pixels a step, the same recipe and seed for all, on one {device} in {precision}. **These are numbers of
+little data and short training, one seed each, on a part of the validation set in which many classes occur in one image
+or two: they compare with each other within that noise, and not with the paper's.**
 
 {table}
 `{command}` measured it: `results/ade20k_subset` has the logs, the numbers per class and the recipes.
@@ -168,11 +171,18 @@ def order(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def measured(folder: Path) -> str:
     """The section on the subset; it says so where nothing was measured yet."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*/summary.json"))]
-    runs = sorted((run for run in found if run["attention"] in ORDER), key=lambda run: ORDER.index(run["attention"]))
+    summaries = [json.loads(path.read_text()) for path in sorted(folder.glob("*/summary.json"))]
+    runs = sorted(
+        (run for run in summaries if run["attention"] in ORDER), key=lambda run: ORDER.index(run["attention"])
+    )
     if not runs:
         return PENDING
     first = runs[0]
+    for key in SHARED:
+        found = [run[key] for run in runs]
+        require(len(set(found)) == 1, f"{folder}: {key}: expected the same in all runs, got {found}")
+    backbones = [run["backbone"] for run in runs if run["backbone"] is not None]
+    require(len(backbones) in (0, len(runs)), f"{folder}: backbone: expected one in all runs or in none")
     body = [
         [LABELS[run["attention"]], f"{run['miou']:.2f}", f"{run['mean_accuracy']:.2f}", f"{run['pixel_accuracy']:.2f}",
          f"{run['parameters']:,}", f"{run['images_per_s']:,.0f}", f"{run['wall_s']:,.0f}"]
@@ -185,7 +195,7 @@ def measured(folder: Path) -> str:
         model=first["model"],
         train=f"{first['train_images']:,}",
         test=f"{first['test_images']:,}",
-        start="from scratch" if first["backbone"] is None else f"from the backbone {first['backbone']}",
+        start=f"from the backbones {', '.join(backbones)}" if backbones else "from scratch",
         epochs=first["epochs"],
         batch=first["batch_size"],
         crop=first["crop"],

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from lrfdyn.errors import require
-from lrfdyn.files import writable_folder
+from lrfdyn.files import finite, writable_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace) -> None:
     accuracy = segmentation_figure(models, pairs, arguments.out, device=arguments.device)
     if arguments.json:
         scenes = [pair.image.stem for pair in pairs]
-        print(json.dumps({"figure": str(arguments.out), "scenes": scenes, "pixel_accuracy": accuracy}, indent=1))
+        found = {"figure": str(arguments.out), "scenes": scenes, "pixel_accuracy": accuracy}
+        print(json.dumps(finite(found), indent=1))
         return
     print(f"{arguments.out}: {len(pairs)} scenes, {', '.join(models)}")
 

@@ -25,7 +25,7 @@ from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
 from lrfdyn.data.device import to_device
 from lrfdyn.data.loading import load_in_order
 from lrfdyn.data.scene_augment import IGNORED, Pictures, photometric, random_crops
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import LrfdynError, require, require_integer
 
 FOLDER = "ADEChallengeData2016"
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
@@ -74,7 +74,10 @@ def read_mask(path: Path, classes: int = CLASSES) -> np.ndarray:
 
 
 def read_pair(pair: Pair, classes: int = CLASSES, short_side: int | None = None) -> Picture:
-    """Image and mask; with `short_side` the image is scaled to it and the mask stays as it is."""
+    """Image and mask; with `short_side` the image is scaled to it and the mask stays as it is.
+
+    Both are taken as they are stored: masks lie beside the stored pixels and know nothing of a camera that was turned.
+    """
     from PIL import Image
 
     try:
@@ -93,6 +96,15 @@ def read_pair(pair: Pair, classes: int = CLASSES, short_side: int | None = None)
         wide, high = (max(1, round(side * factor)) for side in image.size)
         image = image.resize((wide, high), Image.Resampling.BILINEAR)
     return np.asarray(image), mask
+
+
+def stack(arrays: Sequence[np.ndarray], fill: int) -> np.ndarray:
+    """`[B, H, W, ...]`, with `fill` at the right and the bottom of what is smaller than the largest."""
+    height, width = np.max([array.shape[:2] for array in arrays], 0)
+    stacked = np.full((len(arrays), height, width, *arrays[0].shape[2:]), fill, np.uint8)
+    for array, place in zip(arrays, stacked, strict=True):
+        place[: array.shape[0], : array.shape[1]] = array
+    return stacked
 
 
 class Loaded(NamedTuple):  # a tuple, because the DataLoader pins the memory of tuples
@@ -147,11 +159,14 @@ class Ade20k(DataSource):
         except ImportError:
             raise LrfdynError("data: decoding images needs Pillow; pip install 'lrfdyn[segmentation]'") from None
         for name, value in (("image_size", image_size), ("num_classes", num_classes)):
-            require(isinstance(value, int) and value >= 1, f"{name}: expected an integer >= 1, got {value!r}")
+            require_integer(name, value, 1)
         for name, side in (("test_size", test_size), ("window", window)):
-            require(side is None or side >= 1, f"{name}: expected an integer >= 1, got {side!r}")
+            if side is not None:
+                require_integer(name, side, 1)
+        for name, on in (("resident", resident), ("flip", flip)):
+            require(isinstance(on, bool), f"{name}: expected true or false, got {on!r}")
         require(num_classes <= CLASSES, f"num_classes: masks of bytes hold up to {CLASSES}, got {num_classes}")
-        require(workers >= 0, f"workers: expected an integer >= 0, got {workers}")
+        require_integer("workers", workers, 0)
         check_augmentation(augment)
         root = find_root(root)
         self._train_pairs, self.test_pairs = find_pairs(root, "training"), find_pairs(root, "validation")
@@ -161,9 +176,7 @@ class Ade20k(DataSource):
         self._workers, self._test_size, self._resident = workers, test_size, resident
         self._pictures: dict[torch.device, Pictures] = {}
         self._test_pictures: list[Picture] = []
-        if resident:
-            packed = Pictures.pack(self._decode(self._train_pairs, None))
-            self._pictures[torch.device("cpu")] = packed
+        if resident:  # those for training when they are first asked for: a test does without them
             self._test_pictures = self._decode(self.test_pairs, test_size)
 
     def _decode(self, pairs: Sequence[Pair], short_side: int | None) -> list[Picture]:
@@ -184,7 +197,7 @@ class Ade20k(DataSource):
         """The pictures that hold those of a step, and which of them are its own."""
         if self._resident:
             if device not in self._pictures:
-                self._pictures[device] = self._pictures[torch.device("cpu")].to(device)
+                self._pictures[device] = Pictures.pack(self._decode(self._train_pairs, None)).to(device)
             yield from ((self._pictures[device], step.samples) for step in steps)
             return
         loader = Loader(self._train_pairs, self.num_classes)
@@ -199,10 +212,14 @@ class Ade20k(DataSource):
 
     def _load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         for pictures in self._test_pictures_of(slices):
-            images = torch.from_numpy(np.stack([image for image, _ in pictures])).permute(0, 3, 1, 2)
-            masks = torch.from_numpy(np.stack([mask for _, mask in pictures])).long()
-            images = normalise(to_device(images, device).float(), self.mean, self.deviation)
-            yield images.contiguous(memory_format=torch.channels_last), to_device(masks, device)
+            levels = to_device(stack([image for image, _ in pictures], 0), device).permute(0, 3, 1, 2)
+            images = normalise(levels.float(), self.mean, self.deviation)
+            for (image, _), padded in zip(pictures, images, strict=True):
+                height, width = image.shape[:2]
+                if padded.shape[-2:] != (height, width):
+                    padded[:, height:], padded[:, :, width:] = 0, 0
+            masks = to_device(stack([mask for _, mask in pictures], IGNORED), device).long()
+            yield images.contiguous(memory_format=torch.channels_last), masks
 
     def _test_pictures_of(self, slices: Sequence[np.ndarray]) -> Iterator[list[Picture]]:
         if self._resident:
@@ -219,22 +236,32 @@ class Ade20k(DataSource):
                     yield [picture.result() for picture in ahead.popleft()]
 
     def test_batches(
-        self, *, batch_size: int, rank: int = 0, world_size: int = 1, device: torch.device | str = "cpu"
+        self,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        device: torch.device | str = "cpu",
+        multiple: int = 1,
     ) -> Iterator[Batch]:
         """Every test image once over all ranks, as large as it is; images of one size come together. `labels` may be
         larger or smaller than the image. All ranks get the same number of batches; `count` is 0 in those that fill
-        up."""
+        up.
+
+        A network that pads images to a `multiple` anyway gets them padded, and so those of several sizes together.
+        """
         require(batch_size >= 1, f"batch_size: expected an integer >= 1, got {batch_size}")
-        batches = self._same_size(batch_size)
+        whole = self._test_size is None and self.window is None and not self.flip  # else padding would be seen
+        batches = self._same_size(batch_size, multiple if whole else 1)
         mine = batches[rank::world_size]
         missing = -(-len(batches) // world_size) - len(mine)
         for i, (images, labels) in enumerate(self._load_test([*mine, *batches[:missing]], torch.device(device))):
             yield Batch(images, labels, labels, len(images) if i < len(mine) else 0)
 
-    def _same_size(self, batch_size: int) -> list[np.ndarray]:
+    def _same_size(self, batch_size: int, multiple: int) -> list[np.ndarray]:
         groups: dict[tuple[int, ...], list[int]] = {}
         for i in range(self.test_images):
-            groups.setdefault(self._size(i), []).append(i)
+            groups.setdefault(tuple(-(-side // multiple) for side in self._size(i)), []).append(i)
         return [
             np.array(group[i : i + batch_size]) for group in groups.values() for i in range(0, len(group), batch_size)
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -110,8 +110,10 @@ class Segmenter(SpikingModel):
         return self.feature_info[-1].stride
 
     def forward(self, images: Tensor) -> Tensor:
-        logits = self.forward_logits(images)
-        return F.interpolate(logits, size=images.shape[-2:], mode="bilinear")
+        logits, size = self.forward_logits(images), images.shape[-2:]
+        if logits.is_cuda and logits.requires_grad:
+            return enlarge(logits, size)
+        return F.interpolate(logits, size=size, mode="bilinear")
 
     def forward_logits(self, images: Tensor) -> Tensor:
         """On the grid of the head, `[B, classes, H / output_stride, W / output_stride]`."""
@@ -130,6 +132,19 @@ class Segmenter(SpikingModel):
         require_integer("num_classes", num_classes, 1)
         like = next(self.parameters())
         return self._fresh_head(num_classes).to(like.device, like.dtype)
+
+
+def enlarge(x: Tensor, size: Sequence[int]) -> Tensor:
+    """`F.interpolate(x, size, mode="bilinear")` as two matrix products, for training on a GPU: there the gradient of
+    `interpolate` is atomic additions, slow in 16 bits and of no fixed order, and these are its largest maps."""
+
+    def weights(length: int, new: int) -> Tensor:  # [length, new]
+        unit = torch.eye(length, device=x.device)
+        return F.interpolate(unit[None], size=new, mode="linear")[0].to(x.dtype)
+
+    (height, width), (high, wide) = x.shape[-2:], size
+    rows = x.flatten(0, 1) @ weights(width, wide)
+    return torch.bmm(weights(height, high).mT.expand(len(rows), -1, -1), rows).unflatten(0, x.shape[:2])
 
 
 def create_segmenter(name: str, **options: Any) -> Segmenter:

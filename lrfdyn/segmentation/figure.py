@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from lrfdyn.data.ade20k import IGNORED, Pair, find_pairs, find_root, read_mask
+from lrfdyn.data.ade20k import IGNORED, Pair, find_pairs, find_root, read_pair
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.files import write_atomic
 from lrfdyn.models.segmenter import Segmenter
-from lrfdyn.segmentation.draw import blend, grid, legend
-from lrfdyn.segmentation.predict import load_segmenter, open_image, predict_mask
+from lrfdyn.segmentation.draw import blend, grid, legend, pillow
+from lrfdyn.segmentation.predict import load_segmenter, predict_mask
 
 SCENES = 4  # where none are named
 
@@ -45,7 +45,8 @@ def segmentation_figure(
     accuracy: dict[str, list[float]] = {title: [] for title in networks}
     rows, captions = [], []
     for pair in pairs:
-        image, truth = open_image(pair.image), read_mask(pair.mask, classes)
+        pixels, truth = read_pair(pair, classes)  # as the models saw them, whatever EXIF says
+        image = pillow().Image.fromarray(pixels)
         masks = {title: predict_mask(network.eval(), image) for title, network in networks.items()}
         labelled = truth != IGNORED
         for title, mask in masks.items():

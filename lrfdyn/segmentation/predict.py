@@ -116,12 +116,3 @@ def _predict(model: Segmenter, path: Path, out: Path, name: str, *, flip: bool, 
 def load_image(path: Path) -> Any:
     """An RGB picture, turned as the camera was held."""
     return open_picture(path, "RGB")
-
-
-def open_image(path: Path) -> Any:
-    """`load_image` with an error that names the file."""
-    pillow()  # or say what is missing
-    try:
-        return load_image(path)
-    except Exception as error:
-        raise LrfdynError(f"images: cannot read {path} ({reason(error)})") from None

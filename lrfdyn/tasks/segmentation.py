@@ -65,6 +65,7 @@ class Segmentation:
             rank=accelerator.process_index,
             world_size=accelerator.num_processes,
             device=device,
+            multiple=plain.stride,
         )
         for batch in batches:
             with accelerator.autocast():

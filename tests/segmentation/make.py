@@ -12,6 +12,7 @@ from lrfdyn.models import Segmenter, create_segmenter
 from lrfdyn.training.config import TrainConfig, parse_config
 from lrfdyn.training.recipes import merge
 
+ROOT = Path(__file__).parent.parent.parent
 CLASSES = 3  # ground, disc, square
 TINY_HOST: dict[str, Any] = {"widths": [8, 16, 16, 16], "depths": [1, 1, 1, 1, 1], "heads": 2, "mlp_ratio": 2}
 TINY_HEAD: dict[str, Any] = {"width": 16, "dropout": 0.0}
@@ -46,6 +47,16 @@ def write_pair(root: Path, split: str, name: str, image: np.ndarray, mask: np.nd
         folder = root / kind / split
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(folder / f"{name}.{ending}", **({"quality": 95} if ending == "jpg" else {}))
+
+
+def turned_pair(root: Path, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A pair whose image says that the camera was turned by a quarter; the mask lies on the stored pixels."""
+    image, mask = shapes(5, 36, 60)
+    write_pair(root, split, name, image, mask)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(image).save(root / "images" / split / f"{name}.jpg", quality=95, exif=exif)
+    return image, mask
 
 
 def write_shapes(root: Path, train: int = 24, validation: int = 6) -> Path:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from lrfdyn.data import Augmentation, create_data
-from lrfdyn.data.ade20k import IGNORED, find_pairs, read_mask
+from lrfdyn.data import Augmentation, ade20k, create_data
+from lrfdyn.data.ade20k import IGNORED, find_pairs, read_mask, read_pair
 from lrfdyn.data.scene_augment import Pictures, photometric, random_crops, shift_colour
 from lrfdyn.errors import LrfdynError
 from tests.data.make import assert_equal, joined, keys
-from tests.segmentation.make import CLASSES, shapes, write_pair, write_shapes
+from tests.segmentation.make import CLASSES, shapes, turned_pair, write_pair, write_shapes
 
 AUGMENT = Augmentation(flip=0.5, scale=(0.5, 2.0), photometric=True)
 
@@ -143,6 +143,44 @@ def test_validation_shows_every_image_once_and_whole(root):
     assert batch.labels.shape[-2:] == (36, 40)
 
 
+def test_padded_images_of_several_sizes_come_together(root):
+    source = data(root)
+    (batch,) = source.test_batches(batch_size=8, multiple=16)  # 36 to 44 by 40 to 47 pixels: all are padded to 48
+    assert batch.images.shape == (7, 3, 44, 47)
+    for single in source.test_batches(batch_size=1):
+        height, width = single.labels.shape[-2:]
+        at = [i for i in range(7) if torch.equal(batch.labels[i, :height, :width], single.labels[0])]
+        assert len(at) == 1
+        image, labels = batch.images[at[0]].clone(), batch.labels[at[0]].clone()
+        assert torch.equal(image[:, :height, :width], single.images[0])
+        image[:, :height, :width], labels[:height, :width] = 0, IGNORED
+        assert image.eq(0).all()
+        assert labels.eq(IGNORED).all()
+    for other in ({"test_size": 20}, {"window": 32}, {"flip": True}):
+        apart = list(data(root, **other).test_batches(batch_size=8, multiple=16))
+        assert len(apart) == 6, "padding would be seen"
+
+
+def test_a_test_does_not_decode_the_training_pictures(root, monkeypatch):
+    read = []
+    monkeypatch.setattr(ade20k, "read_pair", lambda pair, *rest: read.append(pair) or read_pair(pair, *rest))
+    source = data(root, resident=True)
+    assert sum(batch.count for batch in source.test_batches(batch_size=4)) == 7
+    assert {pair.image.parent.name for pair in read} == {"validation"}
+    train(source)
+    train(source)
+    assert len(read) == 7 + 12, "each of them once"
+
+
+def test_turned_by_exif_is_read_as_stored(tmp_path):
+    """Masks are drawn on the stored pixels."""
+    write_shapes(tmp_path, train=2, validation=2)
+    image, mask = turned_pair(tmp_path, "validation", "scene_000")
+    pixels, labels = read_pair(find_pairs(tmp_path, "validation")[0], CLASSES)
+    assert pixels.shape[:2] == labels.shape == mask.shape
+    assert np.abs(pixels.astype(int) - image).mean() < 20, "noise in a JPEG"
+
+
 def test_folder_above_is_found(root, tmp_path):
     (tmp_path / "ADEChallengeData2016").symlink_to(root)
     assert data(tmp_path).train_images == 12
@@ -192,6 +230,23 @@ def test_a_bad_file_in_a_worker_process(tmp_path):
     broken(tmp_path, "value")
     with pytest.raises(LrfdynError, match=r"^data: the mask .*bad\.png has the value 200"):
         train(data(tmp_path, workers=2))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("test_size", "big", "an integer >= 1"),
+        ("window", 32.5, "an integer >= 1"),
+        ("workers", "two", "an integer >= 0"),
+        ("workers", -1, "an integer >= 0"),
+        ("num_classes", True, "an integer >= 1"),
+        ("flip", "maybe", "true or false"),
+        ("resident", 1, "true or false"),
+    ],
+)
+def test_wrong_options_are_named(root, option, value, expected):
+    with pytest.raises(LrfdynError, match=f"^{option}: expected {expected}, got {value!r}$"):
+        data(root, **{option: value})
 
 
 def test_wrong_root(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.training.logs import read_log
 from lrfdyn.training.run import run_training
-from tests.segmentation.make import CLASSES, tiny_config, write_shapes
+from tests.segmentation.make import CLASSES, tiny_config, tiny_model, write_shapes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -20,6 +20,17 @@ def test_crops_are_those_of_the_cpu(tmp_path):
     (a, b) = (next(source.train_batches(epoch=0, seed=0, batch_size=8, device=d)) for d in ("cpu", "cuda"))
     assert torch.equal(a.labels, b.labels.cpu())
     assert torch.allclose(a.images, b.images.cpu(), atol=1e-3)
+
+
+def test_enlarged_logits_are_those_of_a_test():
+    model = tiny_model().cuda().eval()
+    images = torch.randn(2, 3, 48, 32, device="cuda")
+    with torch.no_grad():
+        expected = model(images)
+    trained = model(images)
+    assert trained.requires_grad
+    assert trained.is_contiguous()
+    assert torch.allclose(trained, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["ssa", "lrf_ssa", "lrf_dyn"])

@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn import from_pretrained
@@ -14,6 +15,7 @@ from lrfdyn.errors import LrfdynError
 from lrfdyn.models import Segmenter, create_model, create_segmenter
 from lrfdyn.models.base import FeatureInfo
 from lrfdyn.models.fpn import FPNHead
+from lrfdyn.models.segmenter import enlarge
 from lrfdyn.models.summary import count_parameters
 from lrfdyn.neurons import IntegerSpike
 from tests.segmentation.make import CLASSES, tiny_model
@@ -72,6 +74,16 @@ def test_a_constant_map_stays_constant_inside():
     logits = head(maps)
     inner = logits[0, :, 6:-6, 6:-6]
     assert torch.allclose(inner, inner[:, :1, :1].expand_as(inner), atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "new"), [((4, 6), (16, 24)), ((5, 3), (7, 12)), ((1, 2), (4, 4))])
+def test_enlarging_by_products_is_interpolation(size, new):
+    x = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, 3, *new, dtype=torch.float64)
+    products, usual = enlarge(x, new), F.interpolate(x, size=new, mode="bilinear")
+    assert torch.allclose(products, usual, rtol=0, atol=1e-6)
+    (a,), (b,) = (torch.autograd.grad((y * weight).sum(), x) for y in (products, usual))
+    assert torch.allclose(a, b, rtol=0, atol=1e-5)
 
 
 def test_integer_spikes_everywhere():

@@ -1,4 +1,4 @@
-"""Masks and overlays of image files, the figure, and the measurement's script."""
+"""Masks and overlays of image files, the figure, and the page."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import ade20k_subset
 from docs import make_segmentation
 from lrfdyn.cli import main
-from lrfdyn.data.ade20k import IGNORED
+from lrfdyn.data.ade20k import IGNORED, find_pairs, read_pair
 from lrfdyn.deploy import compile_for_inference
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
 from lrfdyn.segmentation.classes import class_names, palette
 from lrfdyn.segmentation.draw import blend, class_shares, mask_image
+from lrfdyn.segmentation.figure import segmentation_figure
 from lrfdyn.segmentation.predict import load_segmenter, predict_mask, predict_segmentation
-from tests.segmentation.make import RECIPE, TINY_HEAD, TINY_HOST, shapes, tiny_model, write_shapes
+from tests.segmentation.make import TINY_HOST, shapes, tiny_model, turned_pair, write_shapes
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -113,50 +113,24 @@ def test_figure_command(place, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_figure_of_an_image_that_exif_turns(place, tmp_path):
+    """The row shows the pixels that the mask was drawn on, and counts on them."""
+    data = write_shapes(tmp_path / "data", train=1, validation=1)
+    turned_pair(data, "validation", "scene_000")
+    pairs = find_pairs(data, "validation")
+    model = load_segmenter(str(place / "run"), "cpu")
+    pixels, truth = read_pair(pairs[0])
+    mask = predict_mask(model, Image.fromarray(pixels))
+    accuracy = segmentation_figure({"SSA": model}, pairs, tmp_path / "figure.png")
+    labelled = truth != IGNORED
+    assert accuracy == {"SSA": [pytest.approx(100 * (mask == truth)[labelled].mean())]}
+
+
 def test_only_classifiers_are_exported_and_compiled(place, tmp_path, capsys):
     assert main(["export", str(place / "run"), "--out", str(tmp_path / "x.onnx")]) == 2
     assert "model: expected a classifier, got a segmentation model" in capsys.readouterr().err
     with pytest.raises(LrfdynError, match="model: expected a classifier, got a segmentation model"):
         compile_for_inference(tiny_model().eval())
-
-
-def test_the_measurement_of_the_three_attentions(tmp_path, capsys, monkeypatch):
-    """The whole sequence at a small size: speed, three runs of the same length, summaries, figure."""
-    pytest.importorskip("accelerate")
-    data = write_shapes(tmp_path / "data", train=16, validation=3)
-    keys = {
-        "model.name": "sdt_v3_t",
-        "model.options": json.dumps(TINY_HOST),
-        "model.head": json.dumps(TINY_HEAD),
-        "data.image_size": "32",
-        "data.options": "{num_classes: 3, workers: 1}",
-        "optimizer.learning_rate": str(RECIPE["optimizer"]["learning_rate"]),
-        "run.batch_size": "4",
-        "run.precision": "fp32",
-    }
-    flags = [part for key, value in keys.items() for part in ("--set", key, value)]
-    out = tmp_path / "results"
-    for name in ("WARM_UP", "RESERVE_S", "MOST_EPOCHS"):
-        monkeypatch.setattr(ade20k_subset, name, 1)
-    ade20k_subset.main(
-        ["--root", str(data), "--out", str(out), "--minutes", "2", "--timed", "2", "--scenes", "2", *flags]
-    )
-    summaries = {path.parent.name: json.loads(path.read_text()) for path in out.glob("*/summary.json")}
-    assert set(summaries) == {"sdt_v3_t_ssa", "sdt_v3_t_lrf_ssa", "sdt_v3_t_lrf_dyn"}
-    for summary in summaries.values():
-        assert summary["epochs"] == 1
-        assert 0 <= summary["miou"] <= 100
-        assert summary["backbone"] is None
-        assert "ade20k_subset.py" in summary["command"]
-    assert all((out / name / "log.jsonl").is_file() for name in summaries)
-    assert not any(str(tmp_path) in path.read_text() for path in out.glob("*/*"))
-    assert (out / "figure.png").is_file()
-    assert "seconds per epoch: ssa" in capsys.readouterr().out
-    section = make_segmentation.measured(out)
-    for summary in summaries.values():
-        assert f"| {summary['miou']:.2f} |" in section
-    assert "16 training and 3 validation pairs" in section
-    assert "figure.png" in section
 
 
 def test_page_is_up_to_date(tmp_path):

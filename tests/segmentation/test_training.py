@@ -12,10 +12,13 @@ import pytest
 import torch
 
 from lrfdyn.cli import main
+from lrfdyn.data import Augmentation, create_data
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
+from lrfdyn.tasks.segmentation import Segmentation
 from lrfdyn.training import state
 from lrfdyn.training.optim import build_optimizer, rate_at, set_rate
+from lrfdyn.training.processes import build_accelerator
 from lrfdyn.training.recipes import dump_yaml
 from lrfdyn.training.run import run_training
 from lrfdyn.training.trainer import Trainer
@@ -112,6 +115,17 @@ def test_evaluate_command(shapes, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "mIoU" in printed
     assert "class 1" in printed
+
+
+def test_the_size_of_test_batches_does_not_matter(shapes):
+    """Images of several sizes that are padded to one go through the network together."""
+    source = create_data("ade20k", shapes, Augmentation(), image_size=32, num_classes=CLASSES)
+    torch.manual_seed(1)
+    model = tiny_model().double()
+    accelerator = build_accelerator(tiny_config(shapes).run)
+    one, many = (Segmentation().test(model, source, size, accelerator, torch.float64) for size in (1, 4))
+    assert one["classes"] == many["classes"]
+    assert one["test_loss"] == pytest.approx(many["test_loss"], rel=1e-9)
 
 
 def test_two_processes_equal_one(shapes, tmp_path):
