@@ -114,12 +114,11 @@ def real_size() -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def matrix() -> Iterator[tuple[dict[str, Any], Any]]:
-    """All hosts and attentions as ONNX; as ExecuTorch, which takes longer to write, two attentions of each host."""
+    """All hosts with all attentions, in both formats."""
     from tests.deploy.small import HOSTS, side, small
 
     for host in HOSTS:
-        plain = host.endswith("resnet")
-        for kind in (None,) if plain else (*ATTENTIONS, "lrf_dyn_qkv"):
+        for kind in (None,) if host.endswith("resnet") else (*ATTENTIONS, "lrf_dyn_qkv"):
 
             def build(host: str = host, kind: str | None = kind) -> Any:
                 model = small(host, kind)
@@ -130,8 +129,7 @@ def matrix() -> Iterator[tuple[dict[str, Any], Any]]:
             token = None if kind is None or not kind.startswith("lrf_dyn") else kind[8:] or "value"
             facts = {"model": f"small {host}", "attention": kind and kind.removesuffix("_qkv"), "token": token}
             for format in FORMATS:
-                if format == "onnx" or plain or kind in ("ssa", "lrf_dyn"):
-                    yield {**facts, "format": format}, build
+                yield {**facts, "format": format}, build
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ MEGA = 2**20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", help="the folder of a run or of save_pretrained, a hub repository, or the name of a model")
-    add("--format", default="onnx", metavar="onnx|executorch", help="what to write")
+    add("--format", metavar="onnx|executorch", help="what to write; default: by the ending of --out")
     add("--out", required=True, metavar="FILE", help="ends in .onnx or .pte")
     add("--attention", metavar="KIND", help="with the name of a model")
     add("--token", metavar="value|qkv", help="of lrf_dyn, with the name of a model")
