@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--attention", metavar="KIND", help="with the name of a model")
     add("--token", metavar="value|qkv", help="of lrf_dyn, with the name of a model")
     add("--images", nargs="+", default=[], metavar="IMAGE", help="check on these files, folders or patterns")
-    add("--check", type=int, default=8, metavar="N", help="random images in the check, and the most real ones")
+    add("--check", type=int, default=8, metavar="N", help="random images in the check, and the most of --images")
     add("--tolerance", type=float, default=1e-3, help="difference of logits without a flipped spike, of the largest")
     add("--max-batch", type=int, default=8, metavar="N", help="executorch: most images at once")
     add("--json", action="store_true", help="print JSON")
