@@ -2,16 +2,19 @@
 
     python benchmarks/export.py --images photos/ --json results/performance/export_cpu.json
     python benchmarks/export.py --matrix --json results/performance/export_matrix.json
+    python benchmarks/export.py --runs RUN ... --json results/performance/export_digits.json
 
 Weights are random, with the norms' statistics of random images so that the neurons fire. Latencies are the time
 that the one core worked, which other programs on the machine do not lengthen: the least of several calls, file and
 PyTorch (norms folded) in turn. `--matrix` writes and runs a small network of every host with
-every attention instead. Records are added to the file one by one; those that it has are not measured again.
+every attention instead; `--runs` compares the models of `lrfdyn train digits_*` on all
+held-out digits. Records are added to the file one by one; those that it has are not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -21,22 +24,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import common
 from lrfdyn import create_model
 from lrfdyn.attention import ATTENTIONS
+from lrfdyn.data import Augmentation
+from lrfdyn.data.digits import Digits
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy.executorch import ExecutorchRunner
 from lrfdyn.deploy.export import FORMATS, export_model
-from lrfdyn.deploy.export_check import settle_norms
+from lrfdyn.deploy.export_check import run_batches, settle_norms, torch_logits
 from lrfdyn.deploy.onnx import OnnxRunner
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.fold import fold_batch_norm
 from lrfdyn.predict import expand_images
+from lrfdyn.sources import load_model
 
 MODELS = (
     # model, attention, its options, format
@@ -114,12 +122,11 @@ def real_size() -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def matrix() -> Iterator[tuple[dict[str, Any], Any]]:
-    """All hosts and attentions as ONNX; as ExecuTorch, which takes longer to write, two attentions of each host."""
+    """All hosts with all attentions, in both formats."""
     from tests.deploy.small import HOSTS, side, small
 
     for host in HOSTS:
-        plain = host.endswith("resnet")
-        for kind in (None,) if plain else (*ATTENTIONS, "lrf_dyn_qkv"):
+        for kind in (None,) if host.endswith("resnet") else (*ATTENTIONS, "lrf_dyn_qkv"):
 
             def build(host: str = host, kind: str | None = kind) -> Any:
                 model = small(host, kind)
@@ -130,13 +137,38 @@ def matrix() -> Iterator[tuple[dict[str, Any], Any]]:
             token = None if kind is None or not kind.startswith("lrf_dyn") else kind[8:] or "value"
             facts = {"model": f"small {host}", "attention": kind and kind.removesuffix("_qkv"), "token": token}
             for format in FORMATS:
-                if format == "onnx" or plain or kind in ("ssa", "lrf_dyn"):
-                    yield {**facts, "format": format}, build
+                yield {**facts, "format": format}, build
+
+
+def trained(folder: str, format: str) -> dict[str, Any]:
+    """The file of a trained model against PyTorch, and PyTorch against itself in float64, on all held-out digits."""
+    model, _ = load_model(folder)
+    raw = Digits(Augmentation())._splits["test"]
+    assert model.preprocessing is not None
+    images = np.stack([model.preprocessing.apply(Image.fromarray(d[0].byte().numpy())) for d in raw[0]])
+    with tempfile.TemporaryDirectory() as place:
+        made = export_model(model, Path(place) / f"model{FORMATS[format]}")
+        runner = OnnxRunner(made.path, threads=1) if format == "onnx" else ExecutorchRunner(made.path)
+        found = run_batches(runner, images, runner.most_images)
+    logits, exact = torch_logits(model, images), torch_logits(model.double(), images)
+    limit = made.check.tolerance * np.abs(logits).max()
+    result: dict[str, Any] = {"images": len(images), "largest_logit": float(np.abs(logits).max())}
+    result["top1"] = 100 * float((logits.argmax(1) == raw[1].numpy()).mean())
+    for name, other in (("", found), ("float64_", exact)):
+        off = np.abs(other - logits).max(1)
+        result |= {
+            f"{name}equal_argmax": int((other.argmax(1) == logits.argmax(1)).sum()),
+            f"{name}within_tolerance": int((off <= limit).sum()),
+            f"{name}max_logit_difference": float(off.max()),
+            f"{name}max_without_flip": float(off[off <= limit].max()),
+        }
+    return {"benchmark": "export_digits", "tolerance": made.check.tolerance, "time_steps": model.time_steps, **result}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--matrix", action="store_true")
+    parser.add_argument("--runs", nargs="*", default=[], help="folders of lrfdyn train digits_*")
     parser.add_argument("--models", nargs="*", help="only these")
     parser.add_argument("--images", nargs="*", default=[], help="real images of the check: files, folders, patterns")
     parser.add_argument("--check", type=int, default=8, help="random images, and the most real ones")
@@ -149,6 +181,15 @@ def main() -> None:
     records: list[dict[str, Any]] = json.loads(path.read_text()) if path and path.exists() else []
     found = expand_images(arguments.images) if arguments.images else []
     images = found[:: max(1, len(found) // arguments.check)][: arguments.check]  # spread over the classes
+    for folder, format in itertools.product(arguments.runs, FORMATS):
+        summary = json.loads((Path(folder) / "summary.json").read_text())
+        facts = {key: summary[key] for key in ("recipe", "attention", "epochs", "seed")}
+        records.append({**trained(folder, format), **facts, "format": format, **common.about()})
+        print(json.dumps(records[-1]), flush=True)
+        if path:
+            path.write_text(json.dumps(records, indent=1) + "\n")
+    if arguments.runs:
+        return
     for facts, build in matrix() if arguments.matrix else real_size():
         known = any(all(record.get(k) == v for k, v in facts.items()) for record in records)
         if known or (arguments.models and facts["model"] not in arguments.models):

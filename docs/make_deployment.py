@@ -45,13 +45,17 @@ feature maps of everything else, which are far larger. `lrfdyn.deploy` lowers bo
 from lrfdyn.deploy import RowStream, StreamingAttention
 
 stream = RowStream(model.blocks[0].attn.eval(), time_steps=4, batch=1)  # all of its state is allocated here
-stream.nbytes  # as large as state_terms() derives
+stream.nbytes  # what state_terms() derives for one image and step, times time_steps * batch
 for row in rows:  # spikes of v (or q, k and v), [T, B, C, W] each
     currents = stream.push(*row)  # normalised currents of the row that is complete now, or None
 for currents in stream.drain():  # the last rows, which waited for rows below the image
     ...
+stream.reset()  # before the next image
 layer = StreamingAttention(model.blocks[0].attn)  # the same as a layer: forward(x), rows one after the other
 ```
+
+`push` wants spikes (0 or 1; for SDT-V3 multiples of 1/4), since bits hold nothing else: on a CPU other numbers are an
+error, on a GPU nothing looks at them.
 
 The stencils of LRF-Dyn make an output row wait for rows below it: with dilations (3, 5) it needs potentials of the rows
 0, ±3 and ±5 around it. Rows in between must be held somehow, and `buffers` says how. Dendrites and stencils are linear,
@@ -87,6 +91,10 @@ copies of all that. The compiled model never holds such a map:
   planned. The integer spikes of SDT-V3 exist inside pieces only.
 - `mixing="streaming"` runs LRF-Dyn as above inside the chain. The default is the parallel form, which is faster.
 
+The compiled model is a module: it may be moved, copied and saved with `torch.save`. It stays in evaluation mode, and
+calls from several threads wait for each other, since they share the buffer; for calls at the same time make copies.
+Images may have any size that the plain model takes.
+
 Attention is one piece and is not tiled: SSA needs all rows by its nature, LRF-Dyn in its parallel form too.
 
 On a CPU every operation sees the numbers that the plain folded model computes with, and tests find the same bits in
@@ -114,9 +122,10 @@ reference:
     lrfdyn profile spikformer_8_512 --attention ssa lrf_dyn --batch 1 64 --plot memory.png
 
 prints, for each attention, the derived terms of all its layers, what streaming really allocates, the measured peak of
-every layer, plain and low-memory, and the totals: allocator, growth of the resident set (CPU) and the fastest call.
-`--json` prints the same as JSON. The figure needs `pip install 'lrfdyn[analysis]'`. Plain inference of 64 images takes
-several GB and, on a CPU, minutes; `--batch 1` is quick.
+every layer, plain and low-memory, and the totals: allocator, growth of the resident set (CPU) and the fastest call. The
+peak of a layer counts what it holds beyond what was there when it began; the total has that too, such as the map that
+the layer reads, and is at least as large as the largest. `--json` prints the same as JSON. The figure needs `pip
+install 'lrfdyn[analysis]'`. Plain inference of 64 images takes several GB and, on a CPU, minutes; `--batch 1` is quick.
 
 `python benchmarks/memory.py` measures the tables above again; `python benchmarks/lowmem_profile.py` says which pieces
 and kernels take the time.

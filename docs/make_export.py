@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.pages import table
+from lrfdyn.predict import PICTURES
 
 RESULTS = Path(__file__).parent.parent / "results" / "performance"
 
 TEXT = """\
 ## Export
 
-    lrfdyn export results/training/cifar100_spikformer_4_384_lrf_dyn/seed0 --out model.onnx
-    lrfdyn export path/to/save_pretrained --format executorch --out model.pte --max-batch 4
+    lrfdyn train digits_lrf_dyn --epochs 5 --out run  # a small model to try it with
+    lrfdyn export run --out model.onnx
+    lrfdyn export run/model --out model.pte --max-batch 4
     lrfdyn export spikformer_8_512 --attention lrf_dyn --out size_and_speed.onnx
 
-The model is the folder of `lrfdyn train`, a folder of `save_pretrained`, a repository of the Hugging Face hub, or the
-name of a model: then the weights are random, and the command says so. ONNX needs `pip install 'lrfdyn[export]'`,
-ExecuTorch `pip install 'lrfdyn[executorch]'`. From Python it is `lrfdyn.deploy.export.export_model(model,
-"model.onnx")`.
+The ending of `--out` says what is written. The model is the folder of `lrfdyn train`, a folder of `save_pretrained`, a
+repository of the Hugging Face hub, or the name of a model: then the weights are random, and the command says so. ONNX
+needs `pip install 'lrfdyn[export]'`, ExecuTorch `pip install 'lrfdyn[executorch]'`. From Python it is
+`lrfdyn.deploy.export.export_model(model, "model.onnx")`.
 
 | | ONNX | ExecuTorch |
 |---|---|---|
@@ -80,21 +83,29 @@ float64 is PyTorch in float32 against itself in float64 on the same images: larg
 spikes, and even change the class, by rounding alone.
 
 Small networks of all hosts with all attentions (`ssa`, `causal_ssa`, `vsa`, `lrf_ssa`, `lrf_dyn` with both tokens,
-`sdsa`), written and run (`python benchmarks/export.py --matrix`):
+`sdsa`), written and run in both formats (`python benchmarks/export.py --matrix`):
 
 {export_matrix}
-The last column is the largest logit difference among the files in which no image had a flip.
+
+{flips}
+
+Trained models, on all held-out digits (`lrfdyn train digits_*`, then `python benchmarks/export.py --runs`):
+
+{export_digits}
 
 ## Predict
 
-    lrfdyn predict photo.jpg folder/ 'more/*.png' --model results/training/imagenette_spikformer_8_384_lrf_dyn/seed0
+    lrfdyn predict photo.jpg folder/ 'more/*.png' --model run
     lrfdyn predict folder/ --model model.onnx --top 3 --json scores.json
     lrfdyn predict folder/ --model model.pte --json - | jq '.images[0]'
 
-Images are files, folders (with the folders in them) and patterns. The runtime follows from the ending of `--model`
-(`.onnx`, `.pte`, else PyTorch) or from `--runtime torch|onnx|executorch`. Preprocessing and class names are the model's
-own: the shorter side is scaled to `size / crop_share` (bicubic), the centre is taken, then (levels / 255 - mean) / std,
-as for the test images in training. Pictures are turned as the camera was held, 16-bit levels are scaled to 8 bits.
+Images are files, folders (with the folders in them) and patterns; in folders those count that end in
+{endings}.
+The runtime follows from the ending of `--model` (`.onnx`, `.pte`, else PyTorch) or from
+`--runtime torch|onnx|executorch`. Preprocessing and class names are the model's own: the shorter side is scaled to
+`size / crop_share` (bicubic), the centre is taken, then (levels / 255 - mean) / std, as for the test images in
+training. Pictures are turned as the camera was held, 16-bit levels are scaled to 8 bits, transparency is left out, and
+of moving pictures the first is taken.
 
 An image that cannot be read is named on the error stream with the reason and the others go on; at the end there is a
 count, and the exit code is 1 (2 for bad arguments, 0 if all went well). The JSON has one record for every image, in
@@ -109,7 +120,7 @@ order:
 ## Running without torch
 
 [examples/predict_onnx.py](../examples/predict_onnx.py) needs onnxruntime, NumPy and Pillow, and nothing else: it reads
-preprocessing and class names from the file.
+preprocessing and class names from the file. What it cannot read it names, as `lrfdyn predict` does.
 
     pip install onnxruntime pillow
     python examples/predict_onnx.py model.onnx photo.jpg
@@ -167,8 +178,42 @@ def export_matrix() -> str:
     return table(header, rows, numbers=True)
 
 
+def flips() -> str:
+    """What the last column of the matrix is, and what is to be said of the images with a flip."""
+    text = "The last column is the largest logit difference among the files in which no image had a flip."
+    off = [r for r in records("export_matrix") if r["within_tolerance"] < r["images"]]
+    if not off:
+        return text
+    assert all(r["float64_within_tolerance"] == r["within_tolerance"] for r in off)
+    where = " and ".join(sorted({f"{r['model'].removeprefix('small ')} with `{r['attention']}`" for r in off}))
+    return textwrap.fill(f"{text} The flips are of {where}, where PyTorch's own float64 result has as many.", 120)
+
+
+def export_digits() -> str:
+    header = [
+        "recipe, epochs", "test accuracy", "file", "equal argmax (float64)", "within tolerance (float64)",
+        "largest logit difference", "without a flip",
+    ]  # fmt: skip
+    rows = [
+        [
+            f"{r['recipe']}, {r['epochs']}", f"{r['top1']:.1f}%", r["format"],
+            f"{r['equal_argmax']} of {r['images']} ({r['float64_equal_argmax']})",
+            f"{r['within_tolerance']} ({r['float64_within_tolerance']})",
+            f"{r['max_logit_difference']:.1g} of {r['largest_logit']:.2g}", f"{r['max_without_flip']:.0e}",
+        ]
+        for r in records("export_digits")
+    ]  # fmt: skip
+    return table(header, rows, numbers=True)
+
+
 def render() -> str:
-    return TEXT.format(export_cpu=export_cpu(), export_matrix=export_matrix())
+    return TEXT.format(
+        export_cpu=export_cpu(),
+        export_matrix=export_matrix(),
+        flips=flips(),
+        export_digits=export_digits(),
+        endings=", ".join(f"`{ending}`" for ending in PICTURES),
+    )
 
 
 if __name__ == "__main__":

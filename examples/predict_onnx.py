@@ -8,6 +8,7 @@ Everything that the model expects of an image is in the file itself.
 
 import argparse
 import json
+import sys
 
 import numpy as np
 import onnxruntime
@@ -18,6 +19,8 @@ def load_image(path: str, preprocessing: dict) -> np.ndarray:
     """`[C, size, size]`: the shorter side scaled to size / crop_share, the centre, then (levels / 255 - mean) / std."""
     size, mean, std = preprocessing["size"], preprocessing["mean"], preprocessing["std"]
     image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode == "F":
+        raise ValueError("expected 8 or 16 bits a level, got floating-point numbers")
     if image.mode.startswith("I"):  # 16-bit levels
         image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     image = image.convert("RGB" if len(mean) == 3 else "L")
@@ -31,7 +34,7 @@ def load_image(path: str, preprocessing: dict) -> np.ndarray:
     return (levels / np.float32(255) - mean) / std
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="a file of lrfdyn export --format onnx")
     parser.add_argument("images", nargs="+")
@@ -39,28 +42,35 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
 
-    session = onnxruntime.InferenceSession(arguments.model, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(arguments.model, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the runtime has many kinds
+        parser.error(f"model: cannot run {arguments.model} ({error})")
     description = session.get_modelmeta().custom_metadata_map.get("lrfdyn")
     if description is None:
         parser.error(f"model: {arguments.model} was not exported by lrfdyn")
     facts = json.loads(description)
     names = facts["class_names"] or [f"class {i}" for i in range(facts["num_classes"])]
-    images = np.stack([load_image(path, facts["preprocessing"]) for path in arguments.images])
-    (logits,) = session.run(["logits"], {"images": images})
-
-    scores = np.exp(logits - logits.max(1, keepdims=True))
-    scores /= scores.sum(1, keepdims=True)
-    results = []
-    for path, row in zip(arguments.images, scores, strict=True):
-        best = np.argsort(-row, kind="stable")[: arguments.top]
-        results.append({"image": path, "predictions": [{"name": names[i], "score": float(row[i])} for i in best]})
+    results, unreadable = [], 0
+    for path in arguments.images:  # one at a time; the file takes [B, C, size, size] too
+        try:
+            image = load_image(path, facts["preprocessing"])
+        except Exception as error:  # damaged files make decoders fail in any way
+            print(f"cannot read {path} ({error})", file=sys.stderr)
+            results.append({"image": path, "error": str(error)})
+            unreadable += 1
+            continue
+        (logits,) = session.run(["logits"], {"images": image[None]})[0]
+        scores = np.exp(logits - logits.max())
+        scores /= scores.sum()
+        best = np.argsort(-scores, kind="stable")[: arguments.top]
+        results.append({"image": path, "predictions": [{"name": names[i], "score": float(scores[i])} for i in best]})
+        if not arguments.json:
+            print(f"{path}: {', '.join(f'{names[i]} {scores[i]:.1%}' for i in best)}")
     if arguments.json:
         print(json.dumps({"model": facts["model"], "attention": facts["attention"], "images": results}, indent=1))
-        return
-    for result in results:
-        best = ", ".join(f"{p['name']} {p['score']:.1%}" for p in result["predictions"])
-        print(f"{result['image']}: {best}")
+    return 1 if unreadable else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -24,6 +24,7 @@ from lrfdyn.models.fold import fold_batch_norm
 from lrfdyn.sources import choose_device, load_model, model_folder
 
 RUNTIMES = ("torch", "onnx", "executorch")
+PICTURES = (*ENDINGS, ".gif", ".tif", ".tiff")  # of the files in a folder; files that are named may end in anything
 
 
 class TorchRunner:
@@ -129,14 +130,20 @@ def expand_images(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
     for item in inputs:
         path, given = Path(item), str(item)
         if path.is_dir():
-            files = [p for p in sorted(path.rglob("*")) if p.suffix.lower() in ENDINGS and p.is_file()]
-            require(bool(files), f"images: the folder {given} holds no images ({', '.join(ENDINGS)})")
+            files = _pictures(path)
+            require(bool(files), f"images: the folder {given} holds no images ({', '.join(PICTURES)})")
             found += files
         elif not path.exists() and glob.has_magic(given):
-            files = [Path(p) for p in sorted(glob.glob(given, recursive=True)) if Path(p).is_file()]
-            require(bool(files), f"images: nothing matches {given}")
-            found += files
+            matches = [Path(p) for p in sorted(glob.glob(given, recursive=True))]
+            require(bool(matches), f"images: nothing matches {given}")
+            files = [p for match in matches for p in (_pictures(match) if match.is_dir() else [match])]
+            require(bool(files), f"images: the folders {given} hold no images ({', '.join(PICTURES)})")
+            found += dict.fromkeys(files)  # a pattern with ** matches folders and the files in them
         else:
             found.append(path)
     require(bool(found), "images: expected at least one file, folder or pattern")
     return found
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return [p for p in sorted(folder.rglob("*")) if p.suffix.lower() in PICTURES and p.is_file()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -88,20 +89,46 @@ def test_exported_file(place, capsys):
 def test_example_without_torch(place, tmp_path):
     """In a process in which torch and lrfdyn cannot be imported."""
     paths = sorted((place / "images").iterdir())
+    given = [str(place / "model.onnx"), *map(str, paths), "text.png", "--json"]
     code = (
         "import runpy, sys\n"
         "sys.modules['torch'] = sys.modules['lrfdyn'] = None\n"
         "try:\n    import torch\nexcept ImportError:\n    pass\nelse:\n    sys.exit('torch is here')\n"
-        f"sys.argv = ['predict_onnx.py', {str(place / 'model.onnx')!r}, *{list(map(str, paths))!r}, '--json']\n"
+        f"sys.argv = ['predict_onnx.py', *{given!r}]\n"
         f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')\n"
     )
+    (tmp_path / "text.png").write_text("not an image")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert "cannot read text.png" in done.stderr
     found = json.loads(done.stdout)
     assert found["attention"] == "lrf_dyn"
+    assert "error" in found["images"].pop()
     for record, row in zip(found["images"], direct(place, paths), strict=True):
         by_name = {p["name"]: p["score"] for p in record["predictions"]}
         assert [by_name[name] for name in NAMES] == pytest.approx(row.tolist(), abs=1e-4)
+
+
+def test_names_that_the_output_cannot_encode(place, tmp_path):
+    """A pipe of another encoding gets escapes instead of a traceback."""
+    image = tmp_path / "Zahl – 数字.png"
+    image.write_bytes(sorted((place / "images").iterdir())[0].read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-m", "lrfdyn", "predict", str(image), "--model", str(place / "model.onnx"), "--top", "1"],
+        capture_output=True, env={**os.environ, "PYTHONIOENCODING": "latin-1"}, timeout=120,
+        cwd=Path(lrfdyn.__file__).parents[1],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"Zahl \\u2013 \\u6570\\u5b57.png: " in done.stdout
+
+
+def test_large_pictures_pass_without_a_warning(tmp_path, recwarn):
+    """A picture of 100 million pixels is nothing but a picture."""
+    Image.new("1", (10000, 10000), 1).save(tmp_path / "large.png")
+    levels = Preprocessing(8, (0.5,), (0.5,)).load(tmp_path / "large.png")
+    assert levels.shape == (1, 8, 8)
+    assert levels.min() == 1
+    assert not list(recwarn)
 
 
 def test_unreadable_images_do_not_stop_the_others(place, tmp_path, capsys):
@@ -233,6 +260,10 @@ def test_inputs(place, tmp_path, monkeypatch):
     odd.write_bytes(b"")
     assert expand_images([tmp_path / "a"]) == [odd, inside / "x.JPG"]
     assert expand_images([odd]) == [odd]  # a name, although it reads like a pattern
+    (inside / "scan.TIF").write_bytes(b"")
+    both = [inside / "scan.TIF", inside / "x.JPG"]
+    assert expand_images([f"{tmp_path}/a/b*"]) == both  # a pattern may match folders
+    assert expand_images([f"{tmp_path}/a/b/**"]) == [*both, inside / "notes.txt"]  # each file once
     with pytest.raises(LrfdynError, match="images: nothing matches"):
         expand_images([f"{tmp_path}/*.webp"])
     (tmp_path / "none").mkdir()

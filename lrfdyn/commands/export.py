@@ -17,12 +17,12 @@ MEGA = 2**20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", help="the folder of a run or of save_pretrained, a hub repository, or the name of a model")
-    add("--format", default="onnx", metavar="onnx|executorch", help="what to write")
+    add("--format", metavar="onnx|executorch", help="what to write; default: by the ending of --out")
     add("--out", required=True, metavar="FILE", help="ends in .onnx or .pte")
     add("--attention", metavar="KIND", help="with the name of a model")
     add("--token", metavar="value|qkv", help="of lrf_dyn, with the name of a model")
     add("--images", nargs="+", default=[], metavar="IMAGE", help="check on these files, folders or patterns")
-    add("--check", type=int, default=8, metavar="N", help="random images in the check, and the most real ones")
+    add("--check", type=int, default=8, metavar="N", help="random images in the check, and the most of --images")
     add("--tolerance", type=float, default=1e-3, help="difference of logits without a flipped spike, of the largest")
     add("--max-batch", type=int, default=8, metavar="N", help="executorch: most images at once")
     add("--json", action="store_true", help="print JSON")

@@ -100,7 +100,7 @@ def state_table(profiles: list[dict[str, Any]]) -> Table:
 
 
 def layers_table(profile: dict[str, Any]) -> Table:
-    title = f"Peak of the layers with {LABELS[profile['attention']]}, measured, MiB"
+    title = f"Peak of the layers with {LABELS[profile['attention']]} beyond what each finds, measured, MiB"
     table = Table(title=title, title_justify="left", **TABLE)
     table.add_column("layer", no_wrap=True)
     for run_ in profile["runs"]:

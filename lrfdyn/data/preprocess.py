@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,8 +30,11 @@ def open_picture(path: Path, mode: str) -> Image:
     """The picture of a file in Pillow's `mode`, turned as the camera was held, 16-bit levels as 8-bit ones."""
     from PIL import Image, ImageOps
 
-    with Image.open(path) as file:
-        return eight_bits(ImageOps.exif_transpose(file)).convert(mode)
+    with warnings.catch_warnings():
+        # Cameras make pictures beyond the size that Pillow warns of; twice that is an error still.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with Image.open(path) as file:
+            return eight_bits(ImageOps.exif_transpose(file)).convert(mode)
 
 
 def eight_bits(image: Image) -> Image:

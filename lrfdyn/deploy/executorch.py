@@ -31,16 +31,17 @@ def write_executorch(
 ) -> None:
     """The program and its description. Memory is planned for `most_images`, and no more can be shown at once."""
     try:
-        from executorch.backends.xnnpack.partition.config import (
-            AddmmConfig,
-            BMMConfig,
-            ConvolutionConfig,
-            LinearConfig,
-            MaxPool2dConfig,
-            MMConfig,
-        )
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-        from executorch.exir import to_edge_transform_and_lower
+        with _silent(), tracing():
+            from executorch.backends.xnnpack.partition.config import (
+                AddmmConfig,
+                BMMConfig,
+                ConvolutionConfig,
+                LinearConfig,
+                MaxPool2dConfig,
+                MMConfig,
+            )
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+            from executorch.exir import to_edge_transform_and_lower
     except ImportError:
         raise LrfdynError(f"format: executorch {MISSING}") from None
     # What is worth a call into the library: sums of spikes in between would tear the graph into hundreds of pieces.
@@ -68,7 +69,9 @@ def _any_batch(program: torch.export.ExportedProgram) -> Iterator[None]:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    facts = read_json(sidecar(path), "model")
+    beside = sidecar(path)
+    require(beside.is_file(), f"model: {path} needs its description {beside.name} beside it, which is not there")
+    facts = read_json(beside, "model")
     known = isinstance(facts, dict) and isinstance(facts.get("most_images"), int)
     require(known, f"model: {sidecar(path)} is not the description of an exported model")
     return facts
@@ -100,7 +103,7 @@ class ExecutorchRunner:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """The runtime's library writes about the processor to the error stream, past Python."""
+    """Libraries write about the processor, and about parts of theirs that it lacks, to the error stream past Python."""
     kept = os.dup(2)
     nothing = os.open(os.devnull, os.O_WRONLY)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ def export_model(
     model: SpikingModel,
     out: str | os.PathLike[str],
     *,
-    format: str = "onnx",
+    format: str | None = None,
     weights: str | None = None,
     images: Sequence[Path] = (),
     random_images: int = 8,
@@ -45,12 +46,14 @@ def export_model(
     tolerance: float = TOLERANCE,
 ) -> Exported:
     """Writes `out` for any number of images at once (ExecuTorch: up to `most_images`), of the size that the model's
-    preprocessing states.
+    preprocessing states. `format` is "onnx" or "executorch"; without it the ending of `out` says which.
 
     The file is run against PyTorch on `images` (files; without any, on scikit-learn's digits where it is installed) and
     on random ones; if it does not compute the model, that is an error and no file is left. `weights` says where the
     weights are from, for the file's own description.
     """
+    path = Path(out)
+    format = format or format_of(path)
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     require(not model.training, "model: expected evaluation mode")
@@ -58,7 +61,6 @@ def export_model(
     require(model.num_classes > 0, "model: expected a classifier (num_classes is 0)")
     require_integer("random_images", random_images, 1)
     require_integer("most_images", most_images, 1)
-    path = Path(out)
     require(path.suffix == FORMATS[format], f"out: expected a name that ends in {FORMATS[format]}, got {path}")
     require(not path.is_dir(), f"out: expected a file, got the folder {path}")
     writable_folder(path.parent, "out")
@@ -66,7 +68,7 @@ def export_model(
     shape = (model.in_channels, preprocessing.size, preprocessing.size)
     real = real_images(preprocessing, images)
     facts = describe(model, preprocessing, weights)
-    model = model.float().cpu()
+    model = copy.deepcopy(model).float().cpu()  # the caller's stays where it is
     form = export_form(model, shape[1:])
     sample = torch.zeros(2, *shape)
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
@@ -91,6 +93,14 @@ def export_model(
         temporary.unlink(missing_ok=True)
         sidecar(temporary).unlink(missing_ok=True)
     return Exported(path, format, path.stat().st_size, result)
+
+
+def format_of(path: Path) -> str:
+    """By the ending of its name."""
+    found = next((name for name, ending in FORMATS.items() if ending == path.suffix), None)
+    require(found is not None, f"out: expected a name that ends in {' or '.join(FORMATS.values())}, got {path}")
+    assert found is not None
+    return found
 
 
 def describe(model: SpikingModel, preprocessing: Preprocessing, weights: str | None) -> dict[str, Any]:

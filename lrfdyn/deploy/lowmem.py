@@ -6,6 +6,7 @@ rows around it that its convolutions read, and on CPUs only one time step of it:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import LRFDyn
 from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.deploy.lock import CallLock
 from lrfdyn.deploy.maps import Map, MapShape, arena_bytes, lay_out
 from lrfdyn.deploy.pieces import Piece, pieces
 from lrfdyn.deploy.stepping import SteppedNeuron, step_neurons
@@ -72,7 +74,11 @@ class Captured:
 
 
 class LowMemoryModel(nn.Module):
-    """A folded copy of a model that computes the same logits; made by `compile_for_inference`."""
+    """A folded copy of a model that computes the same logits; made by `compile_for_inference`.
+
+    It may be moved, copied and saved like any module, and stays in evaluation mode. Calls from several threads wait for
+    each other, since they share the buffer.
+    """
 
     def __init__(
         self, model: SpikingModel, images: int | None, tile_mib: float | None, steps: str, graph: bool
@@ -82,18 +88,43 @@ class LowMemoryModel(nn.Module):
         self.in_sequence = steps == "sequence"
         if self.in_sequence:
             step_neurons(model)
-        self.chain = pieces(model)
+        self._lock = CallLock()
+        self._bind()
+
+    def _bind(self) -> None:
+        """What belongs to this very copy of the modules: functions of them, and memory."""
+        self.chain = pieces(self.model)
         self.neurons = {
             piece.name: [m for m in piece.modules() if isinstance(m, SteppedNeuron)] for piece in self.chain
         }
         # What an observer of memory puts around every piece.
         self.span: Callable[[str], AbstractContextManager[object]] = nullcontext
+        self._forget()
+
+    def _forget(self) -> None:
         self._arena: Tensor | None = None
-        self._pool: Any = None  # of the graphs, which run one after the other
         self._captured: dict[tuple[torch.Size, torch.dtype], Captured] = {}
+        # Of the graphs, which run one after the other; a pool without graphs cannot be taken up again.
+        self._pool: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        bound = ("chain", "neurons", "span", "_arena", "_pool", "_captured")
+        return {key: value for key, value in super().__getstate__().items() if key not in bound}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._bind()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LowMemoryModel:
+        self._forget()  # graphs read the weights where they were
+        return super()._apply(fn, recurse)
+
+    def train(self, mode: bool = True) -> LowMemoryModel:
+        return super().train(False)
 
     def plan(self, images: Tensor) -> Plan:
         """For images `[B, C, H, W]` or `[T, B, C, H, W]` like these."""
+        self._require_images(images)
         batch = images.shape[-4]
         at_once = min(batch, self.images or batch)
         time = images.shape[0] if images.dim() == 5 else self.model.time_steps
@@ -142,25 +173,33 @@ class LowMemoryModel(nn.Module):
         """What the largest streaming attention holds; None where attention is parallel."""
         return max((layer.stream.nbytes for layer in self._streaming() if layer.stream), default=None)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        logits = [self._chunk(chunk).clone() for chunk in self._split(images)]
+        with self._lock:  # the clones are ordinary tensors, which may be changed in place and trained on
+            logits = [self._chunk(chunk).clone() for chunk in self._split(images)]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward_features(self, images: Tensor) -> Tensor:
         """The last feature map, `[T, B, C, H, W]`."""
-        return torch.cat([self._whole(chunk) for chunk in self._split(images)], 1)
+        with self._lock:
+            return torch.cat([self._whole(chunk).clone() for chunk in self._split(images)], 1)
 
+    @torch.inference_mode()
     def _whole(self, images: Tensor) -> Tensor:
         features = self._features(images)
-        return features.load(0, features.shape.height).clone()
+        return features.load(0, features.shape.height)
 
-    def _split(self, images: Tensor) -> tuple[Tensor, ...]:
+    def _require_images(self, images: Tensor) -> None:
+        require(isinstance(images, Tensor), f"images: expected a tensor, got {type(images).__name__}")
         require(images.dim() in (4, 5), f"images: expected [B, C, H, W] or [T, B, C, H, W], got {list(images.shape)}")
         require(0 not in images.shape, f"images: expected no empty dimension, got {list(images.shape)}")
+
+    def _split(self, images: Tensor) -> tuple[Tensor, ...]:
+        self._require_images(images)
         return images.split(self.images or images.shape[-4], images.dim() - 4)
 
+    @torch.inference_mode()
     def _chunk(self, images: Tensor) -> Tensor:
         if not (self.graph and images.is_cuda):
             return self._run(images)
@@ -189,14 +228,6 @@ class LowMemoryModel(nn.Module):
     def _streaming(self) -> list[StreamingAttention]:
         return [module for module in self.modules() if isinstance(module, StreamingAttention)]
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LowMemoryModel:
-        self._drop_graphs()  # of weights that may be elsewhere now
-        return super()._apply(fn, recurse)
-
-    def _drop_graphs(self) -> None:
-        self._captured.clear()
-        self._pool = None  # a pool without graphs cannot be taken up again
-
     def _run(self, images: Tensor) -> Tensor:
         """Logits of images that go through the network together."""
         features = self._features(images)
@@ -210,8 +241,7 @@ class LowMemoryModel(nn.Module):
         x = self.model.to_time_major(images)
         plan = self.plan(images)
         if self._arena is None or self._arena.numel() < plan.map_bytes or self._arena.device != images.device:
-            self._drop_graphs()  # they hold on to the buffer that they were captured with
-            self._arena = None
+            self._forget()  # graphs hold on to the buffer that they were captured with
             self._arena = torch.empty(plan.map_bytes, dtype=torch.uint8, device=images.device)
         maps = lay_out([planned.out for planned in plan.pieces], self._arena)
         source: Tensor | Map = x
@@ -288,7 +318,7 @@ def compile_for_inference(
     images = IMAGES[kind] if images_at_once is None else images_at_once
     require_integer("images_at_once", images, 1)
     require(
-        tile_mib is None or (isinstance(tile_mib, (int, float)) and tile_mib > 0),
+        tile_mib is None or (isinstance(tile_mib, (int, float)) and 0 < tile_mib < math.inf),
         f"tile_mib: expected a positive number, got {tile_mib!r}",
     )
     steps = STEPS[kind == "cuda"] if steps is None else steps

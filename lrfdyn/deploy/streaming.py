@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from lrfdyn.attention import LRFDyn, StateTerm
 from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.deploy.bits import pack_codes, packed_width, unpack_codes
-from lrfdyn.errors import require, require_integer
+from lrfdyn.deploy.lock import CallLock
+from lrfdyn.errors import require, require_integer, require_integers
 from lrfdyn.neurons import IntegerSpike
 from lrfdyn.ops.dendrite import dendrite, mode_powers
 from lrfdyn.ops.dispatch import use_triton
@@ -49,7 +50,10 @@ class RowStream:
         require_integer("time_steps", time_steps, 1)
         require_integer("batch", batch, 1)
         self.attention, self.buffers = attention, buffers
-        self.height, self.width = grid or attention.grid
+        grid = attention.grid if grid is None else grid
+        require_integers("grid", grid)
+        require(len(grid) == 2 and min(grid) >= 1, f"grid: expected height and width of at least 1, got {grid!r}")
+        self.height, self.width = grid
         self.terms: list[StateTerm] = attention.state_terms((self.height, self.width), buffers)
         self.shape, frames = (time_steps, batch), time_steps * batch
         self.reach = attention.lrf.reach(self.height)
@@ -92,7 +96,6 @@ class RowStream:
         self.state.zero_()
         self.arrived = 0
 
-    @torch.no_grad()
     def push(self, *spikes: Tensor) -> Tensor | None:
         """Takes a row of the projections' spikes, `[T, B, C, W]` each in their order; gives the normalised currents
         `[T, B, C, W]` of the row that is complete now, `reach` rows above, or None."""
@@ -102,7 +105,18 @@ class RowStream:
         for name, row in zip(names, spikes, strict=True):
             wide = self.attention.value_dim if name == "v" else self.attention.dim
             expected = (*self.shape, wide, self.width)
+            require(isinstance(row, Tensor), f"{name}: expected a tensor, got {type(row).__name__}")
             require(row.shape == expected, f"{name}: expected a row {list(expected)}, got {list(row.shape)}")
+            if row.device.type == "cpu":  # a GPU would have to be waited for
+                codes = row * self.levels
+                known = ((codes >= 0) & (codes <= self.levels) & ((codes - codes.round()).abs() < 1e-3)).all()
+                steps = "0 or 1" if self.levels == 1 else f"multiples of 1/{self.levels} up to 1"
+                require(bool(known), f"{name}: expected spikes ({steps}), got numbers from {row.min()} to {row.max()}")
+        return self.take(*spikes)
+
+    @torch.no_grad()
+    def take(self, *spikes: Tensor) -> Tensor | None:
+        """`push` of rows that are known to be right."""
         rows = [row.flatten(0, 1).mT for row in spikes]  # [frames, W, C]
         token = rows[-1]
         if self.attention.token == "qkv":
@@ -236,14 +250,21 @@ def _steps(u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, state: T
 class StreamingAttention(nn.Module):
     """An `LRFDyn` layer that computes its rows one after the other. Same calls and, but for rounding, same outputs.
 
-    The state is allocated at the first call for a shape of input and used again by the next.
+    The state is allocated at the first call for a shape of input and used again by the next. Calls from several
+    threads wait for each other.
     """
 
     def __init__(self, attention: LRFDyn, buffers: str = BUFFERS[0]) -> None:
         super().__init__()
+        require(isinstance(attention, LRFDyn), f"attention: expected LRFDyn, got {type(attention).__name__}")
         attention.state_terms(buffers=buffers)  # an unknown name is told at once
         self.attention, self.kept_rows = attention, buffers
         self.stream: RowStream | None = None
+        self._lock = CallLock()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StreamingAttention:
+        self.stream = None  # of another type or on another device than the weights from now on
+        return super()._apply(fn, recurse)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StreamingAttention:
         self.stream = None  # of the type and device that the weights had
@@ -261,8 +282,10 @@ class StreamingAttention(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        require(x.dim() == 5, f"x: expected [T, B, C, H, W], got {list(x.shape)}")
-        spikes = self.spikes(x)
+        channels = self.attention.dim
+        require(x.dim() == 5 and x.shape[2] == channels, f"x: expected [T, B, {channels}, H, W], got {list(x.shape)}")
+        with self._lock:
+            spikes = self.spikes(x)
         proj = self.attention.proj
         return proj(spikes) if residual is None else proj(spikes, residual=residual)
 
@@ -277,7 +300,7 @@ class StreamingAttention(nn.Module):
         for row in range(height):
             first = max(row - halo, 0)
             rows = x[..., first : row + halo + 1, :]
-            currents = stream.push(*(layer(rows)[..., row - first, :] for layer in layers))
+            currents = stream.take(*(layer(rows)[..., row - first, :] for layer in layers))
             if currents is not None:
                 out[..., done, :] = self.attention.fire(currents)
                 done += 1

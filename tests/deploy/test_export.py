@@ -13,16 +13,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from lrfdyn.attention import Attention
 from lrfdyn.cli import main
+from lrfdyn.data.digits import _raw
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy import export_check
-from lrfdyn.deploy.executorch import ExecutorchRunner, sidecar
+from lrfdyn.deploy.executorch import ExecutorchRunner, sidecar, write_executorch
 from lrfdyn.deploy.export import export_model
+from lrfdyn.deploy.export_form import export_form
 from lrfdyn.deploy.onnx import OnnxRunner
 from lrfdyn.errors import LrfdynError
+from lrfdyn.sources import load_model
 from tests.conftest import random
 from tests.deploy.small import KINDS, side, small
+from tests.training.runs import tiny, train
 
 MATRIX = [
     *(("spikformer", kind) for kind in KINDS),
@@ -83,7 +89,8 @@ def test_onnx(host, kind, tmp_path):
 
 def test_executorch(tmp_path):
     model = small("spikformer", "lrf_dyn")
-    made = export_model(model, tmp_path / "model.pte", format="executorch", most_images=8)
+    made = export_model(model, tmp_path / "model.pte", most_images=8)
+    assert made.format == "executorch"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pte", "model.pte.json"]
     runner = ExecutorchRunner(made.path)
     assert runner.most_images == 8
@@ -91,11 +98,73 @@ def test_executorch(tmp_path):
     check_file(runner, model, model.input_size)
 
     (tmp_path / "other.pte").write_bytes(b"no program")
-    with pytest.raises(LrfdynError, match=r"cannot read .*other\.pte\.json"):
+    with pytest.raises(LrfdynError, match=r"other\.pte needs its description other\.pte\.json beside it"):
         ExecutorchRunner(tmp_path / "other.pte")
     sidecar(tmp_path / "other.pte").write_text(sidecar(made.path).read_text())
     with pytest.raises(LrfdynError, match=r"other\.pte is not an ExecuTorch program"):
         ExecutorchRunner(tmp_path / "other.pte")
+
+
+class Alone(torch.nn.Module):
+    """An attention layer as a network: `[B, C, H, W]` spikes to what it adds."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, spikes: torch.Tensor) -> torch.Tensor:
+        return self.layer(spikes.unsqueeze(0)).squeeze(0)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lrf_dyn"])
+def test_executorch_attention(kind, tmp_path):
+    """The other kinds, each as one layer, since a whole network takes long to write."""
+    model = small("spikformer", kind, time_steps=1)
+    form = export_form(model, (16, 16))
+    layer = Alone(next(m for m in form.modules() if isinstance(m, Attention))).eval()
+    grid = model.blocks[0].attn.grid
+    spikes = (random(3, 16, *grid, dtype=torch.float32) > 0.5).float()
+    write_executorch(layer, spikes[:2], tmp_path / "layer.pte", {}, 4)
+    with torch.no_grad():
+        expected = model.blocks[0].attn(spikes.unsqueeze(0)).squeeze(0)
+    assert expected.std() > 1e-3
+    found = ExecutorchRunner(tmp_path / "layer.pte")(spikes.numpy())
+    assert np.mean(np.abs(found - expected.numpy()) > 1e-4) < 0.01  # a spike may flip
+
+
+def test_trained_digits(tmp_path):
+    """A trained model on real images: the same class on every held-out digit, and the same logits but for flips."""
+    config = tiny(
+        model={"time_steps": 2, "drop_path": 0.0, "options": {"dim": 32, "depth": 1}},
+        augmentation={"mixup": 0.0, "label_smoothing": 0.0},
+        optimizer={"ema_decay": None, "learning_rate": 0.01},
+        schedule={"epochs": 6, "mix_epochs": None},
+        run={"batch_size": 32, "checkpoint_steps": 1000},
+    )
+    summary = train(config, tmp_path / "run")
+    model, _ = load_model(str(tmp_path / "run"))
+    made = export_model(model, tmp_path / "model.onnx")
+    digits = (_raw().test_images * (255 / 16)).round().to(torch.uint8)
+    images = np.stack([model.preprocessing.apply(Image.fromarray(digit[0].numpy())) for digit in digits])
+    with torch.no_grad():
+        expected = model(torch.from_numpy(images)).numpy()
+    right = expected.argmax(1) == _raw().test_labels.numpy()
+    assert 100 * right.mean() == pytest.approx(summary["top1"], abs=0.5)  # files are preprocessed as in training
+    assert right.mean() > 0.4
+    runner = OnnxRunner(made.path, threads=1)
+    for batch in (7, 360):
+        found = np.concatenate([runner(images[i : i + batch]) for i in range(0, 360, batch)])
+        assert np.array_equal(found.argmax(1), expected.argmax(1))
+        differences = np.abs(found - expected).max(1) / np.abs(expected).max()
+        assert (differences > 1e-5).sum() <= 3  # flips
+        assert np.median(differences) < 1e-6
+
+
+def test_the_model_is_left_as_it_was(tmp_path):
+    model = small("sew_resnet").double()
+    model.preprocessing = Preprocessing(24, (0.5,) * 3, (0.25,) * 3)
+    export_model(model, tmp_path / "model.onnx")
+    assert all(p.dtype == torch.float64 for p in model.parameters())
 
 
 def test_command(tmp_path, capsys):
@@ -168,7 +237,8 @@ def test_silent_model_is_said_to_prove_little():
     ("arguments", "message"),
     [
         ({"format": "onx"}, "format: unknown name 'onx'; did you mean onnx"),
-        ({"out": "model.pte"}, r"out: expected a name that ends in \.onnx, got .*model\.pte"),
+        ({"out": "model.bin"}, r"out: expected a name that ends in \.onnx or \.pte, got .*model\.bin"),
+        ({"out": "model.pte", "format": "onnx"}, r"out: expected a name that ends in \.onnx, got .*model\.pte"),
         ({"out": "file/model.onnx"}, r"out: cannot write in the folder .*file"),
         ({"out": "folder.onnx"}, r"out: expected a file, got the folder"),
         ({"images": [Path("missing.png")]}, r"images: cannot read .*missing\.png \(No such file"),

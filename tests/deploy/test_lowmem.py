@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from unittest.mock import Mock
 
@@ -227,11 +230,72 @@ def test_a_graph_keeps_the_state_of_its_shape_and_no_graph_outlives_its_weights(
     assert compiled(images.float()).dtype == torch.float32
 
 
+def saved_and_loaded(module: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, saved_and_loaded])
+@pytest.mark.parametrize("host", ["spikformer_4_384", "qkformer_4_384", "sdt_v1_8_512", "sdt_v3_s"])
+@torch.no_grad()
+def test_copies_stand_alone(host, again):
+    """A copy computes with its own weights and membranes, also after the model that it was made from has changed."""
+    model = build(host)
+    images = images_for(model)
+    compiled = compile_for_inference(model, tile_mib=0.02, mixing="streaming")
+    expected = compiled(images)
+    copied = again(compiled)
+    for parameter in compiled.parameters():
+        parameter.zero_()
+    assert not torch.equal(compiled(images), expected)
+    for _ in range(2):
+        assert torch.equal(copied(images), expected)
+
+
+@pytest.mark.parametrize("mixing", ["parallel", "streaming"])
+@torch.no_grad()
+def test_threads_wait_for_each_other(mixing):
+    model = build("spikformer_4_384")
+    compiled = compile_for_inference(model, mixing=mixing)
+    images = [images_for(model).roll(n, -1) for n in range(4)]
+    expected = [compiled(image) for image in images]
+    assert not torch.equal(expected[0], expected[1])
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(compiled, images * 5))
+    assert all(torch.equal(logits, expected[i % 4]) for i, logits in enumerate(found))
+
+
+@torch.no_grad()
+def test_moved_and_told_to_train():
+    """The compiled model follows `to`, and has one mode only."""
+    model = build("spikformer_4_384", drop_path=0.5)
+    images = images_for(model)
+    compiled = compile_for_inference(model.float(), mixing="streaming")
+    compiled(images.float())
+    compiled.double().train()
+    assert not any(module.training for module in compiled.modules())
+    torch.testing.assert_close(compiled(images), model.double()(images), rtol=1e-9, atol=1e-9)
+
+
+def test_logits_are_ordinary_tensors():
+    model = build("spikformer_4_384", dtype=torch.float32)
+    images = images_for(model)
+    compiled = compile_for_inference(model)
+    compiled(images).add_(1)
+    head = nn.Linear(7, 2)
+    head(compiled(images)).sum().backward()
+    assert head.weight.grad is not None
+    assert compiled.forward_features(images).mul_(2).shape[1] == 3
+
+
 def test_bad_input():
     model = build("spikformer_4_384", "ssa")
     for options, message in (
         ({"images_at_once": 0}, "images_at_once: expected an integer >= 1, got 0"),
         ({"tile_mib": -1}, "tile_mib: expected a positive number, got -1"),
+        ({"tile_mib": float("inf")}, "tile_mib: expected a positive number, got inf"),
         ({"steps": "single"}, "steps: unknown name 'single'"),
         ({"mixing": "stream"}, "mixing: unknown name 'stream'; did you mean streaming"),
         ({"mixing": "streaming"}, "mixing: 'streaming' is for models with attention lrf_dyn"),
@@ -244,3 +308,7 @@ def test_bad_input():
         compile_for_inference(model.train())
     with pytest.raises(LrfdynError, match="images: expected"):
         compile_for_inference(model.eval())(torch.zeros(3, 24, 24))
+    with pytest.raises(LrfdynError, match="images: expected"):
+        compile_for_inference(model).plan(torch.zeros(3, 24, 24))
+    with pytest.raises(LrfdynError, match="images: expected a tensor, got ndarray"):
+        compile_for_inference(model)(torch.zeros(1, 3, 24, 24).numpy())  # type: ignore[arg-type]

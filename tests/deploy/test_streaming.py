@@ -125,6 +125,31 @@ def test_a_stream_starts_anew_and_keeps_its_state():
     assert streaming.stream is not state
 
 
+@torch.no_grad()
+def test_a_layer_that_is_moved_takes_its_state_along():
+    attention = layer(dtype=torch.float32)
+    streaming = StreamingAttention(attention)
+    x = spikes_in(attention, (6, 6))
+    streaming(x.float())
+    streaming.double()
+    assert torch.equal(streaming.spikes(x), attention.spikes(*attention.project(x)))
+    assert streaming.stream.state.dtype == torch.float64
+
+
+@pytest.mark.parametrize(("host", "steps"), [("spikformer_4_384", "0 or 1"), ("sdt_v3_s", r"multiples of 1/4 up to 1")])
+def test_rows_that_are_no_spikes(host, steps):
+    """Bits cannot hold them: not a wrong result but an error, which leaves the stream as it was."""
+    attention = layer(host)
+    stream = RowStream(attention, 2, 1, (3, 6))
+    row = torch.zeros(2, 1, attention.value_dim, 6, dtype=torch.float64)
+    for wrong in (0.3, -1, 2):
+        with pytest.raises(LrfdynError, match=rf"v: expected spikes \({steps}\), got numbers from"):
+            stream.push(row + wrong)
+    assert stream.arrived == 0
+    stream.push(row + 1)
+    stream.push((row + 1).bool())
+
+
 @pytest.mark.parametrize("channels", [1, 8, 13, 40])
 def test_bits(channels):
     spikes = (torch.rand(3, 5, channels) < 0.5).float()
@@ -146,7 +171,16 @@ def test_bad_input():
         StreamingAttention(attention, "spike")
     with pytest.raises(LrfdynError, match="attention: expected LRFDyn, got Identity"):
         RowStream(nn.Identity())  # type: ignore[arg-type]
+    with pytest.raises(LrfdynError, match="attention: expected LRFDyn, got Identity"):
+        StreamingAttention(nn.Identity())  # type: ignore[arg-type]
+    for grid in ((0, 6), (6,)):
+        with pytest.raises(LrfdynError, match="grid: expected height and width of at least 1"):
+            RowStream(attention, 2, 1, grid)  # type: ignore[arg-type]
+    with pytest.raises(LrfdynError, match=r"x: expected \[T, B, 16, H, W\], got \[2, 1, 4, 6, 6\]"):
+        StreamingAttention(attention)(torch.zeros(2, 1, 4, 6, 6, dtype=torch.float64))
     stream = RowStream(attention, 2, 1, (1, 6))
+    with pytest.raises(LrfdynError, match="v: expected a tensor, got list"):
+        stream.push([1.0])  # type: ignore[arg-type]
     with pytest.raises(LrfdynError, match=r"v: expected a row \[2, 1, 16, 6\], got \[2, 1, 16, 5\]"):
         stream.push(torch.zeros(2, 1, 16, 5))
     with pytest.raises(LrfdynError, match="drain: expected all 1 rows before, 0 have arrived"):
