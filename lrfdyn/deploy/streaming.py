@@ -263,10 +263,6 @@ class StreamingAttention(nn.Module):
         self._lock = CallLock()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StreamingAttention:
-        self.stream = None  # of another type or on another device than the weights from now on
-        return super()._apply(fn, recurse)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StreamingAttention:
         self.stream = None  # of the type and device that the weights had
         return super()._apply(fn, recurse)
 
