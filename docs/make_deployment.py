@@ -120,6 +120,7 @@ reference:
 ## `lrfdyn profile`
 
     lrfdyn profile spikformer_8_512 --attention ssa lrf_dyn --batch 1 64 --plot memory.png
+    lrfdyn profile runs/mine --batch 1    # a trained model; other attentions can take its place
 
 prints, for each attention, the derived terms of all its layers, what streaming really allocates, the measured peak of
 every layer, plain and low-memory, and the totals: allocator, growth of the resident set (CPU) and the fastest call. The

@@ -15,7 +15,7 @@ from lrfdyn.attention import LRFDyn
 from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.deploy import RowStream, compile_for_inference
 from lrfdyn.deploy.pieces import pieces
-from lrfdyn.models import SpikingModel, create_model
+from lrfdyn.models import SpikingModel
 from lrfdyn.ops.dispatch import plain_operations
 
 IMPLEMENTATIONS = ("eager", "low-memory")
@@ -52,19 +52,17 @@ def _allocated_by(layer: LRFDyn, buffers: str) -> int:
 
 
 def profile_model(
+    model: SpikingModel,
     name: str,
-    attention: str,
     batches: Sequence[int],
     device: torch.device,
     *,
     repeats: int = 3,
     by_layer: bool = True,
-    **options: Any,
 ) -> dict[str, Any]:
-    """Derived terms of every attention layer, and the measured peaks of both implementations, as plain values."""
-    torch.manual_seed(0)
-    model = create_model(name, attention=attention, **options).to(device).eval()
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    """Derived terms of every attention layer, and the measured peaks of both implementations, as plain values. The
+    model is moved to `device` and into evaluation mode."""
+    model = model.to(device).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     states = layer_states(model)
     runs = []
     for batch in batches:
@@ -72,7 +70,7 @@ def profile_model(
         runs += [measure(implementation, model, images, repeats, by_layer) for implementation in IMPLEMENTATIONS]
     return {
         "model": name,
-        "attention": attention,
+        "attention": model.config["attention"],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "time_steps": model.time_steps,
         "layers": states,

@@ -2,21 +2,25 @@
 
 For each attention: what its layers must hold, term by term, and the peak of plain (eager) and low-memory inference by
 layer and in total: of the allocator, and on a CPU also the growth of the resident set. Weights and images are not
-counted. Random weights and images: memory does not depend on them.
+counted. Images, and the weights of a model that is given by name, are random: memory does not depend on them.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from lrfdyn.attention import ATTENTIONS, LABELS, attention_options
+from lrfdyn.attention.swap import swap_attention
 from lrfdyn.commands.models import NONE, TABLE, wide_console
 from lrfdyn.errors import require
+from lrfdyn.models import SpikingModel
 from lrfdyn.models.registry import model_class
 
 KINDS = ("ssa", "lrf_ssa", "lrf_dyn")
@@ -24,11 +28,14 @@ KINDS = ("ssa", "lrf_ssa", "lrf_dyn")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", help="a name of `lrfdyn models`")
-    add("--attention", nargs="+", metavar="KIND", default=list(KINDS), help=f"of {', '.join(ATTENTIONS)}")
+    add("model", help="a name of `lrfdyn models`, the folder of a run or of a saved model, or a hub repository")
+    add(
+        "--attention", nargs="+", metavar="KIND",
+        help=f"of {', '.join(ATTENTIONS)}; default: {', '.join(KINDS)} for a name, else the model's own",
+    )  # fmt: skip
     add("--batch", nargs="+", type=int, default=[1, 64], help="images at once")
-    add("--time-steps", type=int, help="instead of the model's own")
-    add("--image-size", type=int, help="instead of the model's own")
+    add("--time-steps", type=int, help="instead of the model's own (with a name)")
+    add("--image-size", type=int, help="instead of the model's own (with a name)")
     add("--device", help="cpu or cuda; default: cuda where there is one")
     add("--repeats", type=int, default=3, help="calls that are timed; the fastest counts")
     add("--plot", type=Path, metavar="FILE", help="also draw a figure (needs matplotlib)")
@@ -40,11 +47,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     from lrfdyn.analysis.profile import profile_model
 
-    takes = model_class(arguments.model).options()
-    require("attention" in takes, f"model: expected one with attention, got {arguments.model}")
     require(min(arguments.batch) >= 1, f"batch: expected integers >= 1, got {min(arguments.batch)}")
     require(arguments.repeats >= 1, f"repeats: expected an integer >= 1, got {arguments.repeats}")
-    for kind in arguments.attention:
+    for kind in arguments.attention or ():
         attention_options(kind)
     name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     require(name in ("cpu", "cuda"), f"device: expected cpu or cuda, got {name!r}")
@@ -57,8 +62,8 @@ def run(arguments: argparse.Namespace) -> None:
     options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     device = torch.device(name)
     profiles = [
-        profile_model(arguments.model, kind, arguments.batch, device, repeats=arguments.repeats, **options)
-        for kind in arguments.attention
+        profile_model(model, arguments.model, arguments.batch, device, repeats=arguments.repeats)
+        for model in models(arguments.model, arguments.attention, options)
     ]
     if arguments.plot is not None:
         draw(profiles, arguments.plot)
@@ -67,6 +72,22 @@ def run(arguments: argparse.Namespace) -> None:
         return
     console = wide_console()
     console.print(state_table(profiles), *map(layers_table, profiles), totals_table(profiles))
+
+
+def models(source: str, kinds: list[str] | None, options: dict[str, Any]) -> Iterator[SpikingModel]:
+    """One after the other, with each of the attentions."""
+    from lrfdyn.sources import RANDOM, load_model
+
+    if not (Path(source).exists() or "/" in source):
+        model_class(source)  # an unknown name is told with the known ones that are near
+    model, weights = load_model(source, **options)
+    own: str = model.config.get("attention", "")
+    require(bool(own), f"model: expected one with attention, got {source}")
+    for kind in kinds or (KINDS if weights == RANDOM else [own]):
+        other = copy.deepcopy(model)
+        if kind != own:
+            swap_attention(other, kind)
+        yield other
 
 
 def kib(size: int | None) -> str:

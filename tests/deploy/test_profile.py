@@ -116,13 +116,29 @@ def test_bad_input(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-def test_profile_model_takes_options_of_the_model():
-    profile = profile_model(
-        "spikformer_4_384", "ssa", [1], torch.device("cpu"), repeats=1, by_layer=False, dim=16, depth=2, heads=2
-    )
+def test_profile_of_a_model():
+    model = create_model("spikformer_4_384", dim=16, depth=2, heads=2)
+    profile = profile_model(model, "mine", [1], torch.device("cpu"), repeats=1, by_layer=False)
+    assert (profile["model"], profile["attention"]) == ("mine", "ssa")
     assert len(profile["layers"]) == 2
     assert profile["held_state_bytes"] is None
     assert profile["state_bytes"] == 2 * sum(term["bytes"] for term in profile["layers"]["blocks.0.attn"])
+
+
+def test_a_saved_model_is_profiled_as_it_is_and_with_other_attentions(capsys, tmp_path):
+    options = {"dim": 16, "depth": 1, "heads": 2, "dilations": (1,), "image_size": 16}
+    create_model("spikformer_4_384", attention="lrf_dyn", **options).save_pretrained(tmp_path)
+    given = ["profile", str(tmp_path), "--batch", "1", "--repeats", "1", "--device", "cpu", "--json"]
+    assert main(given) == 0
+    (own,) = json.loads(capsys.readouterr().out)
+    expected = layer_states(create_model("spikformer_4_384", attention="lrf_dyn", **options))
+    assert (own["attention"], own["layers"]) == ("lrf_dyn", expected)
+    assert main([*given, "--attention", "ssa", "lrf_dyn"]) == 0
+    ssa, again = json.loads(capsys.readouterr().out)
+    assert [term["name"] for term in ssa["layers"]["blocks.0.attn"]] == ["k^T v matrix", "q, k spikes", "v spikes"]
+    assert again["layers"] == expected
+    assert main([*given, "--image-size", "32"]) == 2
+    assert "image_size: only for the name of a model" in capsys.readouterr().err
 
 
 def test_time_by_piece_and_kernel(capsys):
