@@ -95,7 +95,7 @@ def kib(size: int | None) -> str:
 
 
 def mib(size: int | None) -> str:
-    return NONE if size is None else f"{size / 2**20:,.1f}"
+    return NONE if size is None else f"{size / 2**20:,.{1 if size >= 10 * 2**20 else 2}f}"
 
 
 def state_table(profiles: list[dict[str, Any]]) -> Table:
