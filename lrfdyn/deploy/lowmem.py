@@ -103,7 +103,7 @@ class LowMemoryModel(nn.Module):
 
     def _forget(self) -> None:
         self._arena: Tensor | None = None
-        self._captured: dict[tuple[torch.Size, torch.dtype], Captured] = {}
+        self._captured: dict[tuple[Any, ...], Captured] = {}
         # Of the graphs, which run one after the other; a pool without graphs cannot be taken up again.
         self._pool: Any = None
 
@@ -203,7 +203,8 @@ class LowMemoryModel(nn.Module):
     def _chunk(self, images: Tensor) -> Tensor:
         if not (self.graph and images.is_cuda):
             return self._run(images)
-        key = (images.shape, images.dtype)
+        kind = images.device.type
+        key = (images.shape, images.dtype, torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind))
         if key not in self._captured:
             self._captured[key] = self._capture(images)
         captured = self._captured[key]

@@ -85,3 +85,15 @@ def test_streaming_in_graphs_of_several_shapes():
         taken = torch.full((1 << 22,), 255, dtype=torch.uint8, device=CUDA)  # memory that was given back
         assert torch.equal(compiled(images), first)
         assert bool((taken == 255).all())
+
+
+@torch.inference_mode()
+def test_a_graph_of_every_precision():
+    compiled = compile_for_inference(build("ssa"))
+    images = torch.randn(2, 3, 96, 96, device=CUDA)
+    plain = compiled(images)
+    with torch.autocast("cuda", torch.bfloat16):
+        half = compiled(images)
+    assert len(compiled._captured) == 2
+    assert not torch.equal(half.float(), plain)
+    assert torch.equal(compiled(images), plain)
