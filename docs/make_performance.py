@@ -22,7 +22,7 @@ TRAINING = {
     "train_step_cifar_reference": "The same with the plain definitions, eager and compiled, two revisions earlier (*)",
     "train_step_224": "224x224, all in one run, one revision earlier (*)",
 }
-INFERENCE = {"inference_cifar": "Spikformer-4-384, 32x32, all in one run"}
+INFERENCE = {"inference_cifar": "Spikformer-4-384, 32x32, all in one run, one revision earlier (*)"}
 
 TEXT = """\
 # Performance
