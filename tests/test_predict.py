@@ -353,34 +353,6 @@ def test_saved_description(place, tmp_path):
     assert lrfdyn.from_pretrained(tmp_path).class_names is None
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"size": 0}, "size: expected an integer >= 1"),
-        ({"std": [0.0]}, "a positive std of every channel"),
-        ({"mean": [0.1, 0.2]}, "a positive std of every channel"),
-        ({"mean": "x"}, "preprocessing: "),
-        ({"crop_share": 2}, "crop_share: expected 0 < x <= 1"),
-        ({"interpolation": "nearest"}, "interpolation: expected bicubic"),
-        ({"flip": True}, "unknown entry 'flip'"),
-    ],
-)
-def test_damaged_preprocessing(change, message):
-    values = {**Preprocessing(16, (0.3,), (0.4,)).as_dict(), **change}
-    with pytest.raises(LrfdynError, match=f"here: preprocessing: .*{message}|here: {message}"):
-        Preprocessing.from_dict(values, "here")
-
-
-def test_preprocessing_is_that_of_the_test_images():
-    """Digits as files come out as the numbers that a model is tested on."""
-    source = Digits(Augmentation())
-    batch = next(source.test_batches(batch_size=4))
-    preprocessing = Preprocessing.of_data(source)
-    raw = source._splits["test"][0][:4]
-    found = [preprocessing.apply(Image.fromarray(levels[0].numpy().astype(np.uint8))) for levels in raw]
-    torch.testing.assert_close(torch.from_numpy(np.stack(found)), batch.images, rtol=0, atol=1e-6)
-
-
 def test_trained_model_finds_what_its_test_found(tmp_path, capsys):
     """The test images as files give the accuracy that the run reports."""
     config = tiny(
@@ -401,52 +373,3 @@ def test_trained_model_finds_what_its_test_found(tmp_path, capsys):
     assert len(right) == 360
     assert 100 * np.mean(right) == pytest.approx(summary["top1"], abs=0.3)  # one image: folded norms round otherwise
     assert summary["top1"] > 15  # not by chance
-
-
-def test_segmentation(tmp_path, capsys):
-    tiny_model(num_classes=5).save_pretrained(tmp_path / "run" / "model")
-    (tmp_path / "images").mkdir()
-    for i in range(2):
-        Image.fromarray(shapes(i, 40, 56)[0]).save(tmp_path / "images" / f"{i}.png")
-    (tmp_path / "images" / "dark.png").write_text("no image")
-    given = [str(tmp_path / "images"), "--task", "segmentation", "--model", str(tmp_path / "run"), "--device", "cpu"]
-    out = tmp_path / "masks"
-    assert main(["predict", *given, "--out", str(out)]) == 1
-    printed = capsys.readouterr()
-    assert printed.out.splitlines() == [
-        f"{tmp_path / 'images' / f'{i}.png'}: {out / f'{i}_overlay.png'}" for i in (0, 1)
-    ]
-    assert f"cannot read {tmp_path / 'images' / 'dark.png'} (UnidentifiedImageError" in printed.err
-    assert "1 of 3 images could not be read" in printed.err
-    for i in range(2):
-        with Image.open(out / f"{i}_mask.png") as mask:
-            assert (mask.mode, mask.size) == ("P", (56, 40))
-
-    (tmp_path / "images" / "dark.png").unlink()
-    found = predict(capsys, *given, "--out", tmp_path / "other", "--flip", "--window", 32)
-    assert (found["task"], found["unreadable"]) == ("segmentation", 0)
-    for record in found["images"]:
-        assert Path(record["mask"]).is_file()
-        assert Path(record["overlay"]).is_file()
-        assert sum(record["classes"].values()) == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "classifier"], "model: classifier/model/config.json holds a Spikformer, expected a Segmenter"),
-        (["--model", "classifier", "--runtime", "onnx"], "runtime: segmentation runs in torch, got 'onnx'"),
-        (["--model", "nothing/here/at/all"], "model: no such folder: nothing/here/at/all"),
-        (["--model", "segmenter", "--device", "abacus"], "device: cannot use 'abacus'"),
-        (["--model", "segmenter", "--window", "1"], "window: expected at least the stride"),
-        (["--model", "segmenter", "--out", "notes.txt/maps"], "out: cannot write in the folder notes.txt/maps"),
-    ],
-)
-def test_bad_input_for_segmentation(arguments, message, place, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes.txt").write_text("text")
-    (tmp_path / "classifier").symlink_to(place / "run")
-    tiny_model().save_pretrained(tmp_path / "segmenter")
-    image = sorted((place / "images").iterdir())[0]
-    assert main(["predict", str(image), "--task", "segmentation", "--out", "maps", *arguments]) == 2
-    assert message in capsys.readouterr().err

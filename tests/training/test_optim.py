@@ -128,6 +128,17 @@ def test_teacher_sees_images_as_it_was_trained_on(monkeypatch):
         build_distill(DistillConfig(teacher="t"), source, torch.device("cpu"))
 
 
+def assert_same_norms(plain: nn.Module, synced: nn.Module, x: torch.Tensor, tolerance: float) -> None:
+    """In value and every gradient."""
+    outgoing = torch.randn_like(x)
+    results = []
+    for norm in (plain, synced):
+        y = norm(x)
+        results.append([y, *torch.autograd.grad((y * outgoing).sum(), [x, norm.weight, norm.bias])])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
 def test_synchronised_norm_of_one_process_is_batch_norm(monkeypatch):
     """Two processes are tested with real ones; here the sum over all is this process's own."""
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: None)
@@ -136,13 +147,7 @@ def test_synchronised_norm_of_one_process_is_batch_norm(monkeypatch):
     for norm in (plain, synced):
         norm.load_state_dict({**norm.state_dict(), "weight": torch.tensor([1.0, 2.0, 0.5]), "bias": torch.ones(3)})
     x = torch.randn(4, 3, 5, 2, dtype=torch.float64, requires_grad=True)
-    outgoing = torch.randn_like(x)
-    results = []
-    for norm in (plain, synced):
-        y = norm(x)
-        results.append([y, *torch.autograd.grad((y * outgoing).sum(), [x, norm.weight, norm.bias])])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    assert_same_norms(plain, synced, x, 1e-10)
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(value, synced.state_dict()[name])
     torch.testing.assert_close(plain.eval()(x), synced.eval()(x))
@@ -155,12 +160,6 @@ def test_synchronised_norm_of_half_precise_input_is_batch_norm(monkeypatch):
     torch.manual_seed(0)
     plain, synced = nn.BatchNorm2d(2), SyncBatchNorm2d(2)
     x = (torch.randn(30, 2, 100, 10) + 1).bfloat16().requires_grad_()
-    outgoing = torch.randn_like(x)
-    results = []
-    for norm in (plain, synced):
-        y = norm(x)
-        results.append([y, *torch.autograd.grad((y * outgoing).sum(), [x, norm.weight, norm.bias])])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+    assert_same_norms(plain, synced, x, 1e-2)
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(value, synced.state_dict()[name], rtol=1e-4, atol=1e-4)
