@@ -122,6 +122,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--backbone", help="folder of a trained classifier to start from; {attention} is filled in; none: from scratch")
     add("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="a key of the recipe")
     add("--timed", type=int, default=TIMED, help="steps that the speed is measured over")
+    add("--beside", help="what else used the GPU, for the record")
     add("--scenes", type=int, default=5, help="rows of the figure")
     add("--models", type=Path, help="keep the trained models in this folder")
     return parser.parse_args(argv)
@@ -224,6 +225,7 @@ def train(args: argparse.Namespace, kind: str, config: TrainConfig, work: Path, 
         "crop": config.data.image_size,
         "batch_size": config.run.batch_size,
         "torch": torch.__version__,
+        "beside": args.beside,
     }
     target = args.out / f"{config.model.name}_{kind}"
     target.mkdir(parents=True, exist_ok=True)

@@ -5,12 +5,14 @@
 
 Runs live in --work, with checkpoints; started again, the script goes on where it stopped. What the results page reads
 is copied to --out when a run ends. Two runs --together on one GPU use it better than one, most of all under NVIDIA's
-multi-process service (`nvidia-cuda-mps-control -d`); the images/s of a run are then those of its share.
+multi-process service (`nvidia-cuda-mps-control -d`); the images/s of a run are then those of its share, and its summary
+says beside what it ran.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +20,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from lrfdyn.files import write_json
 
 KEPT = ("summary.json", "log.jsonl", "recipe.yaml")
 RUNS = (
@@ -35,10 +41,17 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--epochs", type=int, default=100)
     add("--seed", type=int, default=0)
     add("--together", type=int, default=1, help="runs at a time")
+    add("--beside", help="what else used the GPU, for the record; default: the other runs of --together")
     add("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="a key of all recipes")
     add("--work", type=Path, default=Path("runs/cifar100"))
     add("--out", type=Path, default=Path("results/cifar100"))
     return parser.parse_args(argv)
+
+
+def beside(args: argparse.Namespace, run: str) -> str | None:
+    """None where a run had the GPU for itself."""
+    others = [other for other in args.runs if other != run] if args.together > 1 else []
+    return args.beside or (f"{args.together - 1} of {', '.join(others)}" if others else None)
 
 
 def train(args: argparse.Namespace, run: str) -> bool:
@@ -64,7 +77,9 @@ def train(args: argparse.Namespace, run: str) -> bool:
     for file in KEPT:
         # Where the files lay is nobody's business but this machine's.
         text = (folder / file).read_text(encoding="utf-8").replace(args.root, "DATA")
-        (target / file).write_text(text.replace(str(folder), str(target)), encoding="utf-8")
+        (target / file).write_text(text.replace(str(folder), f"results/{args.out.name}/{name}"), encoding="utf-8")
+    summary = json.loads((target / "summary.json").read_text(encoding="utf-8"))
+    write_json(target / "summary.json", {**summary, "beside": beside(args, run)})
     print(f"{name}: {target}, {time.perf_counter() - began:.0f} s", flush=True)
     return True
 

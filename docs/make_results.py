@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -24,6 +24,7 @@ from lrfdyn.attention import attention_options
 from lrfdyn.errors import require
 from lrfdyn.training.config import differences as config_differences
 from lrfdyn.training.logs import read_log
+from lrfdyn.training.recipes import find_recipe, load_recipe
 
 ROOT = Path(__file__).parent.parent
 FIGURE = "images/cifar100_curves.svg"
@@ -76,9 +77,15 @@ class Run:
         return rows.get(kind, kind) + token
 
     @property
+    def strong(self) -> bool:
+        """By a recipe of that name, and not by the published settings."""
+        return "_strong" in self.name
+
+    @property
     def label(self) -> str:
+        strong = ", strong augmentation" if self.strong else ""
         seed = self.recipe["run"]["seed"]
-        return f"{self.method} {self.dilations or 'w/o LRF'}, {self.schedule} epochs, seed {seed}"
+        return f"{self.method} {self.dilations or 'w/o LRF'}{strong}, {self.schedule} epochs, seed {seed}"
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -133,13 +140,22 @@ def comparison(runs: list[Run]) -> str:
 
 def missing(runs: list[Run]) -> list[str]:
     """The recipes of the table that no run has finished; `ssa` is the first column of LRF-SSA."""
-    done = {(run.method, run.dilations) for run in runs if run.summary is not None}
+    done = {(run.method, run.dilations) for run in runs if run.summary is not None and not run.strong}
     return [
         f"cifar100_spikformer_4_384_{kind}_{NAMES[column]}"
         for method, kind in METHODS.items()
         for column, dilations in OMEGA.items()
         if (method, dilations) not in done
     ]
+
+
+def changes(run: Run) -> list[str]:
+    """The settings of a run that are not the published ones."""
+    published = load_recipe(find_recipe("cifar100_spikformer_4_384_ssa"))
+    published = replace(published, schedule=published.schedule.within(run.schedule))
+    sections = ("augmentation", "optimizer", "schedule")
+    found = (difference for difference in config_differences(run.recipe, published.as_dict()))
+    return [f"- {line.replace(' there', ' published')}" for line in found if line.startswith(sections)]
 
 
 def differences(runs: list[Run]) -> list[str]:
@@ -177,7 +193,7 @@ def every_run(runs: list[Run]) -> str:
             continue
         s = run.summary
         numbers = [f"{s['top1']:.2f}", f"{s['parameters']:,}", f"{s['images_per_s']:,.0f}", f"{s['wall_s']:,.0f}"]
-        body.append([*where, str(run.schedule), seed, *numbers, s["device"]])
+        body.append([*where, str(run.schedule), seed, *numbers, s["device"] + (", shared" if s.get("beside") else "")])
     header = ["run", "method", "dilations", "epochs", "seed", "top-1", "parameters", "images/s", "wall s", "device"]
     return table(header, body)
 
@@ -188,16 +204,23 @@ def render(runs: list[Run]) -> str:
         return f"{INTRODUCTION}\nNo run is recorded yet. The recipes of the table:\n\n{absent}\n"
     finished = [run for run in runs if run.summary is not None]
     parts = [INTRODUCTION]
-    for length in sorted({run.schedule for run in finished}, reverse=True):
-        parts.append(f"## Accuracy after {length} epochs\n")
-        parts.append(comparison([run for run in finished if run.schedule == length]))
+    for length, strong in sorted({(run.schedule, run.strong) for run in finished}, reverse=True):
+        group = [run for run in finished if (run.schedule, run.strong) == (length, strong)]
+        parts.append(f"## Accuracy after {length} epochs{', strong augmentation' if strong else ''}\n")
+        parts.append(comparison(group))
+        if strong:
+            parts += ["What is not as published, for every row:\n", *changes(group[0]), ""]
     parts += ["## What is different from the paper\n", *differences(runs), ""]
     absent = missing(runs)
     if absent:
         parts += ["## Not run yet\n", *(f"- `{name}`" for name in absent), ""]
     parts += ["## Convergence\n", f"![Test accuracy over the epochs of every run]({FIGURE})\n"]
     parts += ["## Every run\n", "Images/s is training alone; wall time includes the test after every epoch.\n"]
-    return "\n".join([*parts, every_run(runs)])
+    parts.append(every_run(runs))
+    shared = [f"- {run.name} beside {run.summary['beside']}" for run in finished if run.summary.get("beside")]
+    if shared:
+        parts += ["Runs that shared the GPU, whose speed is that of their share:\n", *shared, ""]
+    return "\n".join(parts)
 
 
 def draw(runs: list[Run], path: Path) -> None:

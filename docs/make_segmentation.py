@@ -130,8 +130,13 @@ little data and short training, one seed each, on a part of the validation set i
 or two: they compare with each other within that noise, and not with the paper's.**
 
 {table}
-`{command}` measured it: `results/ade20k_subset` has the logs, the numbers per class and the recipes.
+{shared}`{command}` measured it: `results/ade20k_subset` has the logs, the numbers per class and the recipes.
 {figure}"""
+
+SHARED_GPU = """\
+The GPU was shared, so the speeds are of a share and do not compare: {beside}.
+
+"""
 
 
 def millions(count: int) -> str:
@@ -189,6 +194,7 @@ def measured(folder: Path) -> str:
         for run in runs
     ]  # fmt: skip
     header = ["attention", "mIoU %", "mean accuracy %", "pixel accuracy %", "parameters", "training images/s", "wall s"]
+    beside = [f"{LABELS[run['attention']]} beside {run['beside']}" for run in runs if run.get("beside")]
     drawn = (folder / "figure.png").is_file()
     figure = "\n![image, ground truth and three models](../results/ade20k_subset/figure.png)\n" if drawn else ""
     return MEASURED.format(
@@ -203,6 +209,7 @@ def measured(folder: Path) -> str:
         precision=first["precision"],
         table=table(header, body),
         command=first["command"],
+        shared=SHARED_GPU.format(beside="; ".join(beside)) if beside else "",
         figure=figure,
     )
 

@@ -91,6 +91,29 @@ def test_other_lengths_are_not_compared_with_each_other(tmp_path):
     assert rows(short.partition("## What")[0])["LRF-SSA, here"][0] == "60.00"
 
 
+def test_changed_settings_are_a_table_of_their_own_that_says_what_changed(tmp_path):
+    record(tmp_path, "lrf_dyn", 70.0)
+    record(tmp_path, "lrf_dyn_strong", 75.0)
+    text = page.render(page.read_runs(tmp_path))
+    strong, _, published = text.partition("## Accuracy after 4 epochs\n")
+    assert "## Accuracy after 4 epochs, strong augmentation" in strong
+    assert rows(strong)["LRF-Dyn, here"][-1] == "75.00"
+    assert rows(published.partition("## What")[0])["LRF-Dyn, here"][-1] == "70.00"
+    assert "- augmentation.crop: none published, pad here" in strong
+    assert "- augmentation.cutmix: 0.0 published, 1.0 here" in strong
+    assert "published, " not in published
+
+
+def test_runs_that_shared_the_gpu_say_so(tmp_path):
+    record(tmp_path, "ssa", 70.0)
+    record(tmp_path, "lrf_dyn", 70.0)
+    path = tmp_path / "ssa_seed0_4" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"beside": "another"}))
+    text = page.render(page.read_runs(tmp_path))
+    assert text.count("NVIDIA H200, shared |") == 1
+    assert "- ssa_seed0_4 beside another" in text
+
+
 def test_without_runs_everything_is_missing(tmp_path):
     text = page.render(page.read_runs(tmp_path / "none"))
     assert "No run is recorded yet" in text

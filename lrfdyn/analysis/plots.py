@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,14 +123,19 @@ def _distance_layers(plt: Any, entries: Entries) -> Any:
 
 def _entropy(plt: Any, entries: Entries) -> Any:
     figure, axis = plt.subplots(figsize=(WIDTH, 2.4))
+    left = math.inf
     for i, entry in entries:
         local = entry["locality"]
         histogram = local["entropy_histogram"]
         label = f"{entry['label']}, mean {local['entropy_mean']:.2f}"
         axis.stairs(histogram["density"], histogram["edges"], color=COLOURS[i % 8], label=label, linewidth=1.3,
                     linestyle=LINES[i % 8])  # fmt: skip
-    axis.axvline(entries[0][1]["locality"]["entropy_uniform"], color="#58616a", linestyle="--", linewidth=0.8)
-    axis.set(xlabel="entropy of attention (nats; dashed: uniform)", ylabel="density")
+        taken = [edge for edge, density in zip(histogram["edges"], histogram["density"], strict=False) if density > 0]
+        left = min([left, *taken])
+    uniform = entries[0][1]["locality"]["entropy_uniform"]
+    axis.axvline(uniform, color="#58616a", linestyle="--", linewidth=0.8)
+    # A bin's room on the left: entropies of trained attention often all lie in the upper part.
+    axis.set(xlabel="entropy of attention (nats; dashed: uniform)", ylabel="density", xlim=(left - 0.2, uniform + 0.1))
     legend(figure, axis, entries, loc="upper left")
     return figure
 

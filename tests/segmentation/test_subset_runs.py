@@ -61,6 +61,7 @@ def test_the_whole_sequence(script, tmp_path, capsys):
     for summary in found.values():
         assert f"| {summary['miou']:.2f} |" in section
     assert "16 training and 3 validation pairs" in section
+    assert "shared" not in section
     assert "figure.png" in section
     (out / "sdt_v3_t_ssa" / "summary.json").write_text(json.dumps({**found["sdt_v3_t_ssa"], "epochs": 2}))
     with pytest.raises(LrfdynError, match=r"epochs: expected the same in all runs, got \[2, 1, 1\]"):
@@ -77,11 +78,12 @@ def test_a_run_that_fails_takes_no_other_with_it(script, tmp_path, capsys, monke
         return usual(config, *rest, **options)
 
     monkeypatch.setattr(script, "run_training", fails)
-    given = ["--root", str(data), "--out", str(out), "--epochs", "1", "--scenes", "1"]
+    given = ["--root", str(data), "--out", str(out), "--epochs", "1", "--scenes", "1", "--beside", "another run"]
     assert script.main([*given, *SMALL]) == 1
     assert set(summaries(out)) == {"sdt_v3_t_ssa", "sdt_v3_t_lrf_dyn"}
     assert set(json.loads((out / "figure.json").read_text())["pixel_accuracy"]) == {"SSA", "LRF-Dyn"}
     assert "lrf_ssa: failed" in capsys.readouterr().out
+    assert "SSA beside another run; LRF-Dyn beside another run." in make_segmentation.measured(out)
 
 
 def test_results_are_there_when_a_run_ends(script, tmp_path, monkeypatch):

@@ -31,5 +31,6 @@ def test_runs_are_made_side_by_side_and_a_failed_one_is_told(tmp_path, capsys):
     assert sorted(path.name for path in out.iterdir()) == ["ssa_1"]
     summary = json.loads((out / "ssa_1" / "summary.json").read_text())
     assert summary["epochs"] == 1
+    assert summary["beside"] == "1 of nothing"
     assert str(tmp_path / "work") not in summary["command"]
     assert all(root not in path.read_text() for path in (out / "ssa_1").iterdir())

@@ -41,6 +41,9 @@ def test_recipe(path: Path):
         name = config.model.name.removeprefix("timm/")
         assert rest.startswith(name)
         rest = rest.removeprefix(name).lstrip("_")
+    strong = rest.endswith("_strong")
+    assert strong == (data.startswith("cifar") and config.augmentation.crop == "pad")
+    rest = rest.removesuffix("_strong")
     for name, dilations in OMEGA.items():
         if rest.endswith(name):
             assert config.model.dilations == dilations
