@@ -1,6 +1,7 @@
 """Measure the accuracy of a trained model on its test images.
 
-SOURCE is the folder of a run (its newest checkpoint is taken), a checkpoint, or a recipe together with --weights.
+SOURCE is the folder of a run (its newest checkpoint is taken, or its model where no checkpoint was kept), a checkpoint,
+or a recipe together with --weights.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from lrfdyn.errors import LrfdynError, require
 from lrfdyn.tasks import describe_results
 from lrfdyn.training.config import TrainConfig, parse_config
 from lrfdyn.training.recipes import ENDINGS, apply_override, find_recipe, list_recipes, load_recipe
+from lrfdyn.weights import load_tensors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +59,17 @@ def print_classes(rows: list[dict[str, Any]]) -> None:
         print(f"{row['class']:<24} IoU {row['iou']:6.2f} %  accuracy {accuracy:>6} %  {row['pixels']:>12,} pixels")
 
 
+def load_ended(run: Path, arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:
+    """What is left of a run that has ended when its checkpoints were thrown away."""
+    recipe, model = run / "recipe.yaml", run / "model" / "model.safetensors"
+    require(
+        recipe.is_file() and model.is_file(),
+        f"source: {run} holds no checkpoint; for a saved model give its recipe and --weights {run}",
+    )
+    require(not arguments.raw, f"raw: {run} has no checkpoint, and its model is what the run ended with")
+    return load_recipe(recipe, overrides(arguments)), load_tensors(model)[0], str(model)
+
+
 def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:
     """Configuration, tensors by name, and where they are from."""
     from lrfdyn.training import state
@@ -69,9 +82,7 @@ def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], st
         if source.is_dir():
             found = state.newest_checkpoint(source / "checkpoints", print)
             if found is None:
-                raise LrfdynError(
-                    f"source: {source} holds no checkpoint; for a saved model give its recipe and --weights {source}"
-                )
+                return load_ended(source, arguments)
             path, tensors, meta = found
         else:
             path, (tensors, meta) = source, state.read_checkpoint(source)
@@ -83,7 +94,5 @@ def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], st
         raise LrfdynError(f"source: no such folder, and no recipe of that name: {source}")
     config = load_recipe(find_recipe(arguments.source), overrides(arguments))
     require(arguments.weights is not None, "weights: a recipe needs --weights, a file or folder")
-    from lrfdyn.weights import load_tensors
-
     path = arguments.weights / "model.safetensors" if arguments.weights.is_dir() else arguments.weights
     return config, load_tensors(path)[0], str(path)

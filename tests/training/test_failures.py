@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 
 import pytest
 import torch
@@ -90,3 +91,12 @@ def test_summary_log_and_evaluation_agree(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["top1"] == last["top1"]
     assert main(["evaluate", str(out), "--raw", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["test_loss"] != last["test_loss"]
+    shutil.rmtree(out / "checkpoints")
+    assert main(["evaluate", str(out), "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert (measured["top1"], measured["source"]) == (last["top1"], str(out / "model" / "model.safetensors"))
+    assert main(["evaluate", str(out), "--raw"]) == 2
+    assert "raw: " in capsys.readouterr().err
+    shutil.rmtree(out / "model")
+    assert main(["evaluate", str(out)]) == 2
+    assert "holds no checkpoint" in capsys.readouterr().err
