@@ -1,20 +1,24 @@
-"""Writes the results table of the README from the file that holds the measured numbers."""
+"""Writes the results tables of the README from the files that hold the measured numbers."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.make_results import read_runs
+from docs.pages import table
+
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"(<!-- digits: [^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def table(results: dict) -> str:
-    lines = [
-        "| attention | test accuracy | parameters | state, derived | peak memory, measured | firing rate | energy |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def digits() -> str:
+    results = json.loads((ROOT / "results" / "digits" / "results.json").read_text())
+    header = ["attention", "test accuracy", "parameters", "state, derived", "peak memory, measured", "firing rate"]
+    body = []
     for row in results["attentions"].values():
         cells = [
             row["label"],
@@ -25,17 +29,35 @@ def table(results: dict) -> str:
             f"{row['firing_rate']:.1%}",
             f"{row['energy']['energy_pj'] / 1e6:.2f} µJ",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        body.append(cells)
     machine = results["machine"]
     source = "[results/digits/results.json](results/digits/results.json)"
     threads = f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
-    lines += ["", f"{machine['cpu']}, {threads}, torch {machine['torch']}. Source: {source}."]
-    return "\n".join(lines)
+    rows = table([*header, "energy"], body)
+    return f"{rows}\n{machine['cpu']}, {threads}, torch {machine['torch']}. Source: {source}."
+
+
+def cifar100() -> str:
+    """Every run that ended, the longest and best first."""
+    runs = [(run, run.summary) for run in read_runs(ROOT / "results" / "cifar100") if run.summary is not None]
+    body = [
+        [
+            "SSA" if summary["attention"] == "ssa" else run.method,
+            "" if summary["attention"] in ("ssa", "vsa") else ", ".join(map(str, run.dilations)) or "none",
+            f"{run.schedule}{', strong augmentation' if run.strong else ''}",
+            f"{summary['top1']:.2f} %",
+            f"{summary['parameters']:,}",
+        ]
+        for run, summary in sorted(runs, key=lambda pair: (-pair[0].schedule, -pair[1]["top1"]))
+    ]
+    return table(["attention", "dilations", "epochs", "test accuracy", "parameters"], body).rstrip()
 
 
 def render(text: str) -> str:
-    results = json.loads((ROOT / "results" / "digits" / "results.json").read_text())
-    return BLOCK.sub(lambda found: f"{found[1]}\n{table(results)}\n\n{found[2]}", text)
+    for name, made in {"digits": digits, "cifar100": cifar100}.items():
+        block = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
+        text = block.sub(lambda found, made=made: f"{found[1]}\n{made()}\n\n{found[2]}", text)  # type: ignore[misc]
+    return text
 
 
 if __name__ == "__main__":

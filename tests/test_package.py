@@ -43,8 +43,11 @@ def test_readme_example_runs():
     assert "sdt_v3_s" in output
 
 
-def test_readme_table_is_made_from_the_results():
+def test_readme_tables_are_made_from_the_results():
     assert make_readme.render(README) == README
+    emptied = re.sub(r"(-->\n).*?(<!-- end -->)", r"\1\2", README, flags=re.DOTALL)
+    assert emptied.count("-->\n<!-- end -->") == 2
+    assert make_readme.render(emptied) == README
 
 
 def test_readme_names_existing_files():
