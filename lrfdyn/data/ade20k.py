@@ -24,6 +24,7 @@ from lrfdyn.data.base import Batch, DataSource, Step, Steps
 from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
 from lrfdyn.data.device import to_device
 from lrfdyn.data.loading import load_in_order
+from lrfdyn.data.preprocess import eight_bits
 from lrfdyn.data.scene_augment import IGNORED, Pictures, photometric, random_crops
 from lrfdyn.errors import LrfdynError, require, require_integer
 
@@ -82,7 +83,7 @@ def read_pair(pair: Pair, classes: int = CLASSES, short_side: int | None = None)
 
     try:
         with Image.open(pair.image) as file:
-            image = file.convert("RGB")
+            image = eight_bits(file).convert("RGB")
     except Exception as error:
         raise LrfdynError(f"data: cannot read the image {pair.image} ({type(error).__name__}: {error})") from None
     mask = read_mask(pair.mask, classes)
@@ -158,8 +159,8 @@ class Ade20k(DataSource):
             import PIL  # noqa: F401
         except ImportError:
             raise LrfdynError("data: decoding images needs Pillow; pip install 'lrfdyn[segmentation]'") from None
-        for name, value in (("image_size", image_size), ("num_classes", num_classes)):
-            require_integer(name, value, 1)
+        require_integer("image_size", image_size, 1)
+        require_integer("num_classes", num_classes, 2)  # with one there is nothing to decide
         for name, side in (("test_size", test_size), ("window", window)):
             if side is not None:
                 require_integer(name, side, 1)

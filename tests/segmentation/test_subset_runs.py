@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -60,6 +61,11 @@ def test_the_whole_sequence(script, tmp_path, capsys):
     section = make_segmentation.measured(out)
     for summary in found.values():
         assert f"| {summary['miou']:.2f} |" in section
+        found_classes = sum(
+            float(row["iou"]) > 0
+            for row in csv.DictReader((out / f"sdt_v3_t_{summary['attention']}" / "classes.csv").open())
+        )
+        assert f"| {summary['pixel_accuracy']:.2f} | {found_classes} | {summary['parameters']:,} |" in section
     assert "16 training and 3 validation pairs" in section
     assert "shared" not in section
     assert "figure.png" in section

@@ -51,6 +51,11 @@ def test_it_learns_shapes(tmp_path):
         rows = list(csv.DictReader(file))
     assert [row["class"] for row in rows] == ["class 1", "class 2", "class 3"]
     assert sum(float(row["iou"]) for row in rows) / 3 == pytest.approx(summary["miou"], abs=1e-3)
+    saved = tmp_path / "run" / "model"
+    assert "preprocessing" not in json.loads((saved / "config.json").read_text()), "images are not cropped"
+    card = (saved / "README.md").read_text()
+    assert 'pipeline_tag: "image-segmentation"' in card
+    assert "[B, 3, H, W] to [B, 3, H, W]" in card
 
 
 def test_a_run_that_was_interrupted_ends_the_same(shapes, tmp_path):
@@ -115,6 +120,20 @@ def test_evaluate_command(shapes, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "mIoU" in printed
     assert "class 1" in printed
+
+
+def test_dry_run_counts_the_pictures(shapes, tmp_path, capsys):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(dump_yaml(tiny_config(shapes).as_dict()))
+    assert main(["train", str(recipe), "--dry-run", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["train_images"], facts["steps_per_epoch"], facts["steps"]) == (24, 1, 2)
+    assert main(["train", str(recipe), "--dry-run", "--data.root", "nowhere"]) == 0
+    printed = capsys.readouterr().out
+    assert "train_images: 20,210\n" in printed
+    assert "(train_images: of the whole data set, because nowhere is not here)" in printed
+    assert main(["train", str(recipe), "--dry-run", "--data.root", str(tmp_path)]) == 2
+    assert "root: no such folder" in capsys.readouterr().err
 
 
 def test_the_size_of_test_batches_does_not_matter(shapes):
