@@ -52,8 +52,9 @@ def data_facts(config: TrainConfig) -> Facts:
     facts = FACTS[data.name]
     classes = data.options.get("num_classes", facts.num_classes)
     images = facts.train_images
-    if data.name in MASKED and data.root is not None and Path(data.root).is_dir():  # which may be a part of it
-        images = len(find_pairs(find_root(Path(data.root)), "training"))
+    root = None if data.root is None else Path(data.root).expanduser()
+    if data.name in MASKED and root is not None and root.is_dir():  # which may be a part of it
+        images = len(find_pairs(find_root(root), "training"))
     return Facts(classes, data.image_size or facts.image_size, facts.in_channels, images)
 
 

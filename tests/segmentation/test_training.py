@@ -15,6 +15,7 @@ from lrfdyn.cli import main
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
+from lrfdyn.segmentation import metric
 from lrfdyn.tasks.segmentation import Segmentation
 from lrfdyn.training import state
 from lrfdyn.training.optim import build_optimizer, rate_at, set_rate
@@ -167,6 +168,12 @@ def test_two_processes_equal_one(shapes, tmp_path):
         assert two[key] == pytest.approx(one[key], rel=1e-9), key
 
 
+def test_what_tests_need_is_asked_for_before_training(shapes, tmp_path, monkeypatch):
+    monkeypatch.setattr(metric, "find_spec", lambda name: None)
+    with pytest.raises(LrfdynError, match=r"mIoU needs torchmetrics; pip install 'lrfdyn\[segmentation\]'"):
+        Trainer(tiny_config(shapes), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
@@ -178,6 +185,7 @@ def test_two_processes_equal_one(shapes, tmp_path):
             r"augmentation.scale: is for images with masks",
         ),
         ({"schedule": {"decay": "linear"}}, r"schedule.decay"),
+        ({"data": {"options": {"window": 8}}}, r"window: expected at least the stride 16, got 8"),
     ],
 )
 def test_wrong_settings(shapes, tmp_path, section, message):
