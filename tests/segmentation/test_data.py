@@ -104,6 +104,20 @@ def test_flip_mirrors_image_and_mask():
         assert torch.equal(a.flip(-1), b)
 
 
+def test_flipped_pictures_are_padded_at_the_same_sides():
+    pictures = packed((24, 20))
+    plain, turned = (
+        random_crops(pictures, np.array([0]), Augmentation(flip=flip, scale=(0.5, 0.5)), keys(1), 32)
+        for flip in (0.0, 1.0)
+    )
+    assert torch.equal(plain[2], turned[2])
+    (width,) = set(plain[2].sum(-1).unique().tolist()) - {0}
+    assert width == 16
+    for a, b in zip(plain, turned, strict=True):
+        assert torch.equal(a[..., :width].flip(-1), b[..., :width])
+    assert turned[1][..., width:].eq(IGNORED).all()
+
+
 def test_small_pictures_are_padded(root):
     source = data(root, replace(AUGMENT, scale=(0.5, 0.5), flip=0.0), resident=True)
     batch = train(source)[0]
