@@ -111,7 +111,8 @@ def test_figure_command(place, tmp_path, capsys):
         assert picture.height > 2 * 300
     assert main([*write, "--scenes", "scene_999", "--out", str(out)]) == 2
     assert "unknown name 'scene_999'" in capsys.readouterr().err
-    assert main(["figure-segmentation", "x=1", "x=2", "--root", str(place / "data")]) == 2
+    assert main(["figure-segmentation", "a/seed0", "b/seed0", "--root", str(place / "data")]) == 2
+    assert "models: several are called 'seed0'; put a title in front: A=b/seed0" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     for bad, message in (
         ("file/x.png", "out: cannot write in the folder"),
