@@ -42,6 +42,7 @@ class Segmentation:
         assert isinstance(source, Ade20k)
         require_torchmetrics()
         check_window(source.window, model.stride)
+        source.check_test_pairs()
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Over all pixels, those without a class as zeros: then the share of a process or of an accumulated part does

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from lrfdyn.cli import main
 from lrfdyn.data import Augmentation, create_data
@@ -172,6 +174,21 @@ def test_what_tests_need_is_asked_for_before_training(shapes, tmp_path, monkeypa
     monkeypatch.setattr(metric, "find_spec", lambda name: None)
     with pytest.raises(LrfdynError, match=r"mIoU needs torchmetrics; pip install 'lrfdyn\[segmentation\]'"):
         Trainer(tiny_config(shapes), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.full((36, 40), 255, np.uint8), r"the mask .*scene_001\.png has the value 255, expected 0\.\.3"),
+        (np.ones((30, 40), np.uint8), r"the mask .*scene_001\.png is 40x30 pixels, its image 47x40"),
+    ],
+    ids=["value", "size"],
+)
+def test_validation_pairs_are_checked_before_training(tmp_path, bad, message):
+    root = write_shapes(tmp_path / "data", train=16, validation=2)
+    Image.fromarray(bad).save(root / "annotations" / "validation" / "scene_001.png")
+    with pytest.raises(LrfdynError, match=message):
+        Trainer(tiny_config(root, data={"options": {"resident": False}}), tmp_path / "run")
 
 
 @pytest.mark.parametrize(
