@@ -65,8 +65,8 @@ Unpack `ADEChallengeData2016` as it comes (`images/` and `annotations/`, each wi
 mask 0 is ignored and 1..150 are the classes 0..149. A mask without its image's size, with larger values, or that is
 missing is an error that names the file; those of validation are all looked at before training begins. Pictures are read
 as they are stored, because masks are drawn on the stored pixels: a turn that EXIF asks for is made by `lrfdyn predict`,
-and not in training, tests and the figure. With `--dry-run` the command below counts the pictures and says how many steps
-they make.
+and not in training, tests and the figure. With `--dry-run` the command below counts the pictures and says how many
+steps they make.
 
     lrfdyn train ade20k_sdt_v3_s_lrf_dyn --data.root /data/ADEChallengeData2016 \\
         --model.backbone results/training/imagenet_sdt_v3_s_lrf_dyn/seed0
