@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ TEXT = """\
 
 From images to coloured masks on ADE20K (150 classes): any host as a backbone, a spiking FPN head on its stages, the
 same training engine as for classification.
+
+{state}
 
     pip install 'lrfdyn[train,segmentation]'
 
@@ -59,8 +63,10 @@ channels, batch norm behind the other convolutions and ReLU, as they were publis
 
 Unpack `ADEChallengeData2016` as it comes (`images/` and `annotations/`, each with `training/` and `validation/`). In a
 mask 0 is ignored and 1..150 are the classes 0..149. A mask without its image's size, with larger values, or that is
-missing is an error that names the file. Pictures are read as they are stored, because masks are drawn on the stored
-pixels: a turn that EXIF asks for is made by `lrfdyn predict`, and not in training, tests and the figure.
+missing is an error that names the file; those of validation are all looked at before training begins. Pictures are read
+as they are stored, because masks are drawn on the stored pixels: a turn that EXIF asks for is made by `lrfdyn predict`,
+and not in training, tests and the figure. With `--dry-run` the command below counts the pictures and says how many
+steps they make.
 
     lrfdyn train ade20k_sdt_v3_s_lrf_dyn --data.root /data/ADEChallengeData2016 \\
         --model.backbone results/training/imagenet_sdt_v3_s_lrf_dyn/seed0
@@ -90,7 +96,8 @@ crop are padded. What differs from it is said in `recipes/_ade20k.yaml`. Recipes
 
 `summary.json` has `miou`, `mean_accuracy` and `pixel_accuracy` in percent, of the last epoch, over the whole validation
 set from one confusion matrix; classes that neither occur nor are predicted are left out of the mean. `classes.csv` has
-the same for every class.
+the same for every class. `test_loss` is per labelled pixel; `train_loss` counts pixels without a class, and what is
+padded, as zeros, so it is the smaller of two that are alike.
 
     lrfdyn evaluate RUN --classes                                    # again, with a line per class
     lrfdyn evaluate RUN --data.options '{{flip: true, window: 512}}'   # other ways to look
@@ -116,6 +123,12 @@ On the full data set, from ImageNet weights. None of them was measured here.
 
 {paper}"""
 
+STATE = (
+    "Trained here, on [a small part](#measured-on-a-small-part-of-ade20k) of the data set: {runs}. Not trained here: "
+    "anything on the full data set or from ImageNet weights; [the paper's numbers](#the-papers-numbers) for that stand "
+    "apart. Parameters are counted on the networks as they are built."
+)
+
 PENDING = """\
 **Pending: not measured yet.** The runs are SDT-V3-S with SSA, LRF-SSA and LRF-Dyn on 2,300 training and 400 validation
 pairs with a short side of 256, the same recipe (`ade20k_subset_sdt_v3_s_*`) and the same number of epochs for all.
@@ -126,17 +139,16 @@ from which this section is made.
 MEASURED = """\
 {model} on {train} training and {test} validation pairs with a short side of 256, {start}, {epochs} epochs with {batch}
 crops of {crop} pixels a step, the same recipe and seed for all, on one {device} in {precision}. **These are numbers of
-little data and short training, one seed each, on a part of the validation set in which many classes occur in one image
-or two: they compare with each other within that noise, and not with the paper's.**
+little data and short training, one seed each: they compare with each other within that noise, and not with the
+paper's.** mIoU is the mean over {occurring} classes; "classes found" are those with an IoU above 0, and all others
+count as 0 in the mean.
 
 {table}
-{shared}`{command}` measured it: `results/ade20k_subset` has the logs, the numbers per class and the recipes.
+{shared}`{command}`
+measured it: `results/ade20k_subset` has the logs, the numbers per class and the recipes.
 {figure}"""
 
-SHARED_GPU = """\
-The GPU was shared, so the speeds are of a share and do not compare: {beside}.
-
-"""
+SHARED_GPU = "The GPU was shared, so the speeds are of a share and do not compare: {beside}."
 
 
 def millions(count: int) -> str:
@@ -174,15 +186,29 @@ def order(row: dict[str, Any]) -> tuple[Any, ...]:
     return 1, "sml".index(row["model"][-1]), ORDER.index(row["attention"])
 
 
-def measured(folder: Path) -> str:
-    """The section on the subset; it says so where nothing was measured yet."""
+def read_runs(folder: Path) -> list[dict[str, Any]]:
     summaries = [json.loads(path.read_text()) for path in sorted(folder.glob("*/summary.json"))]
-    runs = sorted(
+    return sorted(
         (run for run in summaries if run["attention"] in ORDER), key=lambda run: ORDER.index(run["attention"])
     )
+
+
+def state(folder: Path) -> str:
+    runs = ", ".join(f"{run['model']} with {LABELS[run['attention']]}" for run in read_runs(folder))
+    return wrap(STATE.format(runs=runs or "nothing yet"))
+
+
+def wrap(text: str) -> str:
+    return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
+
+
+def measured(folder: Path) -> str:
+    """The section on the subset; it says so where nothing was measured yet."""
+    runs = read_runs(folder)
     if not runs:
         return PENDING
     first = runs[0]
+    ious = {run["attention"]: class_ious(folder / f"{run['model']}_{run['attention']}" / "classes.csv") for run in runs}
     for key in SHARED:
         found = [run[key] for run in runs]
         require(len(set(found)) == 1, f"{folder}: {key}: expected the same in all runs, got {found}")
@@ -190,10 +216,12 @@ def measured(folder: Path) -> str:
     require(len(backbones) in (0, len(runs)), f"{folder}: backbone: expected one in all runs or in none")
     body = [
         [LABELS[run["attention"]], f"{run['miou']:.2f}", f"{run['mean_accuracy']:.2f}", f"{run['pixel_accuracy']:.2f}",
-         f"{run['parameters']:,}", f"{run['images_per_s']:,.0f}", f"{run['wall_s']:,.0f}"]
+         str(sum(iou > 0 for iou in ious[run["attention"]])), f"{run['parameters']:,}",
+         f"{run['images_per_s']:,.0f}", f"{run['wall_s']:,.0f}"]
         for run in runs
     ]  # fmt: skip
-    header = ["attention", "mIoU %", "mean accuracy %", "pixel accuracy %", "parameters", "training images/s", "wall s"]
+    header = ["attention", "mIoU %", "mean accuracy %", "pixel accuracy %", "classes found", "parameters",
+              "training images/s", "wall s"]  # fmt: skip
     beside = [f"{LABELS[run['attention']]} beside {run['beside']}" for run in runs if run.get("beside")]
     drawn = (folder / "figure.png").is_file()
     figure = "\n![image, ground truth and three models](../results/ade20k_subset/figure.png)\n" if drawn else ""
@@ -203,21 +231,29 @@ def measured(folder: Path) -> str:
         test=f"{first['test_images']:,}",
         start=f"from the backbones {', '.join(backbones)}" if backbones else "from scratch",
         epochs=first["epochs"],
+        occurring=max(map(len, ious.values())),
         batch=first["batch_size"],
         crop=first["crop"],
         device=first["device"],
         precision=first["precision"],
         table=table(header, body),
         command=first["command"],
-        shared=SHARED_GPU.format(beside="; ".join(beside)) if beside else "",
+        shared=wrap(SHARED_GPU.format(beside="; ".join(beside))) + "\n\n" if beside else "",
         figure=figure,
     )
+
+
+def class_ious(path: Path) -> list[float]:
+    """Of the classes that occur or were predicted."""
+    with path.open(encoding="utf-8") as file:
+        return [float(row["iou"]) for row in csv.DictReader(file) if row["iou"]]
 
 
 def render(results: Path = RESULTS) -> str:
     paper = [[row.name, row.parameters, str(row.time_steps), f"{row.miou:.1f}"] for row in PAPER]
     return TEXT.format(
         parameters=parameter_table(json.loads((RESULTS / "segmentation" / "parameters.json").read_text())),
+        state=state(results / "ade20k_subset"),
         measured=measured(results / "ade20k_subset"),
         paper=table(["model", "parameters (M)", "T", "mIoU %"], paper),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from lrfdyn.attention import LABELS
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.models import SpikingModel
+from lrfdyn.models import Segmenter, SpikingModel
 
 # A card without this line belongs to whoever took it out.
 CARD_MARK = "<!-- Made by lrfdyn, and made anew by every save. Remove this line to keep your changes. -->"
@@ -19,9 +19,8 @@ def model_card(
     model: SpikingModel, config: Mapping[str, Any], source: str, description: str, header: Mapping[str, Any]
 ) -> str:
     """`source` is where a reader loads the model from, `header` are further entries of the hub's header."""
-    entries: dict[str, Any] = {"library_name": "lrfdyn", "pipeline_tag": "image-classification", "tags": TAGS} | dict(
-        header
-    )
+    pipeline = "image-segmentation" if isinstance(model, Segmenter) else "image-classification"
+    entries: dict[str, Any] = {"library_name": "lrfdyn", "pipeline_tag": pipeline, "tags": TAGS, **header}
     title = model.name or type(model).__name__
     parts = [
         f"---\n{front_matter(entries)}---\n{CARD_MARK}\n",
@@ -30,10 +29,20 @@ def model_card(
         parameter_table(model),
         "## Use\n\n```python\nfrom lrfdyn import from_pretrained\n\n"
         f"model = from_pretrained({json.dumps(source)})\n"
-        f"logits = model(images)  # [B, {', '.join(map(str, model.input_size))}]\n```\n",
+        f"{usage(model)}```\n",
         f"## Configuration\n\n```json\n{json.dumps(config, indent=1)}\n```\n",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def usage(model: SpikingModel) -> str:
+    channels, height, width = model.input_size
+    if isinstance(model, Segmenter):  # of any size that its stride divides
+        return (
+            f"scores = model(images)  # [B, {channels}, H, W] to [B, {model.num_classes}, H, W], of image files:\n"
+            "# lrfdyn predict --task segmentation --model FOLDER --out MASKS IMAGE...\n"
+        )
+    return f"logits = model(images)  # [B, {channels}, {height}, {width}]\n"
 
 
 def front_matter(entries: Mapping[str, Any]) -> str:

@@ -31,6 +31,10 @@ def load_model(source: str, seed: int = 0, **options: Any) -> tuple[SpikingModel
 def load_saved(source: str, host: type[Host], device: torch.device | str = "cpu") -> Host:
     """The model of a run's folder, of a folder of `save_pretrained`, or of a hub repository, in evaluation mode."""
     folder = model_folder(source)
+    require(
+        folder is not None or source not in list_models(),
+        f"model: {source} is a name without trained weights; expected the folder of a run or of save_pretrained",
+    )
     near = get_close_matches(source, list_models(), cutoff=0.8) if folder is None else []
     require(not near, f"model: {source!r} is no folder and no model; did you mean {' or '.join(near)}?")
     try:

@@ -31,8 +31,10 @@ def run(arguments: argparse.Namespace) -> None:
     require(arguments.count >= 1, f"count: expected an integer >= 1, got {arguments.count}")
     writable_folder(arguments.out.parent, "out")
     require(not arguments.out.is_dir(), f"out: expected a file, got the folder {arguments.out}")
-    models = dict(titled(text) for text in arguments.models)
-    require(len(models) == len(arguments.models), "models: expected a different title for each")
+    models: dict[str, str] = {}
+    for title, model in map(titled, arguments.models):
+        require(title not in models, f"models: several are called {title!r}; put a title in front: A={model}")
+        models[title] = model
     pairs = choose_pairs(arguments.root, arguments.scenes, arguments.count)
     accuracy = segmentation_figure(models, pairs, arguments.out, device=arguments.device)
     if arguments.json:

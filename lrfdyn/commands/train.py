@@ -115,6 +115,8 @@ def dry_run(config: TrainConfig, arguments: argparse.Namespace) -> None:
     memory = facts.pop("memory")
     for key, value in facts.items():
         print(f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
+    if config.data.root is not None and not Path(config.data.root).expanduser().is_dir():
+        print(f"(train_images: of the whole data set, because {config.data.root} is not here)")
     parts = ", ".join(f"{name} {size / MEGA:,.0f}" for name, size in memory.items())
     print(f"memory per process, estimated: {sum(memory.values()) / MEGA:,.0f} MiB ({parts})")
     print("(activations: what the plain operations keep; fused kernels on a GPU keep less)")

@@ -19,6 +19,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lrfdyn.data import draws
+from lrfdyn.data.ade20k_pairs import (
+    CLASSES,
+    Pair,
+    Picture,
+    check_pair,
+    find_pairs,
+    find_root,
+    read_mask,
+    read_pair,
+)
 from lrfdyn.data.augment import Augmentation, normalise
 from lrfdyn.data.base import Batch, DataSource, Step, Steps
 from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
@@ -27,75 +37,7 @@ from lrfdyn.data.loading import load_in_order
 from lrfdyn.data.scene_augment import IGNORED, Pictures, photometric, random_crops
 from lrfdyn.errors import LrfdynError, require, require_integer
 
-FOLDER = "ADEChallengeData2016"
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
-CLASSES = 150
 USED = ("flip", "scale", "photometric", "repeats")  # of the augmentation
-
-Picture = tuple[np.ndarray, np.ndarray]  # image [H, W, 3], mask [H, W] of classes and IGNORED
-
-
-@dataclass(frozen=True)
-class Pair:
-    image: Path
-    mask: Path
-
-
-def find_root(root: Path) -> Path:
-    return root / FOLDER if (root / FOLDER).is_dir() else root
-
-
-def find_pairs(root: Path, split: str) -> list[Pair]:
-    """The images of a split in the order of their names, each with its mask."""
-    images, masks = root / "images" / split, root / "annotations" / split
-    for folder in (images, masks):
-        require(folder.is_dir(), f"root: no such folder {folder}")
-    found = sorted(path for path in images.iterdir() if path.suffix.lower() in IMAGE_ENDINGS)
-    require(bool(found), f"root: {images} has no images")
-    pairs = [Pair(path, masks / f"{path.stem}.png") for path in found]
-    for pair in pairs:
-        require(pair.mask.is_file(), f"root: the image {pair.image} has no mask {pair.mask}")
-    return pairs
-
-
-def read_mask(path: Path, classes: int = CLASSES) -> np.ndarray:
-    """Classes from 0 on, IGNORED for none."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as file:
-            mode, values = file.mode, np.asarray(file)
-    except Exception as error:  # damaged files make decoders fail in any way
-        raise LrfdynError(f"data: cannot read the mask {path} ({type(error).__name__}: {error})") from None
-    require(mode in ("L", "P"), f"data: the mask {path} is not of 8-bit numbers (mode {mode})")
-    largest = int(values.max())
-    require(largest <= classes, f"data: the mask {path} has the value {largest}, expected 0..{classes}")
-    return (values - np.uint8(1)).astype(np.uint8)  # 0 wraps to 255, which is IGNORED
-
-
-def read_pair(pair: Pair, classes: int = CLASSES, short_side: int | None = None) -> Picture:
-    """Image and mask; with `short_side` the image is scaled to it and the mask stays as it is.
-
-    Both are taken as they are stored: masks lie beside the stored pixels and know nothing of a camera that was turned.
-    """
-    from PIL import Image
-
-    try:
-        with Image.open(pair.image) as file:
-            image = file.convert("RGB")
-    except Exception as error:
-        raise LrfdynError(f"data: cannot read the image {pair.image} ({type(error).__name__}: {error})") from None
-    mask = read_mask(pair.mask, classes)
-    size = f"{mask.shape[1]}x{mask.shape[0]}"
-    require(
-        image.size == mask.shape[::-1],
-        f"data: the mask {pair.mask} is {size} pixels, its image {image.size[0]}x{image.size[1]}",
-    )
-    if short_side is not None:
-        factor = short_side / min(image.size)
-        wide, high = (max(1, round(side * factor)) for side in image.size)
-        image = image.resize((wide, high), Image.Resampling.BILINEAR)
-    return np.asarray(image), mask
 
 
 def stack(arrays: Sequence[np.ndarray], fill: int) -> np.ndarray:
@@ -158,8 +100,8 @@ class Ade20k(DataSource):
             import PIL  # noqa: F401
         except ImportError:
             raise LrfdynError("data: decoding images needs Pillow; pip install 'lrfdyn[segmentation]'") from None
-        for name, value in (("image_size", image_size), ("num_classes", num_classes)):
-            require_integer(name, value, 1)
+        require_integer("image_size", image_size, 1)
+        require_integer("num_classes", num_classes, 2)  # with one there is nothing to decide
         for name, side in (("test_size", test_size), ("window", window)):
             if side is not None:
                 require_integer(name, side, 1)
@@ -182,6 +124,12 @@ class Ade20k(DataSource):
     def _decode(self, pairs: Sequence[Pair], short_side: int | None) -> list[Picture]:
         with ThreadPoolExecutor(max(1, self._workers)) as pool:  # decoders release the interpreter
             return list(pool.map(lambda pair: read_pair(pair, self.num_classes, short_side), pairs))
+
+    def check_test_pairs(self) -> None:
+        """Raises what the first test would, which may come after hours of training."""
+        if not self._resident:  # else they have been read
+            with ThreadPoolExecutor(max(1, self._workers)) as pool:
+                list(pool.map(lambda pair: check_pair(pair, self.num_classes), self.test_pairs))
 
     def _load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         for step, (pictures, index) in zip(steps, self._pictures_of(steps, device), strict=True):

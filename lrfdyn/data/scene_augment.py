@@ -72,8 +72,12 @@ class Line:
         return cls(first, np.minimum(first + 1, last), (below - first).astype(np.float32), nearest, inside)
 
     def flipped(self, which: np.ndarray) -> Line:
+        """What is padded stays at the end, as it is in tests."""
+        length, place = self.inside.sum(1, keepdims=True), np.arange(self.inside.shape[1])
+        source = np.where(which[:, None] & (place < length), length - 1 - place, place)
+
         def turn(x: np.ndarray) -> np.ndarray:
-            return np.where(which[:, None], x[:, ::-1], x)
+            return np.take_along_axis(x, source, 1)
 
         return Line(turn(self.first), turn(self.second), turn(self.share), turn(self.nearest), turn(self.inside))
 

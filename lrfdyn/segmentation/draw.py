@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 BLEND = 0.55  # of the colour in an overlay
 MARGIN, GAP, INK, FAINT, PAPER = 8, 6, (25, 25, 25), (110, 110, 110), (255, 255, 255)
 LEGEND_CLASSES = 14
+LEGEND_HEIGHT = 160  # at least, beside an image: eight classes and the number of the others
 
 
 def pillow() -> Any:
@@ -55,8 +56,8 @@ def blend(image: Image, mask: np.ndarray, classes: int) -> Image:
 
 
 def overlay(image: Image, mask: np.ndarray, classes: int) -> Image:
-    """`blend` with a legend at its side."""
-    return beside([blend(image, mask, classes), legend([mask], classes, image.height)])
+    """`blend` with a legend at its side, which is higher than a small image."""
+    return beside([blend(image, mask, classes), legend([mask], classes, max(image.height, LEGEND_HEIGHT))])
 
 
 def legend(

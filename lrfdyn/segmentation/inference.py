@@ -31,6 +31,10 @@ def window_starts(length: int, window: int) -> list[int]:
     return [*range(0, length - window, step), length - window]
 
 
+def check_window(window: int | None, stride: int) -> None:
+    require(window is None or window >= stride, f"window: expected at least the stride {stride}, got {window}")
+
+
 def segment(
     model: Segmenter,
     images: Tensor,
@@ -45,7 +49,7 @@ def segment(
     fused kernels are compiled for one size each, so pictures of many sizes take the plain operations.
     """
     stride = model.stride
-    require(window is None or window >= stride, f"window: expected at least the stride {stride}, got {window}")
+    check_window(window, stride)
     size = tuple(images.shape[-2:]) if size is None else size
 
     def whole(x: Tensor) -> Tensor:

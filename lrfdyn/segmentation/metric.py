@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
 
 from lrfdyn.data.scene_augment import IGNORED
-from lrfdyn.errors import LrfdynError
+from lrfdyn.errors import require
+
+
+def require_torchmetrics() -> None:
+    """Without importing it, which takes seconds."""
+    require(find_spec("torchmetrics") is not None, "test: mIoU needs torchmetrics; pip install 'lrfdyn[segmentation]'")
 
 
 def build_confusion(classes: int) -> Any:
     """torchmetrics' matrix `[true, predicted]`, summed over all processes when it is computed."""
-    try:
-        from torchmetrics.classification import MulticlassConfusionMatrix
-    except ImportError:
-        raise LrfdynError("test: mIoU needs torchmetrics; pip install 'lrfdyn[segmentation]'") from None
+    require_torchmetrics()
+    from torchmetrics.classification import MulticlassConfusionMatrix
+
     return MulticlassConfusionMatrix(classes, ignore_index=IGNORED, validate_args=False)
 
 

@@ -22,6 +22,9 @@ class Task(Protocol):
 
     def build(self, config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> SpikingModel: ...
 
+    def check(self, model: SpikingModel, source: DataSource) -> None:
+        """Raises what a test would, before the training that comes first."""
+
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor: ...
 
     def targets(self, batch: Batch, dtype: torch.dtype) -> Tensor: ...

@@ -31,6 +31,9 @@ class Classification:
             del facts["image_size"]  # a host that takes any size
         return create_model(config.model.name, **{**facts, **config.model.arguments()})
 
+    def check(self, model: SpikingModel, source: DataSource) -> None:
+        pass
+
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits, targets)
 

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from lrfdyn.data import Batch, DataSource
 from lrfdyn.data.ade20k import IGNORED, Ade20k
 from lrfdyn.errors import require
+from lrfdyn.models import SpikingModel
 from lrfdyn.models.segmenter import Segmenter, create_segmenter
 from lrfdyn.segmentation.classes import class_names
-from lrfdyn.segmentation.inference import segment
-from lrfdyn.segmentation.metric import build_confusion, class_rows, scores
+from lrfdyn.segmentation.inference import check_window, segment
+from lrfdyn.segmentation.metric import build_confusion, class_rows, require_torchmetrics, scores
 
 if TYPE_CHECKING:
     from lrfdyn.training.config import TrainConfig
@@ -35,6 +36,13 @@ class Segmentation:
             head_options=config.model.head or None,
             **config.model.arguments(),
         )
+
+    def check(self, model: SpikingModel, source: DataSource) -> None:
+        assert isinstance(model, Segmenter)
+        assert isinstance(source, Ade20k)
+        require_torchmetrics()
+        check_window(source.window, model.stride)
+        source.check_test_pairs()
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Over all pixels, those without a class as zeros: then the share of a process or of an accumulated part does

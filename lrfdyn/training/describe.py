@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
+from lrfdyn.data.ade20k import find_pairs, find_root
+from lrfdyn.data.base import MASKED
 from lrfdyn.errors import require
 from lrfdyn.models.summary import count_parameters
 from lrfdyn.tasks import Task, task_of
@@ -48,7 +51,11 @@ def data_facts(config: TrainConfig) -> Facts:
         return Facts(source.num_classes, source.image_size, source.in_channels, source.train_images)
     facts = FACTS[data.name]
     classes = data.options.get("num_classes", facts.num_classes)
-    return Facts(classes, data.image_size or facts.image_size, facts.in_channels, facts.train_images)
+    images = facts.train_images
+    root = None if data.root is None else Path(data.root).expanduser()
+    if data.name in MASKED and root is not None and root.is_dir():  # which may be a part of it
+        images = len(find_pairs(find_root(root), "training"))
+    return Facts(classes, data.image_size or facts.image_size, facts.in_channels, images)
 
 
 def describe(config: TrainConfig, processes: int = 1, memory: bool = True) -> dict[str, Any]:
@@ -67,6 +74,7 @@ def describe(config: TrainConfig, processes: int = 1, memory: bool = True) -> di
         "model": config.model.name,
         **attention_facts(model),
         "parameters": parameters,
+        "train_images": facts.train_images,
         "batch_size": config.run.batch_size,
         "micro_batch": micro_batch,
         "steps_per_epoch": steps,

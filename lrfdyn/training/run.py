@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from lrfdyn.attention import attention_options
+from lrfdyn.data.base import MASKED
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
@@ -150,7 +151,8 @@ def trained_model(trainer: Trainer, checkpoint: Path) -> SpikingModel:
     source = trainer.source
     names = getattr(source, "class_names", None)  # not every data set has them
     model.class_names = None if names is None else tuple(names)
-    model.preprocessing = Preprocessing.of_data(source)
+    if trainer.config.data.name not in MASKED:  # images are segmented whole, and not cropped
+        model.preprocessing = Preprocessing.of_data(source)
     return model
 
 

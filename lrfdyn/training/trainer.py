@@ -62,6 +62,7 @@ class Trainer:
         # The same weights in every process; behind them every process draws its own numbers.
         torch.manual_seed(run.seed)
         model = data_model(config, self.source)
+        self.task.check(model, self.source)
         if config.model.weights is not None:
             load_weights(Path(config.model.weights), model)
         if config.model.backbone is not None:

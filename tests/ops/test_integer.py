@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lrfdyn.errors import LrfdynError
 from lrfdyn.ops.lif import integer_spike, integer_to_binary
@@ -40,6 +41,24 @@ def test_any_layout(shape, layout):
     assert torch.equal(spikes.detach(), x.clamp(0, 4).round() / 4)
     (grad,) = torch.autograd.grad(spikes.sum(), y)
     assert torch.equal(grad, ((x >= 0) & (x <= 4)) / 4)
+
+
+def test_nothing_is_prepared_for_a_gradient_that_nobody_asks_for():
+    class Comparisons(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func.overloadpacket in (torch.ops.aten.ge, torch.ops.aten.le)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(5)
+    for asks, expected in ((False, 0), (True, 2)):
+        with Comparisons() as seen:
+            integer_spike(x.requires_grad_(asks))
+        assert seen.count == expected
+    with torch.no_grad(), Comparisons() as seen:
+        integer_spike(x.requires_grad_(False) * 2)
+    assert seen.count == 0
 
 
 @given(st.integers(1, 9), st.integers(0, 999))

@@ -104,6 +104,20 @@ def test_flip_mirrors_image_and_mask():
         assert torch.equal(a.flip(-1), b)
 
 
+def test_flipped_pictures_are_padded_at_the_same_sides():
+    pictures = packed((24, 20))
+    plain, turned = (
+        random_crops(pictures, np.array([0]), Augmentation(flip=flip, scale=(0.5, 0.5)), keys(1), 32)
+        for flip in (0.0, 1.0)
+    )
+    assert torch.equal(plain[2], turned[2])
+    (width,) = set(plain[2].sum(-1).unique().tolist()) - {0}
+    assert width == 16
+    for a, b in zip(plain, turned, strict=True):
+        assert torch.equal(a[..., :width].flip(-1), b[..., :width])
+    assert turned[1][..., width:].eq(IGNORED).all()
+
+
 def test_small_pictures_are_padded(root):
     source = data(root, replace(AUGMENT, scale=(0.5, 0.5), flip=0.0), resident=True)
     batch = train(source)[0]
@@ -181,6 +195,16 @@ def test_turned_by_exif_is_read_as_stored(tmp_path):
     assert np.abs(pixels.astype(int) - image).mean() < 20, "noise in a JPEG"
 
 
+def test_levels_of_16_bits_are_scaled(tmp_path):
+    image, mask = shapes(3, 36, 40)
+    grey = image[..., 0]
+    for kind, name, pixels in (("images", "deep", grey.astype(np.uint16) * 257), ("annotations", "deep", mask)):
+        (tmp_path / kind / "training").mkdir(parents=True)
+        Image.fromarray(pixels).save(tmp_path / kind / "training" / f"{name}.png")
+    pixels, _ = read_pair(find_pairs(tmp_path, "training")[0], CLASSES)
+    assert np.array_equal(pixels, np.repeat(grey[..., None], 3, 2))
+
+
 def test_folder_above_is_found(root, tmp_path):
     (tmp_path / "ADEChallengeData2016").symlink_to(root)
     assert data(tmp_path).train_images == 12
@@ -239,7 +263,8 @@ def test_a_bad_file_in_a_worker_process(tmp_path):
         ("window", 32.5, "an integer >= 1"),
         ("workers", "two", "an integer >= 0"),
         ("workers", -1, "an integer >= 0"),
-        ("num_classes", True, "an integer >= 1"),
+        ("num_classes", True, "an integer >= 2"),
+        ("num_classes", 1, "an integer >= 2"),
         ("flip", "maybe", "true or false"),
         ("resident", 1, "true or false"),
     ],

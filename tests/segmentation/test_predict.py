@@ -16,7 +16,7 @@ from lrfdyn.deploy import compile_for_inference
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
 from lrfdyn.segmentation.classes import class_names, palette
-from lrfdyn.segmentation.draw import blend, class_shares, mask_image
+from lrfdyn.segmentation.draw import blend, class_shares, mask_image, overlay
 from lrfdyn.segmentation.figure import segmentation_figure
 from lrfdyn.segmentation.predict import load_segmenter, predict_mask, predict_segmentation
 from tests.segmentation.make import TINY_HOST, shapes, tiny_model, turned_pair, write_shapes
@@ -60,8 +60,9 @@ def test_masks_and_overlays(place, tmp_path):
     assert sum(good["classes"].values()) == pytest.approx(1)
     assert set(good["classes"]) <= set(class_names())
     with Image.open(good["overlay"]) as picture:
-        assert picture.height == 60
         assert picture.width > 90, "the legend"
+        blended = picture.crop((0, 0, 90, 60))
+    assert np.array_equal(np.asarray(blended), np.asarray(blend(image, values, 150)))
     assert (second["width"], second["height"]) == (60, 90)
 
 
@@ -70,6 +71,13 @@ def test_flip_and_window_change_the_way_not_the_size(place, tmp_path):
     image = Image.fromarray(shapes(1, 60, 90)[0])
     for options in ({}, {"flip": True}, {"window": 32}):
         assert predict_mask(model, image, **options).shape == (60, 90)
+
+
+def test_legend_of_a_small_image_names_its_classes():
+    mask = np.repeat(np.arange(6, dtype=np.uint8), 4).reshape(4, 6)
+    picture = np.asarray(overlay(Image.new("RGB", (6, 4)), mask, 150))
+    shown = {tuple(colour) for colour in picture[:, 6:].reshape(-1, 3)}
+    assert {tuple(colour) for colour in palette()[:6]} <= shown
 
 
 def test_mask_colours():
@@ -103,7 +111,8 @@ def test_figure_command(place, tmp_path, capsys):
         assert picture.height > 2 * 300
     assert main([*write, "--scenes", "scene_999", "--out", str(out)]) == 2
     assert "unknown name 'scene_999'" in capsys.readouterr().err
-    assert main(["figure-segmentation", "x=1", "x=2", "--root", str(place / "data")]) == 2
+    assert main(["figure-segmentation", "a/seed0", "b/seed0", "--root", str(place / "data")]) == 2
+    assert "models: several are called 'seed0'; put a title in front: A=b/seed0" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     for bad, message in (
         ("file/x.png", "out: cannot write in the folder"),

@@ -47,6 +47,7 @@ def test_segmentation(tmp_path, capsys):
     [
         (["--model", "classifier"], "model: classifier/model/config.json holds a Spikformer, expected a Segmenter"),
         (["--model", "classifier", "--runtime", "onnx"], "runtime: segmentation runs in torch, got 'onnx'"),
+        (["--model", "sdt_v3_s"], "model: sdt_v3_s is a name without trained weights; expected the folder of a run"),
         (["--model", "nothing/here/at/all"], "model: no such folder: nothing/here/at/all"),
         (["--model", "segmenter", "--device", "abacus"], "device: cannot use 'abacus'"),
         (["--model", "segmenter", "--window", "1"], "window: expected at least the stride"),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks import ade20k_subset
+from benchmarks import ade20k_subset, segmentation_test
 from docs import make_segmentation
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
-from tests.segmentation.make import RECIPE, TINY_HEAD, TINY_HOST, write_shapes
+from tests.segmentation.make import RECIPE, TINY_HEAD, TINY_HOST, shapes, write_pair, write_shapes
 
 pytest.importorskip("accelerate")
 KEYS = {
@@ -60,6 +61,11 @@ def test_the_whole_sequence(script, tmp_path, capsys):
     section = make_segmentation.measured(out)
     for summary in found.values():
         assert f"| {summary['miou']:.2f} |" in section
+        found_classes = sum(
+            float(row["iou"]) > 0
+            for row in csv.DictReader((out / f"sdt_v3_t_{summary['attention']}" / "classes.csv").open())
+        )
+        assert f"| {summary['pixel_accuracy']:.2f} | {found_classes} | {summary['parameters']:,} |" in section
     assert "16 training and 3 validation pairs" in section
     assert "shared" not in section
     assert "figure.png" in section
@@ -123,3 +129,16 @@ def test_epochs_that_fit(script, monkeypatch):
     assert script.epochs_within(1 + 2 * (1 + 2 * 11 + 3), [2.0, 2.0], 3.0, 10) == 10, "the eleventh has a test more"
     assert script.epochs_within(5, [2.0, 2.0], 3.0, 10) == 0
     assert script.epochs_within(1e9, [2.0], 3.0, 10) == 100
+
+
+def test_time_of_a_test(tmp_path, capsys):
+    """Three images of three sizes: two are padded to one, so the second test and one batch of the first know theirs."""
+    data = write_shapes(tmp_path / "data", train=8, validation=3)
+    write_pair(data, "validation", "wide", *shapes(9, 36, 90))
+    first, second = segmentation_test.main(
+        ["--root", str(data), *SMALL, "--set", "run.test_batch_size", "1", "--profile"]
+    )
+    assert (first["new_batches"], first["known_batches"]) == (2, 2)
+    assert (second["new_batches"], second["known_batches"]) == (0, 4)
+    assert 0 < first["new_s"] + first["known_s"] <= first["all_s"]
+    assert "convolution" in capsys.readouterr().out

@@ -8,13 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from lrfdyn.cli import main
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
+from lrfdyn.segmentation import metric
 from lrfdyn.tasks.segmentation import Segmentation
 from lrfdyn.training import state
 from lrfdyn.training.optim import build_optimizer, rate_at, set_rate
@@ -51,6 +54,11 @@ def test_it_learns_shapes(tmp_path):
         rows = list(csv.DictReader(file))
     assert [row["class"] for row in rows] == ["class 1", "class 2", "class 3"]
     assert sum(float(row["iou"]) for row in rows) / 3 == pytest.approx(summary["miou"], abs=1e-3)
+    saved = tmp_path / "run" / "model"
+    assert "preprocessing" not in json.loads((saved / "config.json").read_text()), "images are not cropped"
+    card = (saved / "README.md").read_text()
+    assert 'pipeline_tag: "image-segmentation"' in card
+    assert "[B, 3, H, W] to [B, 3, H, W]" in card
 
 
 def test_a_run_that_was_interrupted_ends_the_same(shapes, tmp_path):
@@ -117,6 +125,20 @@ def test_evaluate_command(shapes, tmp_path, capsys):
     assert "class 1" in printed
 
 
+def test_dry_run_counts_the_pictures(shapes, tmp_path, capsys):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(dump_yaml(tiny_config(shapes).as_dict()))
+    assert main(["train", str(recipe), "--dry-run", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["train_images"], facts["steps_per_epoch"], facts["steps"]) == (24, 1, 2)
+    assert main(["train", str(recipe), "--dry-run", "--data.root", "nowhere"]) == 0
+    printed = capsys.readouterr().out
+    assert "train_images: 20,210\n" in printed
+    assert "(train_images: of the whole data set, because nowhere is not here)" in printed
+    assert main(["train", str(recipe), "--dry-run", "--data.root", str(tmp_path)]) == 2
+    assert "root: no such folder" in capsys.readouterr().err
+
+
 def test_the_size_of_test_batches_does_not_matter(shapes):
     """Images of several sizes that are padded to one go through the network together."""
     source = create_data("ade20k", shapes, Augmentation(), image_size=32, num_classes=CLASSES)
@@ -148,6 +170,27 @@ def test_two_processes_equal_one(shapes, tmp_path):
         assert two[key] == pytest.approx(one[key], rel=1e-9), key
 
 
+def test_what_tests_need_is_asked_for_before_training(shapes, tmp_path, monkeypatch):
+    monkeypatch.setattr(metric, "find_spec", lambda name: None)
+    with pytest.raises(LrfdynError, match=r"mIoU needs torchmetrics; pip install 'lrfdyn\[segmentation\]'"):
+        Trainer(tiny_config(shapes), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.full((36, 40), 255, np.uint8), r"the mask .*scene_001\.png has the value 255, expected 0\.\.3"),
+        (np.ones((30, 40), np.uint8), r"the mask .*scene_001\.png is 40x30 pixels, its image 47x40"),
+    ],
+    ids=["value", "size"],
+)
+def test_validation_pairs_are_checked_before_training(tmp_path, bad, message):
+    root = write_shapes(tmp_path / "data", train=16, validation=2)
+    Image.fromarray(bad).save(root / "annotations" / "validation" / "scene_001.png")
+    with pytest.raises(LrfdynError, match=message):
+        Trainer(tiny_config(root, data={"options": {"resident": False}}), tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
@@ -159,6 +202,7 @@ def test_two_processes_equal_one(shapes, tmp_path):
             r"augmentation.scale: is for images with masks",
         ),
         ({"schedule": {"decay": "linear"}}, r"schedule.decay"),
+        ({"data": {"options": {"window": 8}}}, r"window: expected at least the stride 16, got 8"),
     ],
 )
 def test_wrong_settings(shapes, tmp_path, section, message):

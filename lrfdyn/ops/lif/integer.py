@@ -14,7 +14,8 @@ from lrfdyn.ops.dispatch import use_triton
 class _IntegerSpike(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, levels: int, scale: float) -> Tensor:
-        ctx.save_for_backward((x >= 0) & (x <= levels))
+        if ctx.needs_input_grad[0]:  # the mask is a good part of the whole where nobody asks for it
+            ctx.save_for_backward((x >= 0) & (x <= levels))
         ctx.scale = scale
         return x.clamp(0, levels).round() * scale
 
