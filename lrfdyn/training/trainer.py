@@ -159,10 +159,10 @@ class Trainer:
             self.rate = rate_at(self.config.schedule, self.config.base_rate, epoch + index / self.steps)
             set_rate(self.raw_optimizer, self.rate)
             loss = self._step([next(batches) for _ in range(accumulate)])
-            if self.average is not None:
-                self.average.update()
             self.loss_sum += loss
             self.done += 1
+            if self.average is not None:
+                self.average.update(self.done)
             last = index + 1 == self.steps
             # Only here does the host wait for the device, so that the time below is that of the work.
             value = self._mean(loss) if self.done % run.log_steps == 0 or last else None

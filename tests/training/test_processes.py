@@ -61,7 +61,7 @@ def train(model, optimizer, average, steps):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        average.update()
+        average.update(100)
 
 first, second = build(), build()
 train(*first, range(2))
