@@ -31,7 +31,7 @@ from lrfdyn.training.config import TrainConfig, differences
 from lrfdyn.training.distill import build_distill
 from lrfdyn.training.logs import RunLog
 from lrfdyn.training.optim import MovingAverage, build_optimizer, rate_at, set_rate
-from lrfdyn.training.processes import build_accelerator, gather, seed_generators
+from lrfdyn.training.processes import build_accelerator, gather, quiet_layouts, seed_generators
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.step import TrainStep, graph_obstacle, in_process_group
 from lrfdyn.training.stopping import Stop, Stopped
@@ -140,11 +140,12 @@ class Trainer:
                 self.log = RunLog(self.out, self.done)
         self.reporter.start(self)
         try:
-            for epoch in range(self.done // self.steps, self.config.schedule.total_epochs):
-                self._train_epoch(epoch, started)
-                self._end_epoch(epoch, started)
-                if self.done < self.total_steps:
-                    self._stop_if_wanted()
+            with quiet_layouts():
+                for epoch in range(self.done // self.steps, self.config.schedule.total_epochs):
+                    self._train_epoch(epoch, started)
+                    self._end_epoch(epoch, started)
+                    if self.done < self.total_steps:
+                        self._stop_if_wanted()
         finally:
             if self.log is not None:
                 self.log.close()
