@@ -82,10 +82,16 @@ class Run:
         return "_strong" in self.name
 
     @property
+    def settings(self) -> str:
+        """What sets a run apart from those by the published settings of the same length, for headings and legends."""
+        mixed = self.recipe["schedule"]["mix_epochs"]
+        ended = "" if mixed is None or mixed >= self.schedule else f", mixed until epoch {mixed}"
+        return (", strong augmentation" if self.strong else "") + ended
+
+    @property
     def label(self) -> str:
-        strong = ", strong augmentation" if self.strong else ""
         seed = self.recipe["run"]["seed"]
-        return f"{self.method} {self.dilations or 'w/o LRF'}{strong}, {self.schedule} epochs, seed {seed}"
+        return f"{self.method} {self.dilations or 'w/o LRF'}{self.settings}, {self.schedule} epochs, seed {seed}"
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -140,7 +146,7 @@ def comparison(runs: list[Run]) -> str:
 
 def missing(runs: list[Run]) -> list[str]:
     """The recipes of the table that no run has finished; `ssa` is the first column of LRF-SSA."""
-    done = {(run.method, run.dilations) for run in runs if run.summary is not None and not run.strong}
+    done = {(run.method, run.dilations) for run in runs if run.summary is not None and not run.settings}
     return [
         f"cifar100_spikformer_4_384_{kind}_{NAMES[column]}"
         for method, kind in METHODS.items()
@@ -169,6 +175,8 @@ def differences(runs: list[Run]) -> list[str]:
         f"that it shortens has {official} (300 and a cool-down of 10). The paper does not state its own.",
         f"Seeds: {len(seeds)} here ({', '.join(map(str, seeds))}); the paper gives one number per cell and no spread. "
         "Differences of a few tenths of a percent are within what another seed does.",
+        "Epoch: the last one here. Spikformer's own program reports the best of all epochs on the test images, and its "
+        "successors' logs show the same; which one the paper took is not stated.",
         f"Settings: those of Spikformer's published CIFAR-10 file with batch {' and '.join(map(str, batches))}, in "
         f"{' and '.join(sorted({r.recipe['run']['precision'] for r in runs}))}; the first lines of "
         "`recipes/_spikformer_4_384_cifar.yaml` list every point in which ours differ. Those of the paper for this "
@@ -204,11 +212,11 @@ def render(runs: list[Run]) -> str:
         return f"{INTRODUCTION}\nNo run is recorded yet. The recipes of the table:\n\n{absent}\n"
     finished = [run for run in runs if run.summary is not None]
     parts = [INTRODUCTION]
-    for length, strong in sorted({(run.schedule, run.strong) for run in finished}, reverse=True):
-        group = [run for run in finished if (run.schedule, run.strong) == (length, strong)]
-        parts.append(f"## Accuracy after {length} epochs{', strong augmentation' if strong else ''}\n")
+    for length, settings in sorted({(run.schedule, run.settings) for run in finished}, reverse=True):
+        group = [run for run in finished if (run.schedule, run.settings) == (length, settings)]
+        parts.append(f"## Accuracy after {length} epochs{settings}\n")
         parts.append(comparison(group))
-        if strong:
+        if settings:
             parts += ["What is not as published, for every row:\n", *changes(group[0]), ""]
     parts += ["## What is different from the paper\n", *differences(runs), ""]
     absent = missing(runs)

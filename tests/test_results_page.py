@@ -100,8 +100,21 @@ def test_changed_settings_are_a_table_of_their_own_that_says_what_changed(tmp_pa
     assert rows(strong)["LRF-Dyn, here"][-1] == "75.00"
     assert rows(published.partition("## What")[0])["LRF-Dyn, here"][-1] == "70.00"
     assert "- augmentation.crop: none published, pad here" in strong
-    assert "- augmentation.cutmix: 0.0 published, 1.0 here" in strong
+    assert "- augmentation.cutmix: 0.0 published, 0.5 here" in strong
     assert "published, " not in published
+
+
+def test_runs_that_stopped_mixing_before_their_end_are_a_table_of_their_own(tmp_path):
+    record(tmp_path, "ssa", 70.0)
+    record(tmp_path, "lrf_dyn", 71.0)
+    path = tmp_path / "ssa_seed0_4" / "recipe.yaml"
+    path.write_text(path.read_text().replace("mix_epochs: null", "mix_epochs: 3"))
+    text = page.render(page.read_runs(tmp_path))
+    early, _, whole = text.partition("## Accuracy after 4 epochs\n")
+    assert "## Accuracy after 4 epochs, mixed until epoch 3" in early
+    assert rows(early)["LRF-SSA, here"][0] == "70.00"
+    assert "- schedule.mix_epochs: None published, 3 here" in early
+    assert rows(whole.partition("## What")[0])["LRF-Dyn, here"][-1] == "71.00"
 
 
 def test_runs_that_shared_the_gpu_say_so(tmp_path):

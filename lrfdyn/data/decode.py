@@ -75,7 +75,8 @@ class Loader(Dataset):
                 try:
                     levels.append(self._decode(index, None if numbers is None else numbers[i]))
                 except Exception as error:  # damaged files make decoders fail in any way
-                    failures[self.images.name(index)] = f"{type(error).__name__}: {error}"
+                    reason = str(error).partition(" <_io.")[0]  # Pillow names the buffer, which tells nobody anything
+                    failures[self.images.name(index)] = f"{type(error).__name__}: {reason}"
                     if not self.skip:
                         return self._pack([], [], failures)
                     continue

@@ -185,7 +185,8 @@ FREE_KEYS = (
     "run.test_batch_size",
     "run.accumulate",
 )
-FREE_OPTIONS = ("workers",)  # of data.options
+# Of data.options. A run that a damaged image ended met none before it, and may go on without it.
+FREE_OPTIONS = ("workers", "on_corrupt")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import random
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -80,3 +83,12 @@ def gather(value: Any, processes: int) -> list[Any]:
     values: list[Any] = [None] * processes
     dist.all_gather_object(values, value)
     return values
+
+
+@contextmanager
+def quiet_layouts() -> Iterator[None]:
+    """Without torch's warning that gradients are laid out otherwise than their weights: those of 1x1 kernels are said
+    to be channels-last, which is the same memory."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Gg]rad strides do not match")
+        yield

@@ -31,7 +31,7 @@ from lrfdyn.training.config import TrainConfig, differences
 from lrfdyn.training.distill import build_distill
 from lrfdyn.training.logs import RunLog
 from lrfdyn.training.optim import MovingAverage, build_optimizer, rate_at, set_rate
-from lrfdyn.training.processes import build_accelerator, gather, seed_generators
+from lrfdyn.training.processes import build_accelerator, gather, quiet_layouts, seed_generators
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.step import TrainStep, graph_obstacle, in_process_group
 from lrfdyn.training.stopping import Stop, Stopped
@@ -141,11 +141,12 @@ class Trainer:
                 self.log = RunLog(self.out, self.done)
         self.reporter.start(self)
         try:
-            for epoch in range(self.done // self.steps, self.config.schedule.total_epochs):
-                self._train_epoch(epoch, started)
-                self._end_epoch(epoch, started)
-                if self.done < self.total_steps:
-                    self._stop_if_wanted()
+            with quiet_layouts():
+                for epoch in range(self.done // self.steps, self.config.schedule.total_epochs):
+                    self._train_epoch(epoch, started)
+                    self._end_epoch(epoch, started)
+                    if self.done < self.total_steps:
+                        self._stop_if_wanted()
         finally:
             if self.log is not None:
                 self.log.close()
@@ -160,10 +161,10 @@ class Trainer:
             self.rate = rate_at(self.config.schedule, self.config.base_rate, epoch + index / self.steps)
             set_rate(self.raw_optimizer, self.rate)
             loss = self._step([next(batches) for _ in range(accumulate)])
-            if self.average is not None:
-                self.average.update()
             self.loss_sum += loss
             self.done += 1
+            if self.average is not None:
+                self.average.update(self.done)
             last = index + 1 == self.steps
             # Only here does the host wait for the device, so that the time below is that of the work.
             value = self._mean(loss) if self.done % run.log_steps == 0 or last else None

@@ -83,11 +83,21 @@ def test_moving_average():
     average = MovingAverage(model, 0.75)
     nn.init.constant_(model[0].weight, 1.0)
     model[1].num_batches_tracked.fill_(3)
-    average.update()
+    average.update(1000)
     with average.swapped():
         torch.testing.assert_close(model[0].weight.detach(), 0.75 * start + 0.25)
         assert model[1].num_batches_tracked == 3
     assert (model[0].weight == 1).all()
+
+
+def test_moving_average_of_a_short_run_forgets_the_untrained_weights():
+    model = nn.Linear(2, 2)
+    average = MovingAverage(model, 0.9999)
+    nn.init.constant_(model.weight, 1.0)
+    for step in range(1, 101):
+        average.update(step)
+    with average.swapped():
+        torch.testing.assert_close(model.weight.detach(), torch.ones(2, 2), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])

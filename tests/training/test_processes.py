@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
+from lrfdyn.training.processes import quiet_layouts
 from tests.training.runs import STEPS, assert_same_end, final_state, tiny, torchrun, train, write_recipe
 
 # float64, because a spiking network turns a rounding error at a threshold into a whole spike. No stochastic depth:
@@ -61,7 +64,7 @@ def train(model, optimizer, average, steps):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        average.update()
+        average.update(100)
 
 first, second = build(), build()
 train(*first, range(2))
@@ -99,6 +102,13 @@ def test_two_processes_equal_one_and_a_dead_one_leaves_no_trace(tmp_path):
     said = torchrun("--max_restarts", "1", str(driver), str(recipe), str(killed))
     assert "resuming at step 8" in said
     assert_same_end(killed, two)
+
+
+def test_what_torch_says_of_equal_layouts_is_not_passed_on(recwarn):
+    with quiet_layouts():
+        warnings.warn("Grad strides do not match bucket view strides. This may", UserWarning, stacklevel=1)
+        warnings.warn("something else", UserWarning, stacklevel=1)
+    assert [str(warning.message) for warning in recwarn] == ["something else"]
 
 
 def test_shards_are_saved_whole_and_restored(tmp_path):

@@ -218,3 +218,12 @@ def test_cifar_recipes_choose_from_the_operations_of_their_authors():
     five = ("equalize", "rotate", "shear_x", "translate_x", "translate_y")
     assert spikformer.augmentation.rand_augment_operations == five
     assert qkformer.augmentation.rand_augment_operations is None
+
+
+@pytest.mark.parametrize("host", ["spikformer", "qkformer"])
+def test_cifar_recipes_mix_until_the_end(host):
+    """As the programs of both do, whatever the switch in their settings says."""
+    config = load_recipe(list_recipes()[f"cifar100_{host}_4_384_ssa"])
+    assert config.augmentation.mixup == 0.5
+    assert config.schedule.mix_epochs is None
+    assert config.schedule.within(100).mix_epochs is None
