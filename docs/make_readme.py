@@ -42,9 +42,9 @@ def cifar100() -> str:
     runs = [(run, run.summary) for run in read_runs(ROOT / "results" / "cifar100") if run.summary is not None]
     body = [
         [
-            "SSA" if summary["attention"] == "ssa" else run.method,
-            "" if summary["attention"] in ("ssa", "vsa") else ", ".join(map(str, run.dilations)) or "none",
-            f"{run.schedule}{', strong augmentation' if run.strong else ''}",
+            run.title,
+            "" if run.title in ("SSA", "VSA") else ", ".join(map(str, run.dilations)) or "none",
+            f"{run.schedule}{run.settings}",
             f"{summary['top1']:.2f} %",
             f"{summary['parameters']:,}",
         ]

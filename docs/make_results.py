@@ -89,9 +89,13 @@ class Run:
         return (", strong augmentation" if self.strong else "") + ended
 
     @property
+    def title(self) -> str:
+        return "SSA" if self.recipe["model"]["attention"] == "ssa" else self.method
+
+    @property
     def label(self) -> str:
-        seed = self.recipe["run"]["seed"]
-        return f"{self.method} {self.dilations or 'w/o LRF'}{self.settings}, {self.schedule} epochs, seed {seed}"
+        stencils = "" if self.title in ("SSA", "VSA") else f" {self.dilations or 'w/o LRF'}"
+        return f"{self.title}{stencils}{self.settings}, {self.schedule} epochs, seed {self.recipe['run']['seed']}"
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -121,10 +125,11 @@ def check_comparable(runs: list[Run]) -> None:
         for difference in config_differences(other.recipe, first.recipe):
             key = difference.partition(":")[0]
             require(key in shown | {"run.seed"}, f"runs: {other.name} and {first.name} do not compare: {difference}")
-    seen: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
     for run in runs:
-        require(run.label not in seen, f"runs: {run.name} and {seen.get(run.label)} are both {run.label}")
-        seen[run.label] = run.name
+        cell = (run.method, run.dilations, run.recipe["run"]["seed"])
+        require(cell not in seen, f"runs: {run.name} and {seen.get(cell)} are both {run.label}")
+        seen[cell] = run.name
 
 
 def comparison(runs: list[Run]) -> str:
@@ -192,7 +197,7 @@ def differences(runs: list[Run]) -> list[str]:
 def every_run(runs: list[Run]) -> str:
     body = []
     for run in runs:
-        where = [f"[{run.name}](../results/cifar100/{run.name})", run.method, str(list(run.dilations))]
+        where = [f"[{run.name}](../results/cifar100/{run.name})", run.title, str(list(run.dilations))]
         seed = str(run.recipe["run"]["seed"])
         if run.summary is None:
             last = run.epochs[-1]["epoch"] if run.epochs else 0

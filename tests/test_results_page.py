@@ -155,5 +155,5 @@ def test_runs_that_differ_in_more_than_the_table_shows_are_refused(tmp_path):
     with pytest.raises(LrfdynError, match=r"ssa_seed1_4 and .* do not compare: optimizer.learning_rate: 0.0005 there"):
         page.render(page.read_runs(tmp_path))
     path.write_text(text.replace("seed: 1", "seed: 0"))
-    with pytest.raises(LrfdynError, match="ssa_seed1_4 and ssa_seed0_4 are both LRF-SSA w/o LRF, 4 epochs, seed 0"):
+    with pytest.raises(LrfdynError, match="ssa_seed1_4 and ssa_seed0_4 are both SSA, 4 epochs, seed 0"):
         page.render(page.read_runs(tmp_path))

@@ -8,11 +8,16 @@ import sys
 import pytest
 
 from benchmarks.cifar100 import RUNS, main
-from lrfdyn.training.recipes import find_recipe
+from lrfdyn.training.recipes import find_recipe, load_recipe
 
 
 def test_every_run_has_its_recipe():
-    assert all(find_recipe(f"cifar100_spikformer_4_384_{run}").exists() for run in RUNS)
+    for run in RUNS:
+        published, strong = (
+            load_recipe(find_recipe(f"cifar100_spikformer_4_384_{run}{end}")) for end in ("", "_strong")
+        )
+        assert published.model == strong.model
+        assert strong.augmentation.crop == "pad"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="starts processes")
