@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 import lrfdyn
 from lrfdyn.analysis.analyze import analyze
 from lrfdyn.analysis.images import load_images
-from lrfdyn.analysis.measure import measure
+from lrfdyn.analysis.measure import images_per_second, measure
 from lrfdyn.analysis.sources import describe, find_sources
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
@@ -138,6 +139,18 @@ def test_run_of_lrfdyn_train(tmp_path):
     assert torch.equal(next(iter(unfinished.load().parameters())), next(iter(whole.parameters())))
 
 
+def test_runs_that_trained_differently_are_two_entries(tmp_path):
+    """Another seed alone is the same entry; another recipe never is, whatever its seed."""
+    runs = {"first": {}, "seed": {"run": {"seed": 1}}, "other": {"run": {"seed": 2}, "augmentation": {"mixup": 0.2}}}
+    for name, changed in runs.items():
+        train(tiny(**changed), tmp_path / name)
+    images = digits(4)
+    results = analyze([find_sources(str(tmp_path / name), images)[0] for name in runs], images)
+    assert [run["seed"] for run in results["runs"]] == [0, 1, 2]
+    assert [len(entry["accuracy_values"]) for entry in results["attentions"].values()] == [2, 1]
+    assert [entry["label"] for entry in results["attentions"].values()] == ["LRF-Dyn, first", "LRF-Dyn, other"]
+
+
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_every_attention_by_name(kind):
     images = digits(1)
@@ -175,6 +188,30 @@ def test_noise_takes_the_size_of_the_model():
     assert [list(batch.shape) for batch in images.of(model)] == [[2, 1, 8, 8], [1, 1, 8, 8]]
     assert torch.equal(images.of(model)[0], images.of(model)[0])
     assert images.accuracy(model) is None
+
+
+def test_noise_of_another_size():
+    images = load_images("random", None, 2, 2, CPU, image_size=20)
+    for name in ("spikformer_4_384", "sew_resnet18"):  # one is laid out for a size, the other takes any
+        model = find_sources(name, images)[0].load()
+        assert [list(batch.shape) for batch in images.of(model)] == [[2, 3, 20, 20]]
+    with pytest.raises(LrfdynError, match="data: random has images of 20 pixels, the model was made for 8"):
+        images.of(small())
+    with pytest.raises(LrfdynError, match="image_size: expected an integer >= 1, got 0"):
+        load_images("random", None, 2, 2, CPU, image_size=0)
+
+
+def test_event_frames_are_measured_by_image():
+    """`[T, B, C, H, W]`: one image is all its frames."""
+    model, frames = small(), torch.randn(2, 3, 1, 8, 8)
+    record = measure(model, [frames])
+    assert record["peak_inference_bytes"] == measure(model, [frames[:, :1]])["peak_inference_bytes"]
+
+    class Slow(torch.nn.Module):
+        def forward(self, _frames):
+            time.sleep(0.05)
+
+    assert 100 < images_per_second(Slow(), torch.zeros(2, 30, 1, 1, 1)) <= 30 / 0.05
 
 
 def test_images_are_spread_over_the_test_set():
