@@ -296,7 +296,9 @@ def memory(results: dict[str, Any]) -> Iterator[str]:
     claim = "LRF-Dyn uses 49.4 % less inference memory in Spikformer-8-512"
     yield (
         f"- *{claim}: what attention must hold.* "
-        + verdict(True, lambda: state >= 0.494, "the derived state of a layer is at least 49.4 % lower than that of SSA")
+        + verdict(
+            True, lambda: state >= 0.494, "the derived state of a layer is at least 49.4 % lower than that of SSA"
+        )
         + f" It is {change(state)}, with the rows that the stencils reach held as spikes; streaming allocates exactly "
         "that ([deployment.md](deployment.md)). Held as potentials, they would take more than the state of SSA."
     )

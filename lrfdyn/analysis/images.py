@@ -35,20 +35,19 @@ class Images:
 
     def of(self, model: SpikingModel) -> list[Tensor]:
         """The batches for this model."""
+        channels, size, _ = model.input_size
         if self.name != RANDOM:
-            channels, size, _ = model.input_size
             require(
                 channels == self.facts["in_channels"],
                 f"data: {self.name} has {self.facts['in_channels']} channels, the model takes {channels}",
             )
             self._check_size(model, size)
             return self.batches
-        channels, *size = model.input_size
         if "image_size" in self.facts:
-            self._check_size(model, size[0])
-            size = [self.facts["image_size"]] * 2
+            self._check_size(model, size)
+            size = self.facts["image_size"]
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(self.count, channels, *size, generator=generator)
+        noise = torch.randn(self.count, channels, size, size, generator=generator)
         return list(noise.to(self.device).split(self.batch_size))
 
     def _check_size(self, model: SpikingModel, size: int) -> None:

@@ -193,8 +193,8 @@ def _padded(values: Tensor, reach: int) -> Tensor:
 
 
 def locality(model: nn.Module, images: Tensor | Iterable[Tensor], bins: int | None = None) -> dict[str, Any]:
-    """Attention weight against distance and entropy, per layer and averaged over layers. Without `bins`, the histogram of
-    entropies is as fine as the number of queries allows."""
+    """Attention weight against distance and entropy, per layer and averaged over layers. Without `bins`, the histogram
+    of entropies is as fine as the number of queries allows."""
     require(bins is None or bins >= 1, f"bins: expected an integer >= 1, got {bins}")
     require(
         any(isinstance(m, Attention) for m in model.modules()),

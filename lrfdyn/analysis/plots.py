@@ -142,8 +142,8 @@ def _entropy(plt: Any, entries: Entries) -> Any:
         name = "entropy of attention (nats; dashed: uniform)"
     # Only where there is something: entropies of trained attention often all lie in the upper part.
     room = 0.04 * (right - left)
-    axis.set(xlabel=name, ylabel="density / largest", xlim=(left - room, right + room), ylim=(0, None))
-    legend(figure, axis, entries, loc="upper left")
+    axis.set(xlabel=name, ylabel="density / largest", xlim=(left - room, right + room), ylim=(0, 1.05))
+    legend(figure, axis, entries, below=True)
     return figure
 
 

@@ -22,8 +22,8 @@ LARGEST_MAP = 64  # cells a side; larger images are averaged in blocks
 
 
 class EvenTies(TorchFunctionMode):
-    """While it is open, the gradient of a max pool is shared by all inputs that reach the maximum. Among spikes most do,
-    and PyTorch gives all of it to the first in raster order, which moves the field up and to the left."""
+    """While it is open, the gradient of a max pool is shared by all inputs that reach the maximum. Among spikes many
+    do, and PyTorch gives all of it to the first in raster order, which moves the field up and to the left."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}

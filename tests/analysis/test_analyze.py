@@ -22,6 +22,7 @@ from lrfdyn.errors import LrfdynError
 from lrfdyn.models import Spikformer
 from lrfdyn.reproduce import Settings, reproduce
 from lrfdyn.training.engine import Recipe
+from tests.analysis.made_up import make_results
 from tests.training.runs import tiny, train
 
 CPU = torch.device("cpu")
@@ -287,6 +288,28 @@ def test_long_names_stay_on_the_figure():
         assert box.x1 <= page.x1 + 1, name
         assert box.y0 >= page.y0 - 1, name
         assert box.y1 <= page.y1 + 1, name
+
+
+def test_models_on_different_grids_have_no_common_line():
+    plt = pytest.importorskip("matplotlib.pyplot")
+    from lrfdyn.analysis.captions import captions
+    from lrfdyn.analysis.plots import figures
+
+    results = make_results()
+    one, two = results["attentions"].values()
+    for entry, grid in ((one, [4, 4]), (two, [4, 4])):
+        entry["locality"] |= {"grid": grid, "share": entry["locality"]["weight"]}
+
+    def dashed() -> int:
+        figure = figures(results)["attention_entropy"](plt)
+        plt.close(figure)
+        return len(figure.axes[0].lines)
+
+    assert dashed() == 1
+    assert "at most 2;" in captions(results)["attention_distance"]
+    two["locality"] |= {"entropy_uniform": 4.16, "short_distance": 3}
+    assert dashed() == 0
+    assert "at most a quarter of the largest" in captions(results)["attention_distance"]
 
 
 def test_without_matplotlib(monkeypatch, capsys, tmp_path):

@@ -243,7 +243,6 @@ def test_a_large_receptive_field_is_averaged_in_blocks():
     assert record["half_side"] == 3
 
 
-
 class Pooled(nn.Module):
     """A stand-in host that halves the grid twice with max pools, as the stems do."""
 
