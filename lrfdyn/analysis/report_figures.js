@@ -146,9 +146,12 @@ function shareFigure(parent) {
   const near = distances.length === 1 ? `distance ≤ ${distances[0]}` : "short distance";
   const said = distances.length === 1 ? `distance ${distances[0]} or less`
     : "most a quarter of the largest distance on the grid of each model";
+  const past = local.filter(({ kind }) => kind === "causal_ssa" || kind === "lrf_dyn")
+    .map(({ locality }) => locality.uniform_over_past?.short_range_share).find(isNumber);
   figure(parent, { id: "short-range-share", title: `Share at ${near}`,
     caption: `Share of a query's attention (absolute values, normalised per query) at ${said}. The ` +
-      "tick is the share of uniform attention.",
+      "tick is the share of uniform attention." + (past === undefined ? "" : " Kinds that run over the tokens in order " +
+        `are near by that alone: equal weights over a query and the tokens before it have ${percent(1)(past)}.`),
     draw: (width) => barChart(width, { label: `Share of attention at ${near}`, format: percent(1),
       tickLabel: "uniform attention", items: local.map((kind) => ({ label: kind.label, index: kind.index,
         value: kind.locality.short_range_share, tick: kind.locality.short_range_share_uniform,
