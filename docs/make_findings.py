@@ -6,14 +6,14 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from docs.findings_attention import by_kind, fields, locality, percent, verdict
 from docs.pages import table
-from lrfdyn.analysis.locality import uniform_over_past
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -30,7 +30,6 @@ FIGURES = {
     "energy": "Energy of the synaptic operations",
 }
 PEAKS = "performance/memory_cpu.json"
-Entries = dict[str, dict[str, Any]]
 
 INTRODUCTION = """\
 # The paper's claims, next to what we measure
@@ -48,15 +47,6 @@ same host, which is not the ViT of the paper: a softmax over products of few spi
 def load(name: str) -> Any:
     path = ROOT / "results" / name
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def by_kind(results: dict[str, Any]) -> Entries:
-    """One entry of every kind of attention: that with the default options, which has the shortest label."""
-    found: Entries = {}
-    for key, entry in sorted(results["attentions"].items(), key=lambda item: len(item[1]["label"])):
-        found.setdefault(entry.get("kind") or key, entry)
-    usual = [kind for kind in ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn") if kind in found]
-    return {kind: found[kind] for kind in dict.fromkeys([*usual, *found])}
 
 
 def by_model(results: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -77,140 +67,8 @@ def command(results: dict[str, Any]) -> str:
     return re.sub(r"(--data-root )\S+", r"\1DATA", results["command"])
 
 
-def percent(value: float | None, digits: int = 1) -> str:
-    return "–" if value is None else f"{100 * value:.{digits}f} %"
-
-
 def kib(value: float | None) -> str:
     return "–" if value is None else f"{value / 1024:,.1f} KiB"
-
-
-def verdict(known: bool, holds: Callable[[], bool], rule: str, lacking: str = "no analysis of a model") -> str:
-    if not known:
-        return f"Not decided here: {lacking} that the rule needs ({rule})."
-    return f"**{'We see it' if holds() else 'We do not see it'}** (rule: {rule})."
-
-
-def locality(results: dict[str, Any]) -> Iterator[str]:
-    kinds = by_kind(results)
-    local = {kind: entry["locality"] for kind, entry in kinds.items() if entry.get("locality", {}).get("share")}
-    if not local:
-        return
-    first = next(iter(local.values()))
-    rows = [
-        [
-            kinds[kind]["label"],
-            percent(one["short_range_share"]),
-            f"{one['mean_distance']:.2f}",
-            f"{one['entropy_mean']:.2f}",
-            percent(one["queries_without_weight"]),
-        ]
-        for kind, one in local.items()
-    ]
-    rows.append(
-        [
-            "uniform",
-            percent(first["short_range_share_uniform"]),
-            f"{first['mean_distance_uniform']:.2f}",
-            f"{first['entropy_uniform']:.2f}",
-            "",
-        ]
-    )
-    past = uniform_over_past(tuple(first["grid"]), first["short_distance"])
-    rows.append(
-        [
-            "uniform over the query and the tokens before it",
-            percent(past["short_range_share"]),
-            f"{past['mean_distance']:.2f}",
-            f"{past['entropy_mean']:.2f}",
-            "",
-        ]
-    )
-    near = f"share at distance <= {first['short_distance']}"
-    yield table(["attention", near, "mean distance", "entropy (nats)", "queries without weight"], rows)
-    has = local.keys().__contains__
-    vsa, ssa, lrf, dyn = (local.get(kind, first) for kind in ("vsa", "ssa", "lrf_ssa", "lrf_dyn"))
-    share = "short_range_share"
-    yield (
-        "- *Softmax attention is local: 76.8 % of a ViT's attention is at short distance.* "
-        + verdict(has("vsa") and has("ssa"), lambda: vsa[share] > ssa[share], "VSA has more attention nearby than SSA")
-        + (f" VSA has {percent(vsa[share])} nearby." if has("vsa") else "")
-    )
-    yield "- *SSA is almost uniform.* " + verdict(
-        has("ssa"),
-        lambda: (
-            ssa["entropy_mean"] >= 0.95 * ssa["entropy_uniform"]
-            and ssa["mean_distance"] >= 0.95 * ssa["mean_distance_uniform"]
-        ),
-        "entropy and mean distance of SSA are at least 95 % of the uniform ones",
-    )
-    yield "- *VSA has lower entropy than SSA.* " + verdict(
-        has("vsa") and has("ssa"), lambda: vsa["entropy_mean"] < ssa["entropy_mean"], "mean entropy"
-    )
-    yield "- *LRF-SSA is more local than SSA and has lower entropy.* " + verdict(
-        has("lrf_ssa") and has("ssa"),
-        lambda: lrf[share] > ssa[share] and lrf["entropy_mean"] < ssa["entropy_mean"],
-        "more attention nearby and lower mean entropy",
-    )
-    yield from order(local, dyn, ssa)
-
-
-def order(local: Entries, dyn: dict[str, Any], ssa: dict[str, Any]) -> Iterator[str]:
-    """Kinds that run over the tokens in order are near by that alone, except for the last queries."""
-    claim, known = "- *LRF-Dyn is more local than SSA.* ", {"lrf_dyn", "ssa"} <= local.keys()
-    late = "last_row_short_range_share"
-    if not known or dyn.get(late) is None or ssa.get(late) is None:
-        yield claim + verdict(
-            known, lambda: dyn["short_range_share"] > ssa["short_range_share"], "more attention nearby"
-        )
-        return
-    yield (
-        claim
-        + verdict(
-            True,
-            lambda: dyn["short_range_share"] > ssa["short_range_share"] and dyn[late] > ssa[late],
-            "more attention nearby, also of the queries in the last row",
-        )
-        + " Dendrites run over the tokens in order, and looking back only is near for the first queries whatever the "
-        f"weights. In the last row, where it leaves out next to nothing, LRF-Dyn has {percent(dyn[late])} nearby, SSA "
-        f"{percent(ssa[late])} and uniform attention {percent(dyn[late + '_uniform'])}."
-    )
-
-
-def fields(results: dict[str, Any]) -> Iterator[str]:
-    kinds = {kind: entry for kind, entry in by_kind(results).items() if entry.get("receptive_field")}
-    pixels = kinds[next(iter(kinds))]["receptive_field"]
-    side = pixels["pixels_per_cell"] * len(pixels["map"])
-    square = next(s["side"] for s in pixels["share_inside"] if 2 * s["side"] >= side)
-
-    def inside(kind: str) -> float:
-        shares = kinds[kind]["receptive_field"]["share_inside"]
-        return next(s["share"] for s in shares if s["side"] == square)
-
-    rows = [
-        [kinds[kind]["label"], percent(inside(kind)), str(kinds[kind]["receptive_field"]["half_side"])]
-        for kind in kinds
-    ]
-    heads = ["attention", f"gradient inside {square} x {square} of {side} x {side} pixels", "side that holds half"]
-    yield table(heads, rows)
-    for kind, name in (("lrf_ssa", "LRF-SSA"), ("lrf_dyn", "LRF-Dyn")):
-        yield f"- *The receptive field of {name} is more local than that of SSA.* " + verdict(
-            kind in kinds and "ssa" in kinds,
-            lambda kind=kind: inside(kind) > inside("ssa"),  # type: ignore[misc]
-            f"more of the gradient inside {square} x {square} pixels",
-        )
-    cut = {kind: kinds[kind]["receptive_field"].get("without_attention") for kind in kinds}
-    names = [kind for kind in kinds if cut[kind] and cut[kind]["gradient"] is not None]
-    if len(names) > 1:
-        insides = [next(s["share"] for s in cut[k]["share_inside"] if s["side"] == square) for k in names]
-        left = ", ".join(f"{kinds[k]['label']} {percent(cut[k]['gradient'])}" for k in names)
-        yield (
-            f"- Attention can be more local and the field wider, because weights are normalised per query and do not "
-            f"show how much passes through attention at all. With the gradient of q, k and v cut, "
-            f"{percent(min(insides))} to {percent(max(insides))} of the rest is inside {square} x {square} pixels in "
-            f"every model: convolutions and shortcuts are alike. That rest is all the gradient there is but for "
-            f"attention: {left} of the whole."
-        )
 
 
 def accuracy(results: dict[str, Any]) -> Iterator[str]:
