@@ -98,21 +98,23 @@ def order(local: Entries, dyn: dict[str, Any], ssa: dict[str, Any]) -> Iterator[
     """Kinds that run over the tokens in order are near by that alone, except for the last queries."""
     claim, known = "- *LRF-Dyn is more local than SSA.* ", {"lrf_dyn", "ssa"} <= local.keys()
     late = "last_row_short_range_share"
-    if not known or dyn.get(late) is None or ssa.get(late) is None:
-        yield claim + verdict(
-            known, lambda: dyn["short_range_share"] > ssa["short_range_share"], "more attention nearby"
-        )
-        return
+    measured = known and dyn.get(late) is not None and ssa.get(late) is not None
     yield (
         claim
         + verdict(
-            True,
+            measured,
             lambda: dyn["short_range_share"] > ssa["short_range_share"] and dyn[late] > ssa[late],
             "more attention nearby, also of the queries in the last row",
+            **({"lacking": "no share of the last row"} if known else {}),
         )
         + " Dendrites run over the tokens in order, and looking back only is near for the first queries whatever the "
-        f"weights. In the last row, where it leaves out next to nothing, LRF-Dyn has {percent(dyn[late])} nearby, SSA "
-        f"{percent(ssa[late])} and uniform attention {percent(dyn[late + '_uniform'])}."
+        "weights."
+        + (
+            f" In the last row, where it leaves out next to nothing, LRF-Dyn has {percent(dyn[late])} nearby, SSA "
+            f"{percent(ssa[late])} and uniform attention {percent(dyn[late + '_uniform'])}."
+            if measured
+            else ""
+        )
     )
 
 
