@@ -167,7 +167,7 @@ class Locality:
         )
         if self.bins is None:
             edges, masses = merged(edges, masses, round(sum(float(a.sums.queries) for a in counted)))
-        densities = masses / (edges[1] - edges[0])
+        densities = masses / (float(edges[1] - edges[0]) or 1.0)  # one token has no entropy
         by_layer = iter(densities)
         last = [_padded(a.last_row.share(), reach) for a in counted if float(a.last_row.queries)]
         return record | {

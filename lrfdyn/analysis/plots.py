@@ -141,7 +141,7 @@ def _entropy(plt: Any, entries: Entries) -> Any:
         axis.axvline(uniform, color="#58616a", linestyle="--", linewidth=0.8)
         name = "entropy of attention (nats; dashed: uniform)"
     # Only where there is something: entropies of trained attention often all lie in the upper part.
-    room = 0.04 * (right - left)
+    room = 0.04 * (right - left) or 0.1
     axis.set(xlabel=name, ylabel="density / largest", xlim=(left - room, right + room), ylim=(0, 1.05))
     legend(figure, axis, entries, below=True)
     return figure

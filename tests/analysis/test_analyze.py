@@ -15,7 +15,8 @@ import lrfdyn
 from lrfdyn.analysis.analyze import analyze
 from lrfdyn.analysis.images import load_images
 from lrfdyn.analysis.measure import images_per_second, measure
-from lrfdyn.analysis.sources import describe, find_sources
+from lrfdyn.analysis.output import write_all
+from lrfdyn.analysis.sources import Source, describe, find_sources
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
@@ -342,3 +343,20 @@ def test_epochs_of_the_learning_curves_are_whole_numbers():
     for axis in figure.axes:
         assert all(float(tick).is_integer() for tick in axis.get_xticks())
     plt.close(figure)
+
+
+@pytest.mark.parametrize("kind", ["ssa", "lrf_dyn"])
+@pytest.mark.parametrize("size", [8, 11])
+def test_a_grid_of_one_token_and_of_odd_sizes(kind, size, tmp_path):
+    """Entropy and distance of a single token are 0, and everything can still be written and drawn."""
+    model = small(attention=kind, image_size=size, in_channels=3, pooling=(True, True, True, False)).eval()
+    for bn in model.modules():
+        if isinstance(bn, torch.nn.BatchNorm2d):
+            torch.nn.init.constant_(bn.bias, 2.0)
+    images = load_images("random", None, 2, 2, CPU, image_size=size)
+    results = analyze([Source("model", lambda: model)], images)
+    write_all(results, tmp_path, ("svg",))
+    json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    local = next(iter(results["attentions"].values()))["locality"]
+    assert (local["entropy_mean"] == 0) == (size == 8)
+    assert local["grid"] == ([1, 1] if size == 8 else [2, 2])
