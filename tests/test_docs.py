@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from docs import make_deployment, make_findings, make_models, make_performance
+from docs import findings_attention, make_deployment, make_findings, make_models, make_performance
 from lrfdyn.training.recipes import load_recipe
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -16,6 +16,30 @@ def test_findings_page_is_up_to_date():
     assert page == (DOCS / "findings.md").read_text(encoding="utf-8"), "run: python docs/make_findings.py"
     for picture in re.findall(r"\]\((images/[^)]+)\)", page):
         assert (DOCS / picture).is_file(), picture
+
+
+def test_order_alone_does_not_make_lrf_dyn_local():
+    """Nearby on average but not in the last row is what looking back only gives."""
+    near = {"short_range_share": 0.4, "last_row_short_range_share_uniform": 0.2}
+    ssa = {"short_range_share": 0.3, "last_row_short_range_share": 0.21}
+    for late, seen in ((0.2, "We do not see it"), (0.33, "We see it")):
+        dyn = {**near, "last_row_short_range_share": late}
+        (line,) = findings_attention.order({"ssa": ssa, "lrf_dyn": dyn}, dyn, ssa)
+        assert seen in line
+    (old,) = findings_attention.order({"ssa": ssa, "lrf_dyn": near}, near, ssa)  # results without the last row
+    assert "Not decided here: no share of the last row" in old
+
+
+def test_why_fields_differ_is_only_said_where_the_numbers_say_it():
+    def entry(left: float) -> dict:
+        cut = {"gradient": left, "share_inside": [{"side": 17, "share": 0.9}]}
+        return {"label": "x", "receptive_field": {"without_attention": cut}}
+
+    kinds = {"ssa": entry(0.5), "lrf_dyn": entry(0.4)}
+    for inside, said in (({"ssa": 0.6, "lrf_dyn": 0.4}, True), ({"ssa": 0.4, "lrf_dyn": 0.6}, False)):
+        (line,) = findings_attention.why_fields_differ(kinds, 32, 17, inside)
+        assert ("the more, the wider" in line) == said
+    assert not list(findings_attention.why_fields_differ({"ssa": {"receptive_field": {}}}, 32, 17, {}))
 
 
 def test_deployment_page_is_up_to_date(monkeypatch, tmp_path):

@@ -73,7 +73,7 @@ def analyze(
     for source in sources:
         model = source.load()
         name = model.name or type(model).__name__
-        identity = json.dumps([name, model.config, source.trained], sort_keys=True, default=str)
+        identity = json.dumps([name, model.config, source.trained, source.recipe], sort_keys=True, default=str)
         group = groups.get(identity)
         if group is None or source.seed is None or source.seed in group.seeds:
             key = _unused(model.config.get("attention") or name, {g.key for g in groups.values()})

@@ -22,10 +22,9 @@ def captions(results: dict[str, Any]) -> dict[str, str]:
     what = f"{data.get('test', 'the')} {'images of noise' if data.get('name') == 'noise' else 'test images'}"
     if data.get("name") not in (None, "noise"):
         what += f" of {data['name']}"
-    local: dict[str, Any] = next(
-        (entry["locality"] for entry in entries if (entry.get("locality") or {}).get("share")), {}
-    )
-    near = local.get("short_distance")
+    nears = {entry["locality"].get("short_distance") for entry in entries if (entry.get("locality") or {}).get("share")}
+    near = nears.pop() if len(nears) == 1 else "a quarter of the largest on the grid of each model"
+    cross = any((entry.get("receptive_field") or {}).get("centre") for entry in entries)
     energy: dict[str, Any] = next((entry["energy"] for entry in entries if entry.get("energy")), {})
     several = any(len(entry.get("accuracy_values") or []) > 1 for entry in entries)
     spread = f" Bars are ± {results.get('spread', 'the spread over the seeds')}." if several else " One run per model."
@@ -35,10 +34,11 @@ def captions(results: dict[str, Any]) -> dict[str, str]:
         "attention_distance_layers": f"Mean attention weight against Manhattan distance, layer by layer; {what}. "
         f"{WEIGHTS}.",
         "attention_entropy": f"Distribution of the entropy (natural logarithm) of the attention of single queries, "
-        f"averaged over layers; {what}. {WEIGHTS}; queries without any weight are left out.",
+        f"averaged over layers, each curve divided by its largest value; {what}. {WEIGHTS}; queries without any weight "
+        "are left out.",
         "receptive_fields": f"Effective receptive fields: absolute gradient of the centre position of the last feature "
         f"map with respect to the input, through the surrogate gradients, averaged over {what}, each map divided by "
-        "its largest value; the colour is the square root.",
+        f"its largest value; the colour is the square root{' and the cross the pixel under that position' * cross}.",
         "receptive_field_share": f"Share of the effective receptive field inside centred squares; {what}.",
         "energy": f"Energy of the synaptic operations of one image over all time steps, counted from the spikes that "
         f"were sent; {what}. {' '.join(energy.get('assumptions', []))}",

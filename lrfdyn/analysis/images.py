@@ -19,7 +19,7 @@ RANDOM = "random"
 
 @dataclass
 class Images:
-    """The first test images of a data set, in batches on the device, or noise of the size that a model wants."""
+    """Test images of a data set, in batches on the device, or noise of the size that a model wants."""
 
     name: str
     count: int
@@ -30,26 +30,32 @@ class Images:
     labels: list[Tensor]
 
     def model_options(self) -> dict[str, Any]:
-        """What the data says of a model: classes, size and channels; nothing for noise."""
+        """What the data says of a model: classes, size and channels; for noise the size, where one was asked for."""
         return dict(self.facts)
 
     def of(self, model: SpikingModel) -> list[Tensor]:
         """The batches for this model."""
+        channels, size, _ = model.input_size
         if self.name != RANDOM:
-            channels, size, _ = model.input_size
             require(
                 channels == self.facts["in_channels"],
                 f"data: {self.name} has {self.facts['in_channels']} channels, the model takes {channels}",
             )
-            require(
-                "image_size" not in model.config or size == self.facts["image_size"],
-                f"data: {self.name} has images of {self.facts['image_size']} pixels, the model was made for {size}; "
-                "pass --image-size",
-            )
+            self._check_size(model, size)
             return self.batches
+        if "image_size" in self.facts:
+            self._check_size(model, size)
+            size = self.facts["image_size"]
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(self.count, *model.input_size, generator=generator)
+        noise = torch.randn(self.count, channels, size, size, generator=generator)
         return list(noise.to(self.device).split(self.batch_size))
+
+    def _check_size(self, model: SpikingModel, size: int) -> None:
+        require(
+            "image_size" not in model.config or size == self.facts["image_size"],
+            f"data: {self.name} has images of {self.facts['image_size']} pixels, the model was made for {size}; "
+            "pass --image-size",
+        )
 
     def accuracy(self, model: SpikingModel) -> float | None:
         """Top-1 on these images; None for noise and for a model with other classes."""
@@ -69,14 +75,15 @@ def load_images(
     device: torch.device,
     image_size: int | None = None,
 ) -> Images:
-    """The first `count` test images of `name`, spread evenly over the test set: sorted sets begin with one class."""
+    """`count` test images of `name`, spread evenly over the test set: sorted sets begin with one class."""
     require(count >= 1, f"images: expected an integer >= 1, got {count}")
     require(batch_size >= 1, f"batch_size: expected an integer >= 1, got {batch_size}")
+    require(image_size is None or image_size >= 1, f"image_size: expected an integer >= 1, got {image_size}")
+    size = {} if image_size is None else {"image_size": image_size}
     if name == RANDOM:
-        return Images(name, count, batch_size, device, {}, [], [])
+        return Images(name, count, batch_size, device, size, [], [])
     if name not in DATA:
         raise unknown_name("data", name, [*DATA, RANDOM])
-    size = {} if image_size is None else {"image_size": image_size}
     source = create_data(name, root, Augmentation(), **size)
     require(count <= source.test_images, f"images: {name} has {source.test_images} test images, got {count}")
     images, labels = _spread(source, count, device)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from lrfdyn.analysis.histogram import FINE, merged, placed
 from lrfdyn.analysis.mixing import BLOCK, weight_blocks
 from lrfdyn.analysis.observe import Spikes, as_batches, observe, watch_attentions
 from lrfdyn.attention import Attention, LRFDyn
@@ -39,6 +40,19 @@ def normalize(weights: Tensor) -> Tensor:
 def entropy(p: Tensor) -> Tensor:
     """Entropy in nats of the distributions in the last axis."""
     return -torch.xlogy(p, p).sum(-1)
+
+
+def uniform_over_past(grid: tuple[int, int], short: int) -> dict[str, float]:
+    """What equal weights over a query and the tokens before it would measure: looking back only is near, and on few
+    tokens, without any preference. The reference for kinds that run over the tokens in order."""
+    distance = manhattan(grid)
+    n = torch.arange(1, len(distance) + 1, dtype=torch.float64)
+    near = (distance <= short).tril().sum(1)
+    return {
+        "short_range_share": float((near / n).mean()),
+        "mean_distance": float((distance.tril().sum(1) / n).mean()),
+        "entropy_mean": float(n.log().mean()),
+    }
 
 
 class DistanceSums:
@@ -71,14 +85,17 @@ class LayerLocality:
     def __init__(self, grid: tuple[int, int], bins: int, device: torch.device) -> None:
         height, width = grid
         self.grid, self.tokens = grid, height * width
-        self.sums = DistanceSums(height + width - 1, device)
+        self.sums, self.last_row = (DistanceSums(height + width - 1, device) for _ in range(2))
         self.entropy = torch.zeros((), dtype=torch.float64, device=device)
         self.histogram = torch.zeros(bins, dtype=torch.float64, device=device)
         self.seen = 0
 
     def add(self, queries: range, weights: Tensor) -> None:
         weights = weights.double()
-        self.sums.add(weights, manhattan(self.grid, queries))
+        distance = manhattan(self.grid, queries)
+        self.sums.add(weights, distance)
+        late = max(0, self.tokens - self.grid[1] - queries.start)
+        self.last_row.add(weights[:, late:], distance[late:])
         self.seen += weights.shape[0] * weights.shape[1]
         value = entropy(normalize(weights)).clamp(0, self.largest)
         self.entropy += value.sum()
@@ -94,7 +111,7 @@ class LayerLocality:
 class Locality:
     """Attention weight against distance and entropy of every attention layer."""
 
-    def __init__(self, bins: int = 24, block: int = BLOCK) -> None:
+    def __init__(self, bins: int | None = None, block: int = BLOCK) -> None:
         self.bins, self.block = bins, block
         self.layers: dict[str, LayerLocality] = {}
 
@@ -105,7 +122,7 @@ class Locality:
         grid = (x.shape[3], x.shape[4])
         if isinstance(module, LRFDyn) and name in self.layers:
             return  # its mixing is the same for every image
-        layer = self.layers.setdefault(name, LayerLocality(grid, self.bins, x.device))
+        layer = self.layers.setdefault(name, LayerLocality(grid, self.bins or FINE, x.device))
         require(layer.grid == grid, f"images: expected one size, got grids {layer.grid} and {grid}")
         for queries, weights in weight_blocks(module, spikes, grid, self.block):
             layer.add(queries, weights)
@@ -136,6 +153,7 @@ class Locality:
             "mean_distance_uniform": float(distance.double().mean()),
             "entropy_uniform": largest.largest,
             "entropy_by_layer": [None if a is None else float(a.entropy / a.sums.queries) for a in alive],
+            "uniform_over_past": uniform_over_past(largest.grid, short),
             "queries_without_weight": sum(1 - float(a.sums.queries) / a.seen for a in layers) / len(layers),
         }
         found = [s for s in shares if s is not None]
@@ -143,18 +161,27 @@ class Locality:
             return record
         share = torch.stack(found).mean(0)
         counted = [a for a in alive if a is not None]
-        edges = torch.linspace(0, largest.largest, self.bins + 1, dtype=torch.float64)
-        densities = [a.histogram.cpu() / float(a.sums.queries) / (edges[1] - edges[0]) for a in counted]
+        edges = torch.linspace(0, largest.largest, (self.bins or FINE) + 1, dtype=torch.float64)
+        masses = torch.stack(
+            [placed(a.histogram.cpu() / float(a.sums.queries), a.largest, largest.largest) for a in counted]
+        )
+        if self.bins is None:
+            edges, masses = merged(edges, masses, round(sum(float(a.sums.queries) for a in counted)))
+        densities = masses / (float(edges[1] - edges[0]) or 1.0)  # one token has no entropy
         by_layer = iter(densities)
+        last = [_padded(a.last_row.share(), reach) for a in counted if float(a.last_row.queries)]
         return record | {
             "weight": torch.stack([w for w in weights if w is not None]).mean(0).tolist(),
             "share": share.tolist(),
             "short_range_share": float(share[: short + 1].sum()),
             "mean_distance": float((share * steps).sum()),
+            # Of the queries that come last in raster order, which may look at every token, or nearly, in any kind.
+            "last_row_short_range_share": float(torch.stack(last).mean(0)[: short + 1].sum()) if last else None,
+            "last_row_short_range_share_uniform": float((distance[-largest.grid[1] :] <= short).double().mean()),
             "entropy_mean": sum(float(a.entropy / a.sums.queries) for a in counted) / len(counted),
             "entropy_histogram": {
                 "edges": edges.tolist(),
-                "density": torch.stack(densities).mean(0).tolist(),
+                "density": densities.mean(0).tolist(),
                 "density_by_layer": [None if a is None else next(by_layer).tolist() for a in alive],
             },
         }
@@ -165,8 +192,10 @@ def _padded(values: Tensor, reach: int) -> Tensor:
     return torch.nn.functional.pad(values.cpu(), (0, reach + 1 - len(values)))
 
 
-def locality(model: nn.Module, images: Tensor | Iterable[Tensor], bins: int = 24) -> dict[str, Any]:
-    """Attention weight against distance and entropy, per layer and averaged over layers."""
+def locality(model: nn.Module, images: Tensor | Iterable[Tensor], bins: int | None = None) -> dict[str, Any]:
+    """Attention weight against distance and entropy, per layer and averaged over layers. Without `bins`, the histogram
+    of entropies is as fine as the number of queries allows."""
+    require(bins is None or bins >= 1, f"bins: expected an integer >= 1, got {bins}")
     require(
         any(isinstance(m, Attention) for m in model.modules()),
         f"model: expected one with attention layers, got {type(model).__name__}",

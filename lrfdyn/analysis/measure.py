@@ -23,7 +23,7 @@ from lrfdyn.attention import Attention
 from lrfdyn.models import SpikingModel
 
 Progress = Callable[[str, int], None]  # what is measured, and how many images of it are done now
-PASSES = 2  # over the images: one that observes, one for the gradients
+PASSES = 3  # over the images: one that observes, two for the gradients, with and without those of attention
 
 
 def measure(
@@ -47,7 +47,7 @@ def measure(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "state_terms": terms,
         "state_bytes": sum(term["bytes"] for term in terms) if terms else None,
-        "peak_inference_bytes": inference_peak(model, batches[0][:1]),
+        "peak_inference_bytes": inference_peak(model, batches[0].narrow(-4, 0, 1)),
         "firing_rate": rates["mean"],
         "firing_by_layer": rates["by_layer"],
         "energy": operations.record(),
@@ -70,7 +70,7 @@ def images_per_second(model: nn.Module, images: Tensor, seconds: float = 1.0, mo
             model(images)
             _wait(images.device)
             spent.append(time.perf_counter() - start)
-    return len(images) / min(spent)
+    return images.shape[-4] / min(spent)
 
 
 def _wait(device: torch.device) -> None:

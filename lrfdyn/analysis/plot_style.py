@@ -61,12 +61,13 @@ def wrapped(label: str, width: int = 20) -> str:
     return textwrap.fill(label, width, break_long_words=False, break_on_hyphens=False)
 
 
-def legend(figure: Any, axis: Any, entries: Entries, **more: Any) -> None:
-    """Inside the axes where the names are short, under them where they would cover the data."""
-    if max(len(entry["label"]) for _, entry in entries) <= 24 and len(entries) <= 6:
+def legend(figure: Any, axis: Any, entries: Entries, below: bool = False, **more: Any) -> None:
+    """Inside the axes where the names are short, under them (`below`: always) where they would cover the data."""
+    few = max(len(entry["label"]) for _, entry in entries) <= 24 and len(entries) <= 6
+    if few and not below:
         axis.legend(**more)
         return
-    columns = 2 if figure.get_figwidth() > WIDTH else 1
+    columns = 2 if few or figure.get_figwidth() > WIDTH else 1
     handles, names = axis.get_legend_handles_labels()
     names = [wrapped(name, 42) for name in names]
     lines = sum(name.count("\n") + 1 for name in names)

@@ -123,20 +123,27 @@ def _distance_layers(plt: Any, entries: Entries) -> Any:
 
 def _entropy(plt: Any, entries: Entries) -> Any:
     figure, axis = plt.subplots(figsize=(WIDTH, 2.4))
-    left = math.inf
+    left, right = math.inf, 0.0
     for i, entry in entries:
         local = entry["locality"]
-        histogram = local["entropy_histogram"]
+        edges, density = (local["entropy_histogram"][name] for name in ("edges", "density"))
         label = f"{entry['label']}, mean {local['entropy_mean']:.2f}"
-        axis.stairs(histogram["density"], histogram["edges"], color=COLOURS[i % 8], label=label, linewidth=1.3,
-                    linestyle=LINES[i % 8])  # fmt: skip
-        taken = [edge for edge, density in zip(histogram["edges"], histogram["density"], strict=False) if density > 0]
-        left = min([left, *taken])
-    uniform = entries[0][1]["locality"]["entropy_uniform"]
-    axis.axvline(uniform, color="#58616a", linestyle="--", linewidth=0.8)
-    # A bin's room on the left: entropies of trained attention often all lie in the upper part.
-    axis.set(xlabel="entropy of attention (nats; dashed: uniform)", ylabel="density", xlim=(left - 0.2, uniform + 0.1))
-    legend(figure, axis, entries, loc="upper left")
+        # Bins are as fine as the sample allows, so heights of different models compare only as shares of the largest.
+        axis.stairs([value / max(density) for value in density], edges, color=COLOURS[i % 8], label=label,
+                    linewidth=1.1, linestyle=LINES[i % 8])  # fmt: skip
+        taken = [k for k, value in enumerate(density) if value > 0]
+        left, right = min(left, edges[taken[0]]), max(right, edges[taken[-1] + 1])
+    levels = {round(entry["locality"]["entropy_uniform"], 9) for _, entry in entries}
+    name = "entropy of attention (nats)"
+    if len(levels) == 1:  # models on other grids have another line each
+        uniform = levels.pop()
+        right = max(right, uniform)
+        axis.axvline(uniform, color="#58616a", linestyle="--", linewidth=0.8)
+        name = "entropy of attention (nats; dashed: uniform)"
+    # Only where there is something: entropies of trained attention often all lie in the upper part.
+    room = 0.04 * (right - left) or 0.1
+    axis.set(xlabel=name, ylabel="density / largest", xlim=(left - room, right + room), ylim=(0, 1.05))
+    legend(figure, axis, entries, below=True)
     return figure
 
 
@@ -148,6 +155,10 @@ def _fields(plt: Any, entries: Entries) -> Any:
     for axis, (_, entry) in zip(axes.flat, entries, strict=False):
         values = [[value**0.5 for value in row] for row in entry["receptive_field"]["map"]]
         image = axis.imshow(values, cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+        if entry["receptive_field"].get("centre"):
+            cell = entry["receptive_field"]["pixels_per_cell"]
+            row, column = ((at + 0.5) / cell - 0.5 for at in entry["receptive_field"]["centre"])
+            axis.plot(column, row, "+", color="#3ce0c8", markersize=6, markeredgewidth=0.8)
         axis.set_title(wrapped(entry["label"]), fontsize=7)
     for axis in axes.flat:
         axis.set_axis_off()

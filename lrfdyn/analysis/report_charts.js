@@ -207,12 +207,12 @@ function pointChart(width, { label, height = 400, xLabel, yLabel, items }) {
     points.map(({ text }, i) => svg("text", { class: "name", x: names[i][0], y: names[i][1] }, text)));
 }
 
-/** Return one bar per item {label, index, value, tick, more}: `tick` to compare with, `more` for the tooltip. */
+/** Return one bar per share {label, index, value, tick, more}: `tick` to compare with, `more` for the tooltip. */
 function barChart(width, { label, items, format, tickLabel }) {
   const row = 46;
   const height = row * items.length + 26;
-  const most = Math.max(...items.flatMap((item) => [item.value || 0, item.tick || 0]), 1e-9);
-  const scale = (value) => (value / most) * (width - 4);
+  // The whole track is 100 %: the longest bar must not look like all of it.
+  const scale = (value) => Math.min(1, value) * (width - 4);
   const block = (name, i, length) =>
     svg("rect", { class: name, x: 0, y: row * i + 21, width: length, height: 10, rx: 3 });
   return canvasOf(width, height, label, items.map((item, i) => tipOn(svg("g", {},
@@ -250,7 +250,7 @@ function heatImage(map, shade) {
   return canvas.toDataURL();
 }
 
-/** Return the maps of the items {label, index, map, tip} side by side, with the scale of their colours. */
+/** Return the maps of the items {label, index, map, centre, tip} side by side, with the scale of their colours. */
 function heatMaps(width, { label, items, shade }) {
   const gap = 18;
   const most = Math.min(items.length, Math.max(2, Math.floor((width + gap) / (170 + gap))));
@@ -275,8 +275,12 @@ function heatMaps(width, { label, items, shade }) {
       showTip(event.clientX, event.clientY, item.label,
         [[null, `row ${row}, column ${column}`, short(item.map[row][column])], ...item.tip]);
     });
+    const [down, across] = (item.centre ?? []).map((at, axis) =>
+      ((at + 0.5) / (axis ? item.map[0].length : item.map.length)) * side);
     return [mark(item.index, left + 6, top - 13, 5),
       svg("text", { class: "name", x: left + 18, y: top - 9 }, clip(item.label, Math.floor((side - 18) / 7.6))), tile,
+      item.centre ? svg("path", { class: "cross",
+        d: `M${left + across - 5},${top + down}h10M${left + across},${top + down - 5}v10` }) : null,
       svg("rect", { class: "frame", x: left, y: top, width: side, height: side })];
   }),
   Array.from({ length: 60 }, (_, i) => svg("rect", { x: 14 + 2 * i, y: scaleTop, width: 2.2, height: 10,

@@ -146,9 +146,12 @@ function shareFigure(parent) {
   const near = distances.length === 1 ? `distance ≤ ${distances[0]}` : "short distance";
   const said = distances.length === 1 ? `distance ${distances[0]} or less`
     : "most a quarter of the largest distance on the grid of each model";
+  const past = local.filter(({ kind }) => kind === "causal_ssa" || kind === "lrf_dyn")
+    .map(({ locality }) => locality.uniform_over_past?.short_range_share).find(isNumber);
   figure(parent, { id: "short-range-share", title: `Share at ${near}`,
     caption: `Share of a query's attention (absolute values, normalised per query) at ${said}. The ` +
-      "tick is the share of uniform attention.",
+      "tick is the share of uniform attention." + (past === undefined ? "" : " Kinds that run over the tokens in order " +
+        `are near by that alone: equal weights over a query and the tokens before it have ${percent(1)(past)}.`),
     draw: (width) => barChart(width, { label: `Share of attention at ${near}`, format: percent(1),
       tickLabel: "uniform attention", items: local.map((kind) => ({ label: kind.label, index: kind.index,
         value: kind.locality.short_range_share, tick: kind.locality.short_range_share_uniform,
@@ -162,51 +165,63 @@ function entropyFigure(parent) {
   const all = kinds.filter((kind) => kind.locality?.entropy_histogram?.density?.length).map((kind) =>
     ({ ...kind, legend: `${kind.label}, mean ${twoDigits(kind.locality.entropy_mean)}` }));
   if (!all.length) return;
-  const uniform = all[0].locality.entropy_uniform;
+  // Models on other grids have another line each: none is drawn.
+  const levels = [...new Set(all.map((kind) => twoDigits(kind.locality.entropy_uniform)))];
+  const uniform = levels.length === 1 ? all[0].locality.entropy_uniform : NaN;
   const layers = Math.max(0, ...all.map((kind) => (kind.locality.entropy_histogram.density_by_layer ?? []).length));
   const choices = [["average", "Average"],
     ...Array.from({ length: layers }, (_, i) => [`layer-${i + 1}`, `Layer ${i + 1}`])];
   const seriesOf = (choice) => all.map((kind) => {
     const { edges, density, density_by_layer: byLayer } = kind.locality.entropy_histogram;
     const values = choice === "average" ? density : byLayer?.[Number(choice.slice("layer-".length)) - 1];
-    return { ...kind, edges, points: (values ?? []).map((y, i) => ({ x: (edges[i] + edges[i + 1]) / 2, y: y ?? 0 })) };
+    const largest = Math.max(1e-9, ...(values ?? []).filter(isNumber));
+    // Bins are as fine as the sample allows, so heights of different models compare only as shares of the largest.
+    const bins = (values ?? []).map((density, i) => ({ low: edges[i], high: edges[i + 1], density: density ?? 0 }));
+    const first = bins.findIndex(({ density }) => density > 0);
+    const taken = first < 0 ? [] : bins.slice(first, 1 + bins.findLastIndex(({ density }) => density > 0));
+    return { ...kind, bins, edges: taken.length ? [taken[0].low, ...taken.map(({ high }) => high)] : [],
+      points: taken.map(({ low, high, density }) => ({ x: (low + high) / 2, y: density / largest, density })) };
   }).filter(({ points }) => points.length);
   figure(parent, { id: "attention-entropy", title: "Entropy of attention", choices: layers > 1 ? choices : choices.slice(0, 1),
     legend: all.map((kind) => ({ ...kind, label: kind.legend })),
-    caption: "Distribution of the entropy (in nats) of each query's weights, absolute and normalised. Low entropy is " +
-      "attention on few tokens; uniform attention over N tokens has log N, the dashed line. Causal kinds see only the " +
-      "tokens before a query, so their early queries cannot reach it.",
+    caption: "Distribution of the entropy (in nats) of each query's weights, absolute and normalised, every " +
+      "curve divided by its largest value; bins are wider where there are few queries. Low entropy is attention on few " +
+      `tokens; uniform attention over N tokens has log N${isNumber(uniform) ? ", the dashed line" : ""}. Causal kinds ` +
+      "see only the tokens before a query, so their early queries cannot reach it.",
     draw: (width, { choice, hidden }) => {
       const every = seriesOf(choice);
       const series = every.filter(({ key }) => !hidden.has(key));
       const measured = series.length ? series : every;
       const range = rangeOf([...measured.flatMap(({ edges }) => edges), uniform], { margin: 0.03 });
-      const densities = measured.flatMap(({ points }) => points.map((point) => point.y));
-      const high = rangeOf([0, ...densities], { margin: 0.14 })[1];
       return lineChart(width, { label: "Distribution of attention entropy", series,
         tipTitle: (entropy) => `Entropy near ${short(entropy)}`,
         references: [{ axis: "x", value: uniform, text: `uniform, ${short(uniform)}` }],
-        x: { label: "Entropy (nats)", range, format: short }, y: { label: "Density", range: [0, high], format: short,
-          tip: ({ y }) => short(y) } });
+        x: { label: "Entropy (nats)", range, format: short }, y: { label: "Density / largest", range: [0, 1.14],
+          ticks: [0, 0.25, 0.5, 0.75, 1], format: short, tip: ({ density }) => `density ${short(density)}` } });
     },
     table: ({ choice }) => [["attention", "bin_low", "bin_high", "density"],
-      ...seriesOf(choice).flatMap(({ label, edges, points }) =>
-        points.map((point, i) => [label, edges[i], edges[i + 1], point.y]))] });
+      ...seriesOf(choice).flatMap(({ label, bins }) =>
+        bins.map(({ low, high, density }) => [label, low, high, density]))] });
 }
 
 function fieldFigures(parent) {
   const maps = kinds.filter((kind) => kind.receptive_field?.map?.length);
   if (maps.length) {
-    const cell = maps[0].receptive_field.pixels_per_cell ?? 1;
-    const pixels = cell * maps[0].receptive_field.map.length;
+    const sizeOf = ({ pixels_per_cell: cell = 1, map }) => [cell, cell * map.length];
+    const sizes = [...new Set(maps.map((kind) => sizeOf(kind.receptive_field).join(" ")))];
+    const [cell, pixels] = sizeOf(maps[0].receptive_field);
+    const each = cell > 1 ? `each block of ${cell} × ${cell} of the` : "each of the";
+    const cross = maps.some((kind) => kind.receptive_field.centre);
     figure(parent, { id: "receptive-fields", title: "Effective receptive fields",
       choices: [["linear", "Linear"], ["root", "Square root"]],
-      caption: `How strongly ${cell > 1 ? `each block of ${cell} × ${cell} of the` : "each of the"} ` +
-        `${pixels} × ${pixels} input pixels moves the output at the centre token, scaled ` +
-        "so that the largest value of each map is 1. The square root brings out weak surroundings.",
+      caption: `How strongly ${sizes.length > 1 ? "the input pixels move" : `${each} ${pixels} × ${pixels} input pixels moves`} ` +
+        `the output at the centre token${cross ? ", above the cross" : ""}, scaled so that the largest value of each map is 1. ` +
+        `${sizes.length > 1 ? "The models take images of different sizes, drawn alike. " : ""}` +
+        "The square root brings out weak surroundings.",
       draw: (width, { choice }) => heatMaps(width, { label: "Effective receptive fields",
         shade: choice === "root" ? (value) => Math.sqrt(Math.max(0, value)) : (value) => value,
         items: maps.map((kind) => ({ label: kind.label, index: kind.index, map: kind.receptive_field.map,
+          centre: kind.receptive_field.centre?.map((at) => (at + 0.5) / (kind.receptive_field.pixels_per_cell ?? 1) - 0.5),
           tip: (kind.receptive_field.share_inside ?? []).slice(0, 4).map((one) =>
             [null, `inside ${one.side} × ${one.side}`, percent(1)(one.share)]) })) }),
       table: () => [["attention", "row", "column", "value"], ...maps.flatMap(({ label, receptive_field: field }) =>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -32,6 +33,7 @@ class Source:
     accuracy: float | None = None
     curve: list[dict[str, Any]] = field(default_factory=list)
     train_seconds: float | None = None
+    recipe: str = ""  # equal for runs that trained alike but for their seed
 
 
 def find_sources(text: str, images: Images) -> list[Source]:
@@ -110,7 +112,19 @@ def _run(path: Path) -> Source:
         accuracy=None if top1 is None else top1 / 100,
         curve=curve,
         train_seconds=summary.get("wall_s"),
+        recipe=_recipe(path / "recipe.yaml") or json.dumps([summary.get("recipe"), summary.get("epochs")]),
     )
+
+
+def _recipe(path: Path) -> str:
+    """What of a recipe decides the result, the seed apart; nothing where it cannot be read."""
+    from lrfdyn.training.config import decisive
+    from lrfdyn.training.recipes import load_recipe
+
+    try:
+        return json.dumps(decisive(load_recipe(path).as_dict()) | {"run.seed": None}, sort_keys=True)
+    except LrfdynError:
+        return ""
 
 
 def _nothing() -> SpikingModel:
@@ -157,7 +171,10 @@ def _checkpoint(
         from lrfdyn.training.state import model_weights
 
         facts = images.model_options()
-        require(bool(facts), f"data: {path} is a checkpoint and says nothing of its images; pass its data, not random")
+        require(
+            "num_classes" in facts,
+            f"data: {path} is a checkpoint and says nothing of its images; pass its data, not random",
+        )
         model = build_model(parse_config(meta["config"], str(path)), **facts)
         weights = model_weights(tensors)
         check_fit(path, model, weights)

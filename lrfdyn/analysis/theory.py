@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lrfdyn.errors import require
 
 Vector = NDArray[np.float64]
+SMALL = 1e-4  # a fall of the weights over all tokens that is computed as a series
 # B_{2k+2} / ((2k+2)(2k+1)(2k)) for k = 1, 2, ...: Bernoulli's numbers -1/30, 1/42, -1/30, 5/66
 _TAIL = (-1 / 720, 1 / 5040, -1 / 10080, 1 / 9504)
 
@@ -73,9 +74,8 @@ def radius(p: Vector) -> float:
 def vsa_radius(n: int, beta: float) -> float:
     """r / (1 - r) - N r^N / (1 - r^N) with r = exp(-beta); (N - 1) / 2 for beta = 0."""
     _check(n, beta=beta)
-    if beta == 0:
-        return (n - 1) / 2
-    # expm1 keeps the digits where beta is small and the two terms nearly cancel.
+    if beta * n < SMALL:  # the two terms below nearly cancel: their series around 0
+        return (n - 1) / 2 - beta * (n * n - 1) / 12
     return 1 / math.expm1(beta) - (n / math.expm1(beta * n) if beta * n < 700 else 0.0)
 
 
@@ -118,14 +118,25 @@ def ssa_entropy(n: int, alpha: float, beta: float) -> float:
     """log S - (1/S) sum w log w, the sum through the derivative of Hurwitz' zeta function:
     sum_{i < M} (x + i) log(x + i) = zeta'(-1, x + M) - zeta'(-1, x)."""
     m = ssa_support(n, alpha, beta)
-    if beta == 0:
-        return math.log(n)
+    if beta * n < SMALL * alpha:
+        return _flat_entropy(n, -beta / alpha)
     total = alpha * m - beta * m * (m - 1) / 2
     least = alpha / beta - (m - 1)  # the smallest weight in units of beta
     start = least if least > 0 else 1.0
     count = m if least > 0 else m - 1
     logs = _zeta_derivative(start + count) - _zeta_derivative(start)
     return math.log(total) - (beta * logs + math.log(beta) * total) / total
+
+
+def _flat_entropy(n: int, step: float) -> float:
+    """Of the weights 1 + step i, i < N, where |step| N is so small that the sums above nearly cancel: the series of
+    (1 + x) log(1 + x) and the sums of the first powers of i."""
+    first, second = n * (n - 1) / 2, (n - 1) * n * (2 * n - 1) / 6
+    third = first * first
+    fourth = second * (3 * n * n - 3 * n - 1) / 5
+    total = n + step * first
+    logs = step * first + step**2 * second / 2 - step**3 * third / 6 + step**4 * fourth / 12
+    return math.log(total) - logs / total
 
 
 def _zeta_derivative(x: float) -> float:

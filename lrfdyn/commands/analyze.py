@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("models", nargs="+", metavar="MODEL", help="what to analyse")
     add("--data", default=RANDOM, help=f"test images of {', '.join(DATA)}, or {RANDOM} noise")
     add("--data-root", type=Path, help="folder of the data's files")
-    add("--image-size", type=int, help="of decoded images; default the data's")
+    add("--image-size", type=int, help="pixels a side; default the data's, or for noise the model's")
     add("--images", type=int, default=64, help="how many, at equal steps through the test set")
     add("--batch-size", type=int, default=16, help="images at a time")
     add("--out", type=Path, default=Path("analysis"), help="folder for report, results, tables and figures")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,14 +14,16 @@ import torch
 import lrfdyn
 from lrfdyn.analysis.analyze import analyze
 from lrfdyn.analysis.images import load_images
-from lrfdyn.analysis.measure import measure
-from lrfdyn.analysis.sources import describe, find_sources
+from lrfdyn.analysis.measure import images_per_second, measure
+from lrfdyn.analysis.output import write_all
+from lrfdyn.analysis.sources import Source, describe, find_sources
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import Spikformer
 from lrfdyn.reproduce import Settings, reproduce
 from lrfdyn.training.engine import Recipe
+from tests.analysis.made_up import make_results
 from tests.training.runs import tiny, train
 
 CPU = torch.device("cpu")
@@ -138,6 +141,18 @@ def test_run_of_lrfdyn_train(tmp_path):
     assert torch.equal(next(iter(unfinished.load().parameters())), next(iter(whole.parameters())))
 
 
+def test_runs_that_trained_differently_are_two_entries(tmp_path):
+    """Another seed alone is the same entry; another recipe never is, whatever its seed."""
+    runs = {"first": {}, "seed": {"run": {"seed": 1}}, "other": {"run": {"seed": 2}, "augmentation": {"mixup": 0.2}}}
+    for name, changed in runs.items():
+        train(tiny(**changed), tmp_path / name)
+    images = digits(4)
+    results = analyze([find_sources(str(tmp_path / name), images)[0] for name in runs], images)
+    assert [run["seed"] for run in results["runs"]] == [0, 1, 2]
+    assert [len(entry["accuracy_values"]) for entry in results["attentions"].values()] == [2, 1]
+    assert [entry["label"] for entry in results["attentions"].values()] == ["LRF-Dyn, first", "LRF-Dyn, other"]
+
+
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_every_attention_by_name(kind):
     images = digits(1)
@@ -175,6 +190,30 @@ def test_noise_takes_the_size_of_the_model():
     assert [list(batch.shape) for batch in images.of(model)] == [[2, 1, 8, 8], [1, 1, 8, 8]]
     assert torch.equal(images.of(model)[0], images.of(model)[0])
     assert images.accuracy(model) is None
+
+
+def test_noise_of_another_size():
+    images = load_images("random", None, 2, 2, CPU, image_size=20)
+    for name in ("spikformer_4_384", "sew_resnet18"):  # one is laid out for a size, the other takes any
+        model = find_sources(name, images)[0].load()
+        assert [list(batch.shape) for batch in images.of(model)] == [[2, 3, 20, 20]]
+    with pytest.raises(LrfdynError, match="data: random has images of 20 pixels, the model was made for 8"):
+        images.of(small())
+    with pytest.raises(LrfdynError, match="image_size: expected an integer >= 1, got 0"):
+        load_images("random", None, 2, 2, CPU, image_size=0)
+
+
+def test_event_frames_are_measured_by_image():
+    """`[T, B, C, H, W]`: one image is all its frames."""
+    model, frames = small(), torch.randn(2, 3, 1, 8, 8)
+    record = measure(model, [frames])
+    assert record["peak_inference_bytes"] == measure(model, [frames[:, :1]])["peak_inference_bytes"]
+
+    class Slow(torch.nn.Module):
+        def forward(self, _frames):
+            time.sleep(0.05)
+
+    assert 100 < images_per_second(Slow(), torch.zeros(2, 30, 1, 1, 1)) <= 30 / 0.05
 
 
 def test_images_are_spread_over_the_test_set():
@@ -252,6 +291,28 @@ def test_long_names_stay_on_the_figure():
         assert box.y1 <= page.y1 + 1, name
 
 
+def test_models_on_different_grids_have_no_common_line():
+    plt = pytest.importorskip("matplotlib.pyplot")
+    from lrfdyn.analysis.captions import captions
+    from lrfdyn.analysis.plots import figures
+
+    results = make_results()
+    one, two = results["attentions"].values()
+    for entry, grid in ((one, [4, 4]), (two, [4, 4])):
+        entry["locality"] |= {"grid": grid, "share": entry["locality"]["weight"]}
+
+    def dashed() -> int:
+        figure = figures(results)["attention_entropy"](plt)
+        plt.close(figure)
+        return len(figure.axes[0].lines)
+
+    assert dashed() == 1
+    assert "at most 2;" in captions(results)["attention_distance"]
+    two["locality"] |= {"entropy_uniform": 4.16, "short_distance": 3}
+    assert dashed() == 0
+    assert "at most a quarter of the largest" in captions(results)["attention_distance"]
+
+
 def test_without_matplotlib(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("lrfdyn.analysis.output.has_matplotlib", lambda: False)
@@ -282,3 +343,20 @@ def test_epochs_of_the_learning_curves_are_whole_numbers():
     for axis in figure.axes:
         assert all(float(tick).is_integer() for tick in axis.get_xticks())
     plt.close(figure)
+
+
+@pytest.mark.parametrize("kind", ["ssa", "lrf_dyn"])
+@pytest.mark.parametrize("size", [8, 11])
+def test_a_grid_of_one_token_and_of_odd_sizes(kind, size, tmp_path):
+    """Entropy and distance of a single token are 0, and everything can still be written and drawn."""
+    model = small(attention=kind, image_size=size, in_channels=3, pooling=(True, True, True, False)).eval()
+    for bn in model.modules():
+        if isinstance(bn, torch.nn.BatchNorm2d):
+            torch.nn.init.constant_(bn.bias, 2.0)
+    images = load_images("random", None, 2, 2, CPU, image_size=size)
+    results = analyze([Source("model", lambda: model)], images)
+    write_all(results, tmp_path, ("svg",))
+    json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    local = next(iter(results["attentions"].values()))["locality"]
+    assert (local["entropy_mean"] == 0) == (size == 8)
+    assert local["grid"] == ([1, 1] if size == 8 else [2, 2])

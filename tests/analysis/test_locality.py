@@ -9,11 +9,21 @@ import torch
 from torch import nn
 
 from lrfdyn.analysis.firing import firing_rates
-from lrfdyn.analysis.locality import DistanceSums, Locality, entropy, locality, manhattan, normalize
+from lrfdyn.analysis.histogram import FINE, merged, placed
+from lrfdyn.analysis.locality import (
+    DistanceSums,
+    LayerLocality,
+    Locality,
+    entropy,
+    locality,
+    manhattan,
+    normalize,
+    uniform_over_past,
+)
 from lrfdyn.analysis.memory import attention_state, inference_peak, peak_allocation
 from lrfdyn.analysis.mixing import dendrite_weights, weight_blocks
 from lrfdyn.analysis.observe import observe
-from lrfdyn.analysis.receptive_field import receptive_field, receptive_field_record, share_inside
+from lrfdyn.analysis.receptive_field import even_max_pool, receptive_field, receptive_field_record, share_inside
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.base import FeatureInfo
@@ -231,3 +241,106 @@ def test_a_large_receptive_field_is_averaged_in_blocks():
     assert max(map(max, record["map"])) == 1
     assert [s["share"] for s in record["share_inside"][:3]] == pytest.approx([1 / 9, 1, 1])
     assert record["half_side"] == 3
+
+
+class Pooled(nn.Module):
+    """A stand-in host that halves the grid twice with max pools, as the stems do."""
+
+    feature_info = (FeatureInfo(1, 4),)
+
+    def forward_features(self, images):
+        for _ in range(2):
+            images = nn.functional.max_pool2d(images, 3, 2, 1)
+        return images.unsqueeze(0)
+
+
+def test_receptive_field_is_centred_where_all_inputs_of_a_pool_are_equal():
+    """Spikes are equal most of the time; a pool must not prefer the first, nor the squares lie beside the field."""
+    images = torch.ones(2, 1, 32, 32)
+    field = receptive_field(Pooled(), images)
+    rows, columns = field.nonzero().unbind(1)
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (13, 19, 13, 19)
+    torch.testing.assert_close(field, field.roll((-1, -1), (0, 1)).flip(0, 1))  # around pixel 16
+    record = receptive_field_record(Pooled(), images)
+    assert record["centre"] == [16, 16]
+    shares = {s["side"]: s["share"] for s in record["share_inside"]}
+    assert shares[5] < 1
+    assert shares[7] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation", "ceil_mode"),
+    [(3, 2, 1, 1, False), (2, None, 0, 1, False), (3, 1, 1, 2, False), ((3, 2), (2, 1), (1, 0), 1, True)],
+)
+def test_even_max_pool_is_max_pool(kernel, stride, padding, dilation, ceil_mode):
+    x = torch.randn(2, 3, 9, 8, dtype=torch.float64, requires_grad=True)
+    outputs = [
+        pool(x, kernel, stride, padding, dilation, ceil_mode) for pool in (nn.functional.max_pool2d, even_max_pool)
+    ]
+    assert torch.equal(*outputs)
+    gradients = [torch.autograd.grad(y.square().sum(), x)[0] for y in outputs]
+    torch.testing.assert_close(*gradients)  # without equals nothing is shared
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_receptive_field_without_the_gradient_of_attention(kind, monkeypatch):
+    torch.manual_seed(0)
+    built, images = busy(kind), torch.randn(2, 1, 8, 8)
+    whole = receptive_field(built, images)
+    rest = receptive_field(built, images, through_attention=False)
+    assert not torch.equal(rest, whole)
+    assert not any(m._forward_hooks for m in built.modules())
+    record = receptive_field_record(built, images)
+    assert record["without_attention"]["gradient"] == pytest.approx(float(rest.sum() / whole.sum()))
+    attention, mix = built.blocks[0].attn, built.blocks[0].attn.mix
+    monkeypatch.setattr(attention, "mix", lambda *spikes: mix(*(one.detach() for one in spikes)))
+    torch.testing.assert_close(rest, receptive_field(built, images))
+
+
+def test_uniform_over_the_past():
+    """By hand on one row of three tokens: distances 0; 0, 1; 0, 1, 2."""
+    past = uniform_over_past((1, 3), 1)
+    assert past["mean_distance"] == pytest.approx((0 + 1 / 2 + 1) / 3)
+    assert past["short_range_share"] == pytest.approx((1 + 1 + 2 / 3) / 3)
+    assert past["entropy_mean"] == pytest.approx((math.log(2) + math.log(3)) / 3)
+
+
+def test_the_last_row_is_measured_for_itself():
+    layer = LayerLocality((2, 2), 4, torch.device("cpu"))
+    weights = torch.zeros(1, 4, 4)
+    weights[0, [0, 1, 2, 3], [3, 2, 2, 3]] = 1.0  # the first row looks far away, the last at itself
+    for queries in (range(1), range(1, 3), range(3, 4)):
+        layer.add(queries, weights[:, queries.start : queries.stop])
+    assert layer.last_row.queries == 2
+    assert layer.last_row.share().tolist() == [1, 0, 0]
+    assert layer.sums.share().tolist() == [0.5, 0, 0.5]
+    record = locality(busy("lrf_dyn"), torch.randn(1, 1, 8, 8))
+    assert 0 < record["last_row_short_range_share"] < 1
+    # Of a query in the last row, 10 to 16 of 64 tokens are within distance 3.
+    assert 10 / 64 < record["last_row_short_range_share_uniform"] < 16 / 64
+
+
+def test_narrow_distributions_of_entropy_are_resolved():
+    """Entropies of trained models lie close together: many queries give fine bins, few give wide ones."""
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.linspace(0, math.log(64), FINE + 1, dtype=torch.float64)
+    shown = {}
+    for sample in (64, 100_000):
+        values = 3.9 + 0.1 * torch.randn(sample, generator=generator, dtype=torch.float64)
+        mass = torch.histc(values, FINE, 0, math.log(64)).unsqueeze(0) / sample
+        new_edges, masses = merged(edges, mass, sample)
+        assert masses.sum() == pytest.approx(mass.sum())
+        assert len(new_edges) == masses.shape[1] + 1
+        assert (new_edges[0], new_edges[-1]) == (edges[0], edges[-1])
+        shown[sample] = int((masses > 0).sum())
+    assert 5 <= shown[64] <= 20
+    assert shown[100_000] >= 25
+
+
+def test_entropies_on_a_smaller_grid_keep_their_place():
+    """A layer of four tokens beside one of sixteen: its largest entropy is log 4 on the common axis too."""
+    mass = torch.zeros(FINE, dtype=torch.float64)
+    mass[-1] = 1.0
+    moved = placed(mass, math.log(4), math.log(16))
+    assert moved.sum() == 1
+    assert int(moved.argmax()) == FINE // 2 - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -140,6 +141,49 @@ def test_browser_draws_every_figure(tmp_path: Path, results: dict[str, Any], fig
         assert f"{values['parameters']:,}" in texts
         assert values["state_terms"][0]["formula"] in texts
     assert ("±" in texts) == (len(results["runs"]) > len(results["attentions"]))
+
+
+def different_grids() -> dict[str, Any]:
+    """Return two models on grids and images of different sizes, one with a cross in its receptive field."""
+    results = make_results(("small", "large"))
+    _, large = results["attentions"].values()
+    large["locality"]["entropy_uniform"] = math.log(64)
+    large["locality"]["entropy_histogram"]["edges"] = [3.0, 3.1, 3.2, 3.3, 3.4]
+    large["receptive_field"] |= {"pixels_per_cell": 4, "centre": [16, 16]}
+    return results
+
+
+def test_browser_draws_no_common_line_for_different_grids(tmp_path: Path) -> None:
+    pages = []
+    for name, results in (("same", make_results()), ("different", different_grids())):
+        path = tmp_path / f"{name}.html"
+        write_report(results, path)
+        pages.append(Page(dump_dom(path, tmp_path / "profile")))
+    same, different = ("\n".join(text for name, text in page.texts if not name.startswith("script")) for page in pages)
+    assert error_count(pages[1]) == "0"
+    assert "uniform, 2.77" in same
+    assert "uniform, 2.77" not in different
+    assert "uniform, 4.16" not in different
+    assert "each of the 8 × 8 input pixels moves" in same
+    assert "images of different sizes" in different
+    crosses = [item for _, item in pages[1].elements if item.get("class") == "cross"]
+    assert len(crosses) == 1
+
+
+def test_browser_shows_a_share_of_the_whole_track(tmp_path: Path) -> None:
+    """A bar of 31 % is 31 % of its track, also where it is the longest; the caption has what order alone would give."""
+    path = tmp_path / "report.html"
+    results = make_results()
+    results["attentions"]["kind1"] |= {"kind": "lrf_dyn"}
+    results["attentions"]["kind1"]["locality"]["uniform_over_past"] = {"short_range_share": 0.4321}
+    write_report(results, path)
+    page = Page(dump_dom(path, tmp_path / "profile"))
+    start = next(i for i, (_, item) in enumerate(page.elements) if item.get("id") == "short-range-share")
+    rects = [item for tag, item in page.elements[start:] if tag == "rect"]
+    track = next(float(item["width"] or 0) for item in rects if item.get("class") == "track")
+    bar = next(float(item["width"] or 0) for item in rects if (item.get("class") or "").startswith("bar"))
+    assert bar / track == pytest.approx(0.31, abs=0.001)
+    assert "have 43.2%" in "".join(text for name, text in page.texts if not name.startswith("script"))
 
 
 def test_browser_draws_the_theorems(tmp_path: Path) -> None:

@@ -29,6 +29,18 @@ def test_closed_forms_equal_their_sums(n, beta, alpha):
     assert t.ssa_entropy(n, alpha, beta) == pytest.approx(t.entropy_of(ssa), abs=1e-7)
 
 
+@pytest.mark.parametrize("fall", [1e-13, 1e-9, 0.9e-4, 1.1e-4, 1e-3])
+@pytest.mark.parametrize("n", [1, 2, 64, 2000])
+def test_closed_forms_keep_their_digits_where_attention_is_nearly_flat(n, fall):
+    """`fall` is that of the weights over all tokens."""
+    beta = fall / n
+    assert t.vsa_radius(n, beta) == pytest.approx(t.radius(t.vsa_distribution(n, beta)), rel=1e-9)
+    assert t.vsa_entropy(n, beta) == pytest.approx(t.entropy_of(t.vsa_distribution(n, beta)), abs=1e-11)
+    for alpha in (1.0, 5000.0):
+        ssa = t.entropy_of(t.ssa_distribution(n, alpha, beta * alpha))
+        assert t.ssa_entropy(n, alpha, beta * alpha) == pytest.approx(ssa, abs=1e-10)
+
+
 def test_the_papers_formulas():
     n, alpha, beta = 50, 2.0, 0.01
     r = math.exp(-beta)
