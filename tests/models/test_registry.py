@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import lrfdyn
+from lrfdyn.attention import ATTENTIONS
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.spikformer import Spikformer
 
@@ -150,3 +151,12 @@ def test_classification_keeps_no_early_maps(name):
         maps = model.feature_maps(images)
         assert len(early) == 1
         assert torch.equal(maps[-1], model.forward_features(images))
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_shapes_without_memory(kind):
+    """On the device `meta`, where large models are planned before there is anything to hold them."""
+    with torch.device("meta"):
+        model = lrfdyn.create_model("spikformer_4_384", attention=kind)
+        logits = model(torch.empty(2, 3, 32, 32))
+    assert (logits.shape, logits.device.type) == ((2, 100), "meta")

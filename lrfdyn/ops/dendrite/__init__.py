@@ -85,7 +85,7 @@ def dendrite(
         raise unknown_name("form", form, ["auto", *FORMS])
     dtype = torch.promote_types(torch.promote_types(u.dtype, weight.dtype), torch.float32)
     before = None if initial_state is None else initial_state.to(dtype)
-    with torch.autocast(u.device.type, enabled=False):
+    with torch.autocast("cpu" if u.is_meta else u.device.type, enabled=False):  # meta has no autocast of its own
         soma, state = FORMS[form](
             u.to(dtype), decay.to(dtype), frequency.to(dtype), weight.to(dtype), before, output_final_state
         )
