@@ -21,12 +21,13 @@ def test_every_run_has_its_recipe():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="starts processes")
-def test_runs_are_made_side_by_side_and_a_failed_one_is_told(tmp_path, capsys):
+def test_runs_are_made_side_by_side_and_a_failed_one_is_told(tmp_path, capsys, monkeypatch):
     pytest.importorskip("accelerate")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     root, out = str(tmp_path / "data"), tmp_path / "out"
     settings = [
         "--root", root, "--recipe", "digits_{run}", "--runs", "ssa", "nothing", "--epochs", "1", "--together", "2",
-        "--set", "run.batch_size", "64", "--work", str(tmp_path / "work"), "--out", str(out),
+        "--set", "model.time_steps", "1", "--work", str(tmp_path / "work"), "--out", str(out),
     ]  # fmt: skip
     with pytest.raises(SystemExit) as end:
         main(settings)
