@@ -139,7 +139,7 @@ from which this section is made.
 MEASURED = """\
 {model} on {train} training and {test} validation pairs with a short side of 256, {start}, {epochs} epochs with {batch}
 crops of {crop} pixels a step, the same recipe and seed for all, on one {device} in {precision}. **These are numbers of
-little data and short training, one seed each: they compare with each other within that noise, and not with the
+little data and short training, one seed each: they show no order of the attentions, and do not compare with the
 paper's.** mIoU is the mean over {occurring} classes; "classes found" are those with an IoU above 0, and all others
 count as 0 in the mean.
 
