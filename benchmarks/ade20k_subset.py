@@ -185,7 +185,7 @@ def draw(args: argparse.Namespace, ended: Mapping[str, Path]) -> None:
     tell("figure")
     pairs = choose_pairs(Path(args.root), count=args.scenes)
     models = {LABELS[kind]: str(run) for kind, run in ended.items()}
-    accuracy = segmentation_figure(models, pairs, args.out / "figure.png")
+    accuracy = segmentation_figure(models, pairs, args.out / "figure.jpg")
     scenes = [pair.image.stem for pair in pairs]
     write_json(args.out / "figure.json", {"scenes": scenes, "pixel_accuracy": accuracy})
 

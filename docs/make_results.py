@@ -170,7 +170,7 @@ def changes(run: Run) -> list[str]:
     published = load_recipe(find_recipe("cifar100_spikformer_4_384_ssa"))
     published = replace(published, schedule=published.schedule.within(run.schedule))
     sections = ("augmentation", "optimizer", "schedule")
-    found = (difference for difference in config_differences(run.recipe, published.as_dict()))
+    found = config_differences(run.recipe, published.as_dict())
     return [f"- {line.replace(' there', ' published')}" for line in found if line.startswith(sections)]
 
 

@@ -223,8 +223,8 @@ def measured(folder: Path) -> str:
     header = ["attention", "mIoU %", "mean accuracy %", "pixel accuracy %", "classes found", "parameters",
               "training images/s", "wall s"]  # fmt: skip
     beside = [f"{LABELS[run['attention']]} beside {run['beside']}" for run in runs if run.get("beside")]
-    drawn = (folder / "figure.png").is_file()
-    figure = "\n![image, ground truth and three models](../results/ade20k_subset/figure.png)\n" if drawn else ""
+    drawn = (folder / "figure.jpg").is_file()
+    figure = "\n![image, ground truth and three models](../results/ade20k_subset/figure.jpg)\n" if drawn else ""
     return MEASURED.format(
         model=first["model"],
         train=f"{first['train_images']:,}",

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--root", type=Path, required=True, help="folder of the data set, ADEChallengeData2016")
     add("--scenes", nargs="*", default=[], metavar="NAME", help="file names without ending; none: some of the set")
     add("--count", type=int, default=4, help="how many scenes, where none are named")
-    add("--out", type=Path, default=Path("segmentation.png"), help="the picture to write")
+    add("--out", type=Path, default=Path("segmentation.png"), help="the picture to write, .png or the smaller .jpg")
     add("--device", help="cpu or cuda; by default a GPU where there is one")
     add("--json", action="store_true", help="print the pixel accuracies as JSON")
 

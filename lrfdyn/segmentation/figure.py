@@ -33,8 +33,8 @@ def choose_pairs(root: Path, names: Sequence[str] = (), count: int = SCENES) -> 
 def segmentation_figure(
     models: Mapping[str, str | Segmenter], pairs: Sequence[Pair], out: Path, *, device: str | None = None
 ) -> dict[str, list[float]]:
-    """Writes the figure: a row per pair, a column per model by its title. Returns the pixel accuracy of every model
-    on every pair, in percent, which the captions say too."""
+    """Writes the figure, a PNG file or by its ending a JPEG file: a row per pair, a column per model by its title.
+    Returns the pixel accuracy of every model on every pair, in percent, which the captions say too."""
     require(len(models) > 0, "models: expected at least one")
     networks = {
         title: load_segmenter(model, device) if isinstance(model, str) else model for title, model in models.items()
@@ -56,5 +56,6 @@ def segmentation_figure(
         correct = ", ".join(f"{title} {values[-1]:.1f} %" for title, values in accuracy.items())
         captions.append(f"{pair.image.stem}: correct pixels {correct}")
     sheet = grid(["image", "ground truth", *networks, "largest classes"], rows, captions)
-    write_atomic(out, lambda file: sheet.save(file, "PNG"))
+    how = {"format": "JPEG", "quality": 88} if out.suffix.lower() in (".jpg", ".jpeg") else {"format": "PNG"}
+    write_atomic(out, lambda file: sheet.save(file, **how))
     return accuracy

@@ -107,6 +107,7 @@ def test_figure_command(place, tmp_path, capsys):
     assert result["scenes"] == ["scene_000", "scene_003"]
     assert result["pixel_accuracy"]["SSA"] == result["pixel_accuracy"]["LRF-Dyn"]
     with Image.open(out) as picture:
+        assert picture.format == "PNG"
         assert picture.width > 4 * 300
         assert picture.height > 2 * 300
     assert main([*write, "--scenes", "scene_999", "--out", str(out)]) == 2
@@ -130,7 +131,9 @@ def test_figure_of_an_image_that_exif_turns(place, tmp_path):
     model = load_segmenter(str(place / "run"), "cpu")
     pixels, truth = read_pair(pairs[0])
     mask = predict_mask(model, Image.fromarray(pixels))
-    accuracy = segmentation_figure({"SSA": model}, pairs, tmp_path / "figure.png")
+    accuracy = segmentation_figure({"SSA": model}, pairs, tmp_path / "figure.jpg")
+    with Image.open(tmp_path / "figure.jpg") as picture:
+        assert picture.format == "JPEG"
     labelled = truth != IGNORED
     assert accuracy == {"SSA": [pytest.approx(100 * (mask == truth)[labelled].mean())]}
 

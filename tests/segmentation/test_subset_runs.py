@@ -53,7 +53,7 @@ def test_the_whole_sequence(script, tmp_path, capsys):
         assert "ade20k_subset.py --root DATA --minutes 2" in summary["command"]
     assert all((out / name / "log.jsonl").is_file() for name in found)
     assert not any(str(tmp_path) in path.read_text() for path in out.glob("*/*"))
-    assert (out / "figure.png").is_file()
+    assert (out / "figure.jpg").is_file()
     assert {path.name for path in (tmp_path / "models").iterdir()} == {"ssa", "lrf_ssa", "lrf_dyn"}
     printed = capsys.readouterr().out
     for phase in ("ssa: measuring the speed", "s per epoch", "ssa: 1 epochs", "epoch 1: loss", "figure", "3 of 3 runs"):
@@ -68,7 +68,7 @@ def test_the_whole_sequence(script, tmp_path, capsys):
         assert f"| {summary['pixel_accuracy']:.2f} | {found_classes} | {summary['parameters']:,} |" in section
     assert "16 training and 3 validation pairs" in section
     assert "shared" not in section
-    assert "figure.png" in section
+    assert "figure.jpg" in section
     (out / "sdt_v3_t_ssa" / "summary.json").write_text(json.dumps({**found["sdt_v3_t_ssa"], "epochs": 2}))
     with pytest.raises(LrfdynError, match=r"epochs: expected the same in all runs, got \[2, 1, 1\]"):
         make_segmentation.measured(out)
