@@ -182,6 +182,7 @@ FREE_KEYS = (
     "run.log_steps",
     "run.checkpoint_steps",
     "run.checkpoint_epochs",
+    "run.test_epochs",
     "run.test_batch_size",
     "run.accumulate",
 )
