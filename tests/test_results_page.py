@@ -130,9 +130,26 @@ def test_runs_that_shared_the_gpu_say_so(tmp_path):
 def test_without_runs_everything_is_missing(tmp_path):
     text = page.render(page.read_runs(tmp_path / "none"))
     assert "No run is recorded yet" in text
-    assert text.count("- `cifar100_spikformer_4_384_") == 12
+    assert text.count("- `cifar100_spikformer_4_384_") == 13
     for name in page.missing([]):
         assert name in list_recipes()
+
+
+def test_the_papers_conclusions_are_held_against_our_runs(tmp_path):
+    accuracies = {"ssa": 70.0, "lrf_ssa_omega5": 70.3, "causal_ssa": 71.0, "lrf_dyn_omega0": 69.0}
+    for recipe, top1 in accuracies.items():
+        record(tmp_path, recipe, top1)
+    text = page.render(page.read_runs(tmp_path))
+    table = rows(text)
+    assert table["LRF helps SSA"][1:] == ["+0.30", "+0.78", "too small to tell"]
+    assert table["SSA loses by being causal"][1:] == ["+1.00", "-3.56", page.CONTRARY]
+    assert table["LRF-Dyn without LRF does as well as SSA"][1:] == ["-1.00", "-0.08", page.CONTRARY]
+    assert "LRF helps LRF-Dyn" not in table, "one of its two runs is not there"
+    assert text.count("\n- SSA loses by being causal: ") == 1
+    record(tmp_path, "lrf_dyn_omega5", 70.1)
+    table = rows(page.render(page.read_runs(tmp_path)))
+    assert table["LRF helps LRF-Dyn"][1:] == ["+1.10", "+0.79", "as in the paper"]
+    assert table["LRF-Dyn does as well as LRF-SSA"][-1] == "as in the paper: no difference to speak of"
 
 
 def test_page_is_up_to_date():
