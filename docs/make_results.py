@@ -1,4 +1,4 @@
-"""Writes docs/results.md and its figure from the runs in results/cifar100.
+"""Writes docs/results.md and its figure from the runs in results/cifar100, and a figure into the folder of each.
 
 A run is a folder that `lrfdyn train --out results/cifar100/NAME` filled: summary.json, log.jsonl and recipe.yaml are
 read (and are what is committed). A run without a summary did not end; it is listed and drawn, but not compared.
@@ -46,6 +46,7 @@ CLAIMS = {
     "LRF-Dyn is better than causal SSA": (("LRF-Dyn", "w/o LRF"), ("causal SSA", "w/o LRF")),
 }
 TELLS = 0.5  # percent: below it, one seed shows no difference
+LATE = 0.7  # where the second panel of the curves begins
 CONTRARY = "**not as in the paper**"
 REASONS = {
     "LRF-Dyn without LRF does as well as SSA": "LRF-Dyn reads the value alone here, without queries and keys: each "
@@ -257,7 +258,8 @@ def differences(runs: list[Run]) -> list[str]:
 def every_run(runs: list[Run]) -> str:
     body = []
     for run in runs:
-        where = [f"[{run.name}](../results/cifar100/{run.name})", run.title, str(list(run.dilations))]
+        folder = f"../results/cifar100/{run.name}"
+        where = [f"[{run.name}]({folder}) ([curve]({folder}/curve.svg))", run.title, str(list(run.dilations))]
         seed = str(run.recipe["run"]["seed"])
         if run.summary is None:
             last = run.epochs[-1]["epoch"] if run.epochs else 0
@@ -299,7 +301,7 @@ def render(runs: list[Run]) -> str:
 
 
 def draw(runs: list[Run], path: Path) -> None:
-    """Test accuracy and training loss of every run over its epochs."""
+    """Test accuracy and training loss of every run over its epochs, and the accuracy near the end, where they differ."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -307,14 +309,18 @@ def draw(runs: list[Run], path: Path) -> None:
 
     # The same runs give the same file.
     with matplotlib.rc_context({"svg.hashsalt": "lrfdyn", "svg.fonttype": "none", "font.size": 9}):
-        figure, (accuracy, loss) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+        figure, panels = pyplot.subplots(1, 3, figsize=(12, 4.5), layout="constrained")
+        accuracy, end, loss = panels
         for run in runs:
-            tested = [r for r in run.epochs if "top1" in r]
-            accuracy.plot([r["epoch"] for r in tested], [r["top1"] for r in tested], label=run.label, linewidth=1.2)
+            tested = [(r["epoch"], r["top1"]) for r in run.epochs if "top1" in r]
+            accuracy.plot(*zip(*tested, strict=True), label=run.label, linewidth=1.2)
+            shares = [(epoch / run.schedule, top1) for epoch, top1 in tested if epoch > LATE * run.schedule]
+            end.plot(*(zip(*shares, strict=True) if shares else ((), ())), linewidth=1.2, marker=".", markersize=3)
             loss.plot([r["epoch"] for r in run.epochs], [r["train_loss"] for r in run.epochs], linewidth=1.2)
         accuracy.set(xlabel="epoch", ylabel="top-1 on the test images, %")
+        end.set(xlabel="share of all epochs", ylabel="top-1 on the test images, %", xlim=(LATE, 1.01))
         loss.set(xlabel="epoch", ylabel="training loss (smoothed and mixed targets)")
-        for axes in (accuracy, loss):
+        for axes in panels:
             axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
         figure.legend(loc="outside lower center", ncols=2, frameon=False)
@@ -328,6 +334,8 @@ def main(folder: Path = ROOT / "results" / "cifar100", docs: Path = ROOT / "docs
     (docs / "results.md").write_text(render(runs), encoding="utf-8")
     if runs:
         draw(runs, docs / FIGURE)
+    for run in runs:
+        draw([run], folder / run.name / "curve.svg")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ def test_partial_set(tmp_path):
     figure = (tmp_path / "images" / "cifar100_curves.svg").read_text()
     for label in ("LRF-Dyn (1, 3), 4 epochs, seed 1", "causal SSA"):
         assert label in figure
+    assert "causal SSA" in (tmp_path / "runs" / "causal_ssa_seed0_4" / "curve.svg").read_text()
     page.draw(page.read_runs(tmp_path / "runs"), tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_text() == figure
 
