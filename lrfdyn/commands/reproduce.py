@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lrfdyn.analysis.output import FORMATS, has_matplotlib, write_all
+from lrfdyn.analysis.output import FORMATS, check_formats, has_matplotlib, write_all
 from lrfdyn.analysis.plot_style import NEEDED
 from lrfdyn.attention import ATTENTIONS, LABELS
 from lrfdyn.errors import LrfdynError, require
@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--heads", type=int, default=SETTINGS.heads, help="attention heads")
     add("--time-steps", type=int, default=SETTINGS.time_steps, help="time steps T")
     add("--workers", type=int, default=os.cpu_count() or 1, help="trainings side by side")
+    add("--figures", type=comma_list, metavar="A,B", help=f"formats, of {', '.join(FORMATS)} (all of them), or none")
     add("--restart", action="store_true", help="discard what the folder holds of an earlier run")
 
 
@@ -69,6 +70,10 @@ def run(arguments: argparse.Namespace) -> None:
         time_steps=arguments.time_steps,
         recipe=Recipe(epochs=arguments.epochs, batch_size=arguments.batch_size, learning_rate=arguments.learning_rate),
     )
+    if arguments.figures is None:
+        formats = FORMATS if has_matplotlib() else ()
+    else:
+        formats = check_formats(arguments.figures)
     require(arguments.workers >= 1, f"workers: expected an integer >= 1, got {arguments.workers}")
     claim_folder(arguments.out, settings, arguments.restart)
     console = Console()
@@ -110,11 +115,11 @@ def run(arguments: argparse.Namespace) -> None:
     except OSError as error:
         raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
     try:
-        written = write_all(results, arguments.out, FORMATS if has_matplotlib() else ())
+        written = write_all(results, arguments.out, formats)
     except OSError as error:
         raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
     console.print(results_table(results), state_table(results))
-    if not has_matplotlib():
+    if arguments.figures is None and not formats:
         console.print(f"figures: {NEEDED}", highlight=False, markup=False)
     console.print(f"Report: {arguments.out / 'report.html'}   {written}", highlight=False, soft_wrap=True)
 
