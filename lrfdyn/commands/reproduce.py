@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--heads", type=int, default=SETTINGS.heads, help="attention heads")
     add("--time-steps", type=int, default=SETTINGS.time_steps, help="time steps T")
     add("--workers", type=int, default=os.cpu_count() or 1, help="trainings side by side")
-    add("--figures", type=comma_list, metavar="A,B", help=f"formats, of {', '.join(FORMATS)} (all of them), or none")
+    figures = ",".join(FORMATS) if has_matplotlib() else "none"
+    add("--figures", type=comma_list, default=figures, metavar="A,B", help="formats, or none")
     add("--restart", action="store_true", help="discard what the folder holds of an earlier run")
 
 
@@ -70,10 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
         time_steps=arguments.time_steps,
         recipe=Recipe(epochs=arguments.epochs, batch_size=arguments.batch_size, learning_rate=arguments.learning_rate),
     )
-    if arguments.figures is None:
-        formats = FORMATS if has_matplotlib() else ()
-    else:
-        formats = check_formats(arguments.figures)
+    formats = check_formats(arguments.figures)
     require(arguments.workers >= 1, f"workers: expected an integer >= 1, got {arguments.workers}")
     claim_folder(arguments.out, settings, arguments.restart)
     console = Console()
@@ -119,7 +117,7 @@ def run(arguments: argparse.Namespace) -> None:
     except OSError as error:
         raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
     console.print(results_table(results), state_table(results))
-    if arguments.figures is None and not formats:
+    if not has_matplotlib():
         console.print(f"figures: {NEEDED}", highlight=False, markup=False)
     console.print(f"Report: {arguments.out / 'report.html'}   {written}", highlight=False, soft_wrap=True)
 
