@@ -7,6 +7,8 @@ import gc
 import importlib.metadata
 import json
 import platform
+import shlex
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 
 import lrfdyn
+from lrfdyn.analysis.measure import machine
 
 MODELS = {
     # name: image size, classes, batch for training, batch for inference
@@ -29,7 +32,9 @@ ATTENTIONS = ("ssa", "lrf_ssa", "lrf_dyn")
 
 
 def about() -> dict[str, Any]:
-    """Machine and versions, kept with every record."""
+    """Command, machine and versions, kept with every record."""
+    script = Path(sys.argv[0])
+    command = shlex.join(["python", f"{script.parent.name}/{script.name}", *sys.argv[1:]])
     versions = {"lrfdyn": lrfdyn.__version__, "python": platform.python_version(), "torch": torch.__version__}
     for name in ("triton", "spikingjelly"):
         try:
@@ -38,7 +43,7 @@ def about() -> dict[str, Any]:
         except (ImportError, importlib.metadata.PackageNotFoundError):
             versions[name] = None
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"machine": {"gpu": gpu, "cpu": platform.machine()}, "versions": versions}
+    return {"command": command, "machine": {"gpu": gpu, "cpu": machine()["cpu"]}, "versions": versions}
 
 
 def elapsed(step: Callable[[], Any], repeats: int, warm_up: int = 3) -> float:

@@ -86,8 +86,8 @@ the fastest peer in half of its memory:
 - The dendrite kernels are bound by arithmetic, not by memory: six fused multiply-adds per token and mode forward, 15
   backward, on lanes that each hold one or two channels. Other block sizes were slower. Chunks as small Toeplitz
   matrices on the tensor cores, one per channel, would need the tokens with channels outermost; not tried.
-- The stencils reach 66 % of the copy on 8x8 grids forward, 55 % backward; on 14x14 every row is loaded five times from
-  the cache, and more channels or images per program do not help.
+- The stencils reach {stencils} of the copy on 8x8 grids (forward, backward); on 14x14 every row is loaded five
+  times from the cache, and more channels or images per program do not help.
 - Batch norm on the smallest maps (25 million elements) is short of 70 % forward: its three kernels take 57 us where one
   copy of the same bytes takes 36, and launches, ramps and the pass that finishes the statistics are the rest.
 - Gathering the gradient of the max pool inside both backward kernels, instead of writing it once, saves memory traffic
@@ -139,6 +139,13 @@ def kernel_table(records: list[dict[str, Any]]) -> str:
     return table(header, body)
 
 
+def stencil_shares(records: list[dict[str, Any]]) -> str:
+    """Of a copy, forward and backward, on the grid of 8x8 tokens."""
+    wanted = ("lrf + x", "B1024 N64 C384", "kernel")
+    shares = [r["share_of_copy"] for r in records if (r["op"], r["shape"], r["implementation"]) == wanted]
+    return " and ".join(f"{100 * share:.0f} %" for share in shares)
+
+
 def fastest_peer(cifar: list[dict[str, Any]]) -> dict[str, Any]:
     peers = [r for r in cifar if r["implementation"].startswith("spikingjelly")]
     return max(peers, key=lambda r: r["images_per_s"])
@@ -176,6 +183,7 @@ def render() -> str:
         inference="\n".join(speed_table(title, load(name)) for name, title in INFERENCE.items()),
         copy=f"{kernels[0]['copy_gb_per_s']:,.0f}",
         kernels=kernel_table(kernels),
+        stencils=stencil_shares(kernels),
         limit=allowed_ms(cifar),
         targets=targets(cifar, load("train_step_cifar_ours")),
     )

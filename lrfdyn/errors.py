@@ -21,6 +21,11 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> LrfdynError:
     return LrfdynError(f"{what}: unknown name {name!r}; {hint}")
 
 
+def first_line(error: BaseException) -> str:
+    """What another library's error says, in one line; its name where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise LrfdynError(message)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from lrfdyn.data.preprocess import Preprocessing
-from lrfdyn.errors import LrfdynError, require, unknown_name
+from lrfdyn.errors import LrfdynError, first_line, require, unknown_name
 from lrfdyn.files import read_json, writable_folder, write_atomic, write_json
 from lrfdyn.model_card import CARD_MARK, model_card
 from lrfdyn.models import SpikingModel
@@ -118,7 +118,7 @@ def push_to_hub(
                 create_pr=create_pr,
             )
         except Exception as error:  # connection, rights, names: the library has many kinds
-            raise LrfdynError(f"repo_id: cannot upload to {repo_id!r} ({_first_line(error)})") from error
+            raise LrfdynError(f"repo_id: cannot upload to {repo_id!r} ({first_line(error)})") from error
     return str(address)
 
 
@@ -201,7 +201,7 @@ def _build(config: dict[str, Any], options: dict[str, Any], wanted: type[Host], 
         with torch.device("meta"):
             model = host(**{**_tuples(config["options"]), **options})
     except Exception as error:  # the values come from a file, so anything may be wrong with them
-        raise LrfdynError(f"source: {path}: {name} cannot be built ({_first_line(error)})") from error
+        raise LrfdynError(f"source: {path}: {name} cannot be built ({first_line(error)})") from error
     model.name = config.get("model")
     model.class_names = class_names_of(config, model.num_classes, f"source: {path}")
     if config.get("preprocessing") is not None:
@@ -240,7 +240,7 @@ def _download(source: str | os.PathLike[str], **arguments: Any) -> Path:
         )
     except Exception as error:  # connection, rights, names: the library has many kinds
         raise LrfdynError(
-            f"source: no folder {repo_id!r} here, and the Hugging Face hub does not give it ({_first_line(error)})"
+            f"source: no folder {repo_id!r} here, and the Hugging Face hub does not give it ({first_line(error)})"
         ) from error
     return Path(folder)
 
@@ -251,8 +251,3 @@ def _huggingface_hub(problem: str) -> ModuleType:
     except ImportError:
         raise LrfdynError(f"{problem}; the Hugging Face hub needs huggingface_hub: pip install 'lrfdyn[hub]'") from None
     return huggingface_hub
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

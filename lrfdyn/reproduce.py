@@ -30,7 +30,7 @@ NOTES = [
     "Digits are 8x8 images: the table shows that every attention trains and what it costs, not which one wins on "
     "natural images. Differences of less than a percent are within the spread of the seeds.",
     "Accuracy is that of the last epoch, never the best one.",
-    *ANALYSIS_NOTES.values(),
+    *ANALYSIS_NOTES,
 ]
 MEASURED_AT_ONCE = 64  # images
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import LrfdynError, first_line, require
 from lrfdyn.hub import CONFIG_FILE, Host, from_pretrained
 from lrfdyn.models import SpikingModel, create_model, list_models
 
@@ -77,5 +77,5 @@ def choose_device(name: str | None) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # what torch says of a device that is not there
-        raise LrfdynError(f"device: cannot use {name!r} ({str(error).splitlines()[0]})") from None
+        raise LrfdynError(f"device: cannot use {name!r} ({first_line(error)})") from None
     return device

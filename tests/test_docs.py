@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 from docs import findings_attention, make_deployment, make_findings, make_models, make_performance
+from lrfdyn.cli import build_parser
 from lrfdyn.training.recipes import load_recipe
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -79,6 +81,19 @@ def test_every_page_is_found_from_the_readme():
         links = {link for text in texts for link in re.findall(r"\]\(([^)#\s]+\.md)", text)}
         seen |= {f"docs/{link.removeprefix('docs/')}" for link in links}
     assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} <= seen
+
+
+def test_commands_of_the_pages_are_understood():
+    """Their options exist. A single capital letter stands for a number."""
+    commands = set()
+    for page in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
+        text = re.sub(r"\\\n\s*", " ", page.read_text(encoding="utf-8"))
+        commands |= set(re.findall(r"^ {4}lrfdyn (.*)$", text, re.MULTILINE))
+    assert len(commands) > 15
+    for command in commands:
+        words = shlex.split(re.split(r" [|>] ", command)[0], comments=True)
+        words = ["1" if re.fullmatch(r"[A-Z]", word) else word for word in words if word != "--help"]
+        assert build_parser().parse_known_args(words)[1] == [], command
 
 
 def test_links_between_pages_lead_somewhere():

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +18,15 @@ import torch
 import lrfdyn
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
-from lrfdyn.reproduce import Settings, claim_folder, reproduce, weights_path
+from lrfdyn.reproduce import (
+    Settings,
+    checkpoint_path,
+    claim_folder,
+    finished_curve,
+    reproduce,
+    train_run,
+    weights_path,
+)
 from lrfdyn.training.engine import Recipe
 from lrfdyn.weights import load_tensors, save_tensors
 
@@ -26,20 +36,18 @@ TINY = Settings(
 )
 
 
+def same_weights(first: Path, second: Path, attention: str) -> None:
+    tensors, others = (load_tensors(weights_path(folder, attention, 0))[0] for folder in (first, second))
+    assert tensors.keys() == others.keys()
+    assert all(torch.equal(tensors[name], others[name]) for name in tensors)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
-    assert main(["reproduce", "--out", str(out), "--epochs", "2", "--workers", "2", *SMALL]) == 0
+    command = ["reproduce", "--out", str(out), "--epochs", "2", "--workers", "2", "--figures", "pdf", *SMALL]
+    assert main(command) == 0
     return out
-
-
-def test_measures_with_one_thread_and_gives_the_others_back(tmp_path):
-    torch.set_num_threads(2)
-    try:
-        assert reproduce(tmp_path, TINY)["machine"]["threads"] == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
 
 
 def test_everything_is_written(finished):
@@ -60,6 +68,8 @@ def test_everything_is_written(finished):
         assert row["accuracy_mean"] == pytest.approx(sum(row["accuracy_values"]) / 2)
         assert row["energy"]["energy_pj"] > 0
         assert row["locality"]["layers"] == ["blocks.0.attn"]
+    figures = {path.suffix: path for path in (finished / "figures").iterdir()}
+    assert set(figures) == {".pdf", ".txt"}
     assert len(list((finished / "figures").glob("*.pdf"))) >= 9
     assert (finished / "tables" / "energy.csv").is_file()
     page = (finished / "report.html").read_text()
@@ -71,7 +81,7 @@ def test_everything_is_written(finished):
 
 def test_second_call_trains_nothing_again(finished, capsys):
     before = {p: p.stat().st_mtime_ns for p in (finished / "weights").iterdir()}
-    assert main(["reproduce", "--out", str(finished), "--epochs", "2", *SMALL]) == 0
+    assert main(["reproduce", "--out", str(finished), "--epochs", "2", "--figures", "none", *SMALL]) == 0
     assert before == {p: p.stat().st_mtime_ns for p in (finished / "weights").iterdir()}
     assert "LRF-Dyn" in capsys.readouterr().out
 
@@ -85,23 +95,36 @@ def test_other_settings_are_refused_and_nothing_is_lost(finished, capsys):
     assert sorted(p.name for p in finished.rglob("*")) == before
 
 
-def test_results_do_not_depend_on_the_number_of_workers(tmp_path):
-    one = reproduce(tmp_path / "one", TINY, workers=1)
-    two = reproduce(tmp_path / "two", TINY, workers=2)
-    assert [r["test_accuracy"] for r in one["runs"]] == [r["test_accuracy"] for r in two["runs"]]
-    first, second = (load_tensors(weights_path(tmp_path / n, "lrf_dyn", 0))[0] for n in ("one", "two"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+def test_measures_with_one_thread_and_does_not_depend_on_the_number_of_workers(tmp_path):
+    torch.set_num_threads(2)
+    try:
+        two = reproduce(tmp_path / "two", TINY, workers=2)
+        assert two["machine"]["threads"] == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    for run in two["runs"]:
+        curve: list = []
+        train_run(tmp_path / "one", TINY, run["attention"], 0, curve.append)
+        assert curve[-1]["test_accuracy"] == run["test_accuracy"]
+        same_weights(tmp_path / "one", tmp_path / "two", run["attention"])
 
 
 def test_ctrl_c_and_again_gives_the_same_weights(tmp_path):
-    command = [sys.executable, "-m", "lrfdyn", "reproduce", "--attentions", "ssa", "--epochs", "16", *SMALL[:-1], "0"]
-    interrupted = tmp_path / "interrupted"
+    interrupted, whole = tmp_path / "interrupted", tmp_path / "whole"
+    epochs = 10
+    command = ["reproduce", "--out", str(interrupted), "--attentions", "ssa", "--epochs", str(epochs)]
+    command += [*SMALL[:-1], "0", "--figures", "none"]
     process = subprocess.Popen(
-        [*command, "--out", str(interrupted)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        [sys.executable, "-m", "lrfdyn", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     # Interrupt as soon as the first checkpoint is there.
+    checkpoint = checkpoint_path(interrupted, "ssa", 0)
     deadline = time.monotonic() + 120
-    while not list(interrupted.glob("checkpoints/*.safetensors")) and process.poll() is None:
+    while not checkpoint.exists() and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGINT)
@@ -111,12 +134,19 @@ def test_ctrl_c_and_again_gives_the_same_weights(tmp_path):
     assert "Traceback" not in output
     assert not list(interrupted.glob("**/.*.tmp"))
     assert not (interrupted / "results.json").exists()
+    done = load_tensors(checkpoint)[1]["curve"]
+    assert 1 <= len(done) < epochs
 
-    for folder in (interrupted, tmp_path / "whole"):
-        done = subprocess.run([*command, "--out", str(folder)], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-    first, second = (load_tensors(weights_path(f, "ssa", 0))[0] for f in (interrupted, tmp_path / "whole"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    # What the same command does in a worker, without the seconds that a process takes to start.
+    settings = replace(TINY, recipe=Recipe(epochs, batch_size=256))
+    for folder in (interrupted, whole):
+        claim_folder(folder, settings, restart=False)
+        train_run(folder, settings, "ssa", 0, lambda _: None)
+    # It went on and did not start anew: the first epochs are those of before, down to the time they took.
+    curve = finished_curve(weights_path(interrupted, "ssa", 0))
+    assert curve[: len(done)] == done
+    assert len(curve) == epochs
+    same_weights(interrupted, whole, "ssa")
 
 
 def test_error_in_a_worker_reaches_the_user(tmp_path):
@@ -164,6 +194,7 @@ def test_a_call_that_cannot_run_does_not_claim_the_folder(tmp_path):
         (["--dim", "12"], "dim: expected a multiple of 8"),
         (["--seeds", "x"], "argument --seeds"),
         (["--out", "/dev/null/x"], "out: cannot write in the folder /dev/null/x"),
+        (["--figures", "jpg"], "figures: unknown name 'jpg'"),
         (["--epoch"], "argument"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -22,18 +22,16 @@ from lrfdyn.version import __version__
 
 RANDOM_LABEL = " (random weights)"
 SPREAD = "half of the range over the seeds"
-NOTES = {
-    "weights": "Attention weights of LRF-Dyn are those of its linear mixing, the same for every image; those of the "
+NOTES = (
+    "Attention weights of LRF-Dyn are those of its linear mixing, the same for every image; those of the "
     "other kinds depend on the image.",
-    "state": "Derived state is what one attention layer must hold for one image and one time step: spikes as bits, "
+    "Derived state is what one attention layer must hold for one image and one time step: spikes as bits, "
     "sums as 32-bit numbers. LRF-Dyn holds the spikes of the rows that its stencils reach and computes their "
     "potentials again; held as potentials, those rows would outweigh the k d numbers of its dendrites by far. Membrane "
     "potentials between time steps are the same for all kinds and not counted.",
-    "peak": "Measured peak memory is that of one evaluation pass at batch 1, all layers and time steps, of the "
+    "Measured peak memory is that of one evaluation pass at batch 1, all layers and time steps, of the "
     "implementation that also trains, which keeps whole feature maps: neither streaming nor low-memory inference.",
-}
-
-
+)
 NOTES_RANDOM = (
     "Their firing, energy, locality and receptive fields say nothing about a trained model; parameters and memory do "
     "not depend on it."
@@ -155,6 +153,7 @@ def _labels(groups: Sequence[Group]) -> list[str]:
 def _results(
     groups: Sequence[Group], runs: list[dict[str, Any]], images: Images, command: str, seconds: float
 ) -> dict[str, Any]:
+    labels = _labels(groups)
     attentions = {
         group.key: {
             "label": label,
@@ -168,13 +167,13 @@ def _results(
             **summary_of(group.accuracies),
             **group.measured,
         }
-        for label, group in zip(_labels(groups), groups, strict=True)
+        for label, group in zip(labels, groups, strict=True)
     }
     names = list(dict.fromkeys(group.name for group in groups))
     first = groups[0].model
     what = "noise" if images.name == RANDOM else images.name
-    notes = [NOTES["weights"], NOTES["state"], NOTES["peak"]]
-    few = [label for label, group in zip(_labels(groups), groups, strict=True) if group.on_images_only]
+    notes = list(NOTES)
+    few = [label for label, group in zip(labels, groups, strict=True) if group.on_images_only]
     if few:
         notes.insert(
             0,

@@ -58,19 +58,23 @@ def measure(
 
 
 def images_per_second(model: nn.Module, images: Tensor, seconds: float = 1.0, most: int = 7) -> float:
-    """Of the fastest evaluation pass, since other work on the machine only ever slows one down: `most` of them, fewer
-    where one takes long."""
+    """Of the fastest evaluation pass: `most` of them, fewer where one takes long."""
     model.eval()
     spent: list[float] = []
     with torch.inference_mode():
         model(images)
         while len(spent) < most and (not spent or math.fsum(spent) < seconds):
-            _wait(images.device)
-            start = time.perf_counter()
-            model(images)
-            _wait(images.device)
-            spent.append(time.perf_counter() - start)
+            spent.append(seconds_of(lambda: model(images), images.device))
     return images.shape[-4] / min(spent)
+
+
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """Of one call. The fastest of several is what to report: other work on the machine only ever slows one down."""
+    _wait(device)
+    start = time.perf_counter()
+    run()
+    _wait(device)
+    return time.perf_counter() - start
 
 
 def _wait(device: torch.device) -> None:

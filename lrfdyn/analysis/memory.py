@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from lrfdyn.attention import Attention, LRFDyn
 from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.errors import require
+from lrfdyn.quiet import quiet_stderr
 
 SPAN = "memory span: "
 
@@ -40,7 +40,12 @@ def layer_states(model: nn.Module, buffers: str = BUFFERS[0]) -> dict[str, list[
 
 def attention_state(model: nn.Module, buffers: str = BUFFERS[0]) -> list[dict[str, Any]]:
     """The terms of one attention layer and time step, for one image: of the layer that holds most."""
-    return max(layer_states(model, buffers).values(), key=lambda terms: sum(term["bytes"] for term in terms))
+    return largest_state(layer_states(model, buffers))
+
+
+def largest_state(layers: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The terms of the layer that holds most."""
+    return max(layers.values(), key=lambda terms: sum(term["bytes"] for term in terms))
 
 
 def peak_allocation(run: Callable[[], object], device: torch.device | None = None) -> int:
@@ -57,7 +62,7 @@ def peak_allocation(run: Callable[[], object], device: torch.device | None = Non
 
 def _recorded(run: Callable[[], object]) -> list[Any]:
     """The profiler's events of `run` on the CPU."""
-    with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
+    with quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         run()
     recording: Any = recorded.profiler and recorded.profiler.kineto_results
     return recording.events()
@@ -69,19 +74,6 @@ def _held_over_time(events: list[Any]) -> Iterator[tuple[int, int]]:
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         held += event.nbytes()
         yield event.start_ns(), max(held, 0)
-
-
-@contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Keeps the profiler's own start and stop lines, which it writes past Python, off the terminal."""
-    saved = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
 
 
 class SpanPeaks:

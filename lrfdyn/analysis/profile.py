@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lrfdyn.analysis.measure import seconds_of
 from lrfdyn.analysis.memory import SpanPeaks, layer_states, peak_allocation, resident_growth
 from lrfdyn.attention import LRFDyn
 from lrfdyn.attention.lrf_dyn import BUFFERS
@@ -19,20 +19,6 @@ from lrfdyn.models import SpikingModel
 from lrfdyn.ops.dispatch import plain_operations
 
 IMPLEMENTATIONS = ("eager", "low-memory")
-
-
-def latency_ms(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The fastest of `repeats` calls: on a shared machine the others were disturbed."""
-    best = float("inf")
-    for _ in range(repeats):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return best * 1e3
 
 
 def held_state_bytes(model: SpikingModel, buffers: str = BUFFERS[0]) -> int | None:
@@ -97,7 +83,7 @@ def measure(
         resident = resident_growth(lambda: network(images)) if device.type == "cpu" else None
         network = model if eager else compile_for_inference(model)
         peak = peak_allocation(lambda: network(images), device)
-        latency = latency_ms(lambda: network(images), device, repeats)
+        latency = 1e3 * min(seconds_of(lambda: network(images), device) for _ in range(repeats))
         layers = _layer_peaks(eager, network, images) if by_layer else {}
     return {
         "implementation": implementation,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,8 @@ def _registered(text: str, name: str, kind: str, images: Images) -> Source:
 def _folder(path: Path, images: Images) -> list[Source]:
     saved = saved_folder(path)
     if saved is not None:
-        source = Source(str(path), _nothing) if saved == path else _run(path)
-        return [replace(source, load=lambda: from_pretrained(saved))]
+        load = partial(from_pretrained, saved)
+        return [Source(str(path), load) if saved == path else _run(path, load)]
     weights = sorted((path / "weights").glob("*.safetensors"), key=_place)
     if (path / "settings.json").is_file() and weights:
         return [_file(file, images) for file in weights]
@@ -79,7 +80,7 @@ def _folder(path: Path, images: Images) -> list[Source]:
 
         found = newest_checkpoint(checkpoints, print)
         if found is not None:
-            return [replace(_run(path), load=_checkpoint(*found, images))]
+            return [_run(path, _checkpoint(*found, images))]
     raise LrfdynError(f"model: {path} holds neither {CONFIG_FILE} nor model/{CONFIG_FILE} nor weights nor checkpoints")
 
 
@@ -89,7 +90,7 @@ def _place(file: Path) -> tuple[int, str]:
     return (USUAL_ORDER.index(kind) if kind in USUAL_ORDER else len(USUAL_ORDER), file.stem)
 
 
-def _run(path: Path) -> Source:
+def _run(path: Path, load: Callable[[], SpikingModel]) -> Source:
     """What a run of `lrfdyn train` says of itself."""
     from lrfdyn.training.logs import read_log
 
@@ -107,7 +108,7 @@ def _run(path: Path) -> Source:
     top1 = summary.get("top1")
     return Source(
         str(path),
-        _nothing,
+        load,
         seed=summary.get("seed"),
         accuracy=None if top1 is None else top1 / 100,
         curve=curve,
@@ -125,10 +126,6 @@ def _recipe(path: Path) -> str:
         return json.dumps(decisive(load_recipe(path).as_dict()) | {"run.seed": None}, sort_keys=True)
     except LrfdynError:
         return ""
-
-
-def _nothing() -> SpikingModel:
-    raise AssertionError
 
 
 def _file(path: Path, images: Images) -> Source:

@@ -47,7 +47,7 @@ def print_result(result: dict[str, Any], arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(result, indent=1))
         return
-    print(f"{result['source']}: {describe_results(result)}, loss {result['test_loss']:.4f}")
+    print(f"{result['source']}: {describe_results(result, result['num_classes'])}, loss {result['test_loss']:.4f}")
     if arguments.classes and "classes" in result:
         print_classes(result["classes"])
 

@@ -100,14 +100,15 @@ def mib(size: int | None) -> str:
 
 def state_table(profiles: list[dict[str, Any]]) -> Table:
     """Terms of all attention layers, for one image and time step."""
+    from lrfdyn.analysis.memory import largest_state
+
     table = Table(title="What attention must hold, derived, for one image and time step", title_justify="left", **TABLE)
     for header in ("attention", "term", "formula"):
         table.add_column(header, no_wrap=True)
     for header in ("KiB a layer", "layers", "KiB in all"):
         table.add_column(header, justify="right")
     for profile in profiles:
-        layers = list(profile["layers"].values())
-        largest = max(layers, key=lambda terms: sum(term["bytes"] for term in terms))
+        layers, largest = profile["layers"].values(), largest_state(profile["layers"])
         for i, term in enumerate(largest):
             total = sum(t["bytes"] for terms in layers for t in terms if t["name"] == term["name"])
             label = LABELS[profile["attention"]] if i == 0 else ""
@@ -154,10 +155,8 @@ def totals_table(profiles: list[dict[str, Any]]) -> Table:
 
 
 def draw(profiles: list[dict[str, Any]], path: Path) -> None:
+    from lrfdyn.analysis.memory import largest_state
     from lrfdyn.analysis.memory_plot import plot_memory
-
-    def largest(profile: dict[str, Any]) -> list[dict[str, Any]]:
-        return max(profile["layers"].values(), key=lambda terms: sum(term["bytes"] for term in terms))
 
     peaks = [
         {
@@ -169,4 +168,4 @@ def draw(profiles: list[dict[str, Any]], path: Path) -> None:
         for profile in profiles
         for run_ in profile["runs"]
     ]
-    plot_memory({LABELS[profile["attention"]]: largest(profile) for profile in profiles}, peaks, path)
+    plot_memory({LABELS[p["attention"]]: largest_state(p["layers"]) for p in profiles}, peaks, path)

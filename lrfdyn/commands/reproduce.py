@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lrfdyn.analysis.output import FORMATS, has_matplotlib, write_all
+from lrfdyn.analysis.output import FORMATS, check_formats, has_matplotlib, write_all
 from lrfdyn.analysis.plot_style import NEEDED
 from lrfdyn.attention import ATTENTIONS, LABELS
 from lrfdyn.errors import LrfdynError, require
@@ -56,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--heads", type=int, default=SETTINGS.heads, help="attention heads")
     add("--time-steps", type=int, default=SETTINGS.time_steps, help="time steps T")
     add("--workers", type=int, default=os.cpu_count() or 1, help="trainings side by side")
+    figures = ",".join(FORMATS) if has_matplotlib() else "none"
+    add("--figures", type=comma_list, default=figures, metavar="A,B", help="formats, or none")
     add("--restart", action="store_true", help="discard what the folder holds of an earlier run")
 
 
@@ -69,6 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
         time_steps=arguments.time_steps,
         recipe=Recipe(epochs=arguments.epochs, batch_size=arguments.batch_size, learning_rate=arguments.learning_rate),
     )
+    formats = check_formats(arguments.figures)
     require(arguments.workers >= 1, f"workers: expected an integer >= 1, got {arguments.workers}")
     claim_folder(arguments.out, settings, arguments.restart)
     console = Console()
@@ -110,7 +113,7 @@ def run(arguments: argparse.Namespace) -> None:
     except OSError as error:
         raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
     try:
-        written = write_all(results, arguments.out, FORMATS if has_matplotlib() else ())
+        written = write_all(results, arguments.out, formats)
     except OSError as error:
         raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
     console.print(results_table(results), state_table(results))

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lrfdyn.tasks import NAMES, describe_results
+from lrfdyn.tasks import describe_results, shown_results
 from lrfdyn.training.config import TrainConfig, key_types
 from lrfdyn.training.convert import type_name
 from lrfdyn.training.key_help import HELP
@@ -149,6 +149,7 @@ class Bar(Reporter):
         if not trainer.is_main:
             return
         self.active = True
+        self.num_classes = trainer.source.num_classes
         self.progress.start()
         self.task = self.progress.add_task(
             "epoch 1", total=trainer.total_steps, completed=trainer.done, news=""
@@ -174,7 +175,7 @@ class Bar(Reporter):
     def epoch(self, record: dict[str, Any]) -> None:
         if not self.active:
             return
-        results = describe_results(record)
+        results = describe_results(record, self.num_classes)
         tested = f", {results}" if results else ""
         self.news = f", loss {record['train_loss']:.3f}{tested}"
         self.say(f"epoch {record['epoch']}: loss {record['train_loss']:.4f}{tested}")
@@ -189,9 +190,8 @@ def summary_table(summary: dict[str, Any], out: Path) -> Table:
     for key in ("recipe", "model", "attention", "token", "dilations", "epochs", "seed"):
         if summary[key] is not None:
             table.add_row(key, str(summary[key]))
-    for key, name in NAMES.items():
-        if key in summary:
-            table.add_row(name, f"{summary[key]:.2f} %")
+    for name, text in shown_results(summary, summary["num_classes"]).items():
+        table.add_row(name, text)
     table.add_row("parameters", f"{summary['parameters']:,}")
     table.add_row("images/s", f"{summary['images_per_s']:,.0f}")
     table.add_row("wall time", f"{summary['wall_s']:,.0f} s")

@@ -5,7 +5,6 @@ A program has no room for other data, so what describes it lies beside it: `mode
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import nn
 from lrfdyn.deploy.onnx import tracing
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import read_json, write_json
+from lrfdyn.quiet import quiet_stderr
 
 MISSING = "needs executorch; pip install 'lrfdyn[executorch]'"
 
@@ -31,7 +31,7 @@ def write_executorch(
 ) -> None:
     """The program and its description. Memory is planned for `most_images`, and no more can be shown at once."""
     try:
-        with _silent(), tracing():
+        with quiet_stderr(), tracing():
             from executorch.backends.xnnpack.partition.config import (
                 AddmmConfig,
                 BMMConfig,
@@ -82,7 +82,7 @@ class ExecutorchRunner:
 
     def __init__(self, path: Path) -> None:
         try:
-            with _silent(), tracing():
+            with quiet_stderr(), tracing():
                 from executorch.runtime import Runtime, Verification
         except ImportError:
             raise LrfdynError(f"runtime: executorch {MISSING}") from None
@@ -90,7 +90,7 @@ class ExecutorchRunner:
         self.facts = read_facts(path)
         self.most_images: int | None = self.facts["most_images"]
         try:
-            with _silent():
+            with quiet_stderr():
                 self.program = Runtime.get().load_program(path, verification=Verification.InternalConsistency)
                 self.method = self.program.load_method("forward")
         except (RuntimeError, ValueError, OSError) as error:
@@ -99,17 +99,3 @@ class ExecutorchRunner:
     def __call__(self, images: np.ndarray) -> np.ndarray:
         (logits,) = self.method.execute([torch.from_numpy(images)])
         return logits.numpy().copy()
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Libraries write about the processor, and about parts of theirs that it lacks, to the error stream past Python."""
-    kept = os.dup(2)
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nothing, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import LrfdynError, first_line, require
 
 METADATA_KEY = "lrfdyn"  # one JSON object, which a reader in any language can take apart
 INPUT, OUTPUT = "images", "logits"
@@ -79,8 +79,7 @@ class OnnxRunner:
         try:
             self.session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the runtime has many kinds
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise LrfdynError(f"model: {path} is not an ONNX file that can be run ({reason})") from None
+            raise LrfdynError(f"model: {path} is not an ONNX file that can be run ({first_line(error)})") from None
         found = self.session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
         require(found is not None, f"model: {path} was not exported by lrfdyn: it has no metadata {METADATA_KEY!r}")
         try:

@@ -53,6 +53,12 @@ NAMES = {"top1": "top-1", "top5": "top-5", "miou": "mIoU", "mean_accuracy": "mea
          "pixel_accuracy": "pixel accuracy"}  # fmt: skip
 
 
-def describe_results(record: dict[str, Any]) -> str:
-    """The numbers of a test in one line."""
-    return ", ".join(f"{name} {record[key]:.2f} %" for key, name in NAMES.items() if key in record)
+def shown_results(record: dict[str, Any], num_classes: int) -> dict[str, str]:
+    """The numbers of a test as a user reads them. Five classes or fewer have no top-5, which would be 100 %."""
+    hidden = {"top5"} if num_classes <= 5 else set()
+    return {name: f"{record[key]:.2f} %" for key, name in NAMES.items() if key in record and key not in hidden}
+
+
+def describe_results(record: dict[str, Any], num_classes: int) -> str:
+    """The same in one line."""
+    return ", ".join(f"{name} {text}" for name, text in shown_results(record, num_classes).items())

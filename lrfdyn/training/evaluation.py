@@ -25,4 +25,5 @@ def evaluate_weights(config: TrainConfig, weights: Mapping[str, Tensor], name: P
     model.load_state_dict(dict(weights))
     dtype = torch.float64 if config.run.precision == "fp64" else torch.float32
     model.to(accelerator.device, dtype)
-    return task_of(config.data.name).test(model, source, config.run.test_batch_size, accelerator, dtype)
+    tested = task_of(config.data.name).test(model, source, config.run.test_batch_size, accelerator, dtype)
+    return {"num_classes": source.num_classes, **tested}

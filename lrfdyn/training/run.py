@@ -176,6 +176,7 @@ def summarise(trainer: Trainer, model: SpikingModel, last: dict[str, Any], recip
         **attention_facts(model),
         "time_steps": model.time_steps,
         "data": config.data.name,
+        "num_classes": trainer.source.num_classes,
         "epochs": config.schedule.total_epochs,
         "seed": config.run.seed,
         **{key: last[key] for key in trainer.task.results},  # percent, of the last epoch and never of the best

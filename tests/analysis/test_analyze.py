@@ -144,8 +144,9 @@ def test_run_of_lrfdyn_train(tmp_path):
 def test_runs_that_trained_differently_are_two_entries(tmp_path):
     """Another seed alone is the same entry; another recipe never is, whatever its seed."""
     runs = {"first": {}, "seed": {"run": {"seed": 1}}, "other": {"run": {"seed": 2}, "augmentation": {"mixup": 0.2}}}
+    short = {"epochs": 1, "warmup_epochs": 0}
     for name, changed in runs.items():
-        train(tiny(**changed), tmp_path / name)
+        train(tiny(schedule=short, **changed), tmp_path / name)
     images = digits(4)
     results = analyze([find_sources(str(tmp_path / name), images)[0] for name in runs], images)
     assert [run["seed"] for run in results["runs"]] == [0, 1, 2]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
+from lrfdyn.cli import main
 from lrfdyn.commands.train import Bar
-from tests.training.runs import tiny
+from tests.data.make import write_folder
+from tests.training.runs import tiny, write_recipe
 
 
 def test_progress_bar_ends_with_the_last_epoch():
@@ -16,8 +20,26 @@ def test_progress_bar_ends_with_the_last_epoch():
     text = io.StringIO()
     with Bar(Console(file=text, width=200)) as bar:
         bar.start(SimpleNamespace(is_main=True, total_steps=2, done=0, graph_obstacle="not on a GPU", parameters=1,
-                                  processes=1, device=SimpleNamespace(type="cpu"), config=tiny()))  # fmt: skip
+                                  processes=1, device=SimpleNamespace(type="cpu"), config=tiny(),
+                                  source=SimpleNamespace(num_classes=10)))  # fmt: skip
         for epoch, loss in ((1, 0.75), (2, 0.25)):
             bar.step(SimpleNamespace(done=epoch, steps=1, speed=10.0))
             bar.epoch({"epoch": epoch, "train_loss": loss, "images_per_s": 10.0, "top1": 50.0, "top5": 90.0})
-    assert "loss 0.250, top-1 50.00 %" in text.getvalue().splitlines()[-1]
+    assert "loss 0.250, top-1 50.00 %, top-5 90.00 %" in text.getvalue().splitlines()[-1]
+
+
+def test_three_classes_have_no_top_5(tmp_path, capsys):
+    """It would be 100 % whatever the network says; the files keep it."""
+    pytest.importorskip("PIL")
+    write_folder(tmp_path / "images")
+    data = {"name": "folder", "root": str(tmp_path / "images"), "image_size": 16}
+    recipe = write_recipe(tmp_path / "three.yaml", data=data, run={"batch_size": 8})
+    out = str(tmp_path / "run")
+    for command in (["train", str(recipe), "--out", out], ["evaluate", out]):
+        assert main(command) == 0
+        said = capsys.readouterr().out
+        assert "top-1" in said
+        assert "top-5" not in said
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["top5"] == 100
+    assert main(["evaluate", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["top5"] == 100
