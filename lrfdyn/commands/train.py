@@ -136,7 +136,7 @@ class Bar(Reporter):
             console=console,
         )
         self.active = False
-        self.news = ""
+        self.news, self.headline = "", ""
 
     def __enter__(self) -> Bar:
         return self
@@ -148,7 +148,7 @@ class Bar(Reporter):
     def start(self, trainer: Trainer) -> None:
         if not trainer.is_main:
             return
-        self.active = True
+        self.active, self.headline = True, trainer.task.headline
         self.progress.start()
         self.task = self.progress.add_task(
             "epoch 1", total=trainer.total_steps, completed=trainer.done, news=""
@@ -176,7 +176,9 @@ class Bar(Reporter):
             return
         results = describe_results(record)
         tested = f", {results}" if results else ""
-        self.news = f", loss {record['train_loss']:.3f}{tested}"
+        # The rest is on the line above it; with all of it, 80 columns would have no room for the time left.
+        if self.headline in record:
+            self.news = f", {describe_results({self.headline: record[self.headline]})}"
         self.say(f"epoch {record['epoch']}: loss {record['train_loss']:.4f}{tested}")
         self.progress.update(self.task, news=f"{record['images_per_s']:,.0f} images/s{self.news}")
 

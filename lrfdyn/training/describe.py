@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from lrfdyn.data.ade20k import find_pairs, find_root
-from lrfdyn.data.base import MASKED
+from lrfdyn.data.base import MASKED, check_options
 from lrfdyn.errors import require
 from lrfdyn.models.summary import count_parameters
 from lrfdyn.tasks import Task, task_of
-from lrfdyn.training.build import build_data, build_model
+from lrfdyn.training.build import build_data, build_model, data_options
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.optim import parameter_groups
 from lrfdyn.training.run import attention_facts
@@ -46,14 +46,16 @@ FACTS = {
 
 def data_facts(config: TrainConfig) -> Facts:
     data = config.data
-    if data.name not in FACTS:  # of one's own
+    check_options(data.name, data_options(config))
+    root = None if data.root is None else Path(data.root).expanduser()
+    here = root is not None and root.is_dir()
+    if data.name not in FACTS or (here and data.name not in MASKED):  # one's own, or what may be a part of it
         source = build_data(config)
         return Facts(source.num_classes, source.image_size, source.in_channels, source.train_images)
     facts = FACTS[data.name]
     classes = data.options.get("num_classes", facts.num_classes)
     images = facts.train_images
-    root = None if data.root is None else Path(data.root).expanduser()
-    if data.name in MASKED and root is not None and root.is_dir():  # which may be a part of it
+    if here and root is not None:  # counted without decoding them
         images = len(find_pairs(find_root(root), "training"))
     return Facts(classes, data.image_size or facts.image_size, facts.in_channels, images)
 
@@ -62,7 +64,7 @@ def describe(config: TrainConfig, processes: int = 1, memory: bool = True) -> di
     """Parameters, steps, and the bytes that each process will need; activations are an estimate."""
     require(processes >= 1, f"processes: expected an integer >= 1, got {processes}")
     facts = data_facts(config)
-    micro_batch = config.run.micro_batch(processes)
+    micro_batch = config.micro_batch(processes)
     steps = facts.train_images // (micro_batch * processes) // config.run.accumulate
     require(steps >= 1, f"run.batch_size: expected at most the {facts.train_images} training images")
     with torch.device("meta"):

@@ -52,7 +52,7 @@ class Trainer:
         self.processes: int = self.accelerator.num_processes
         self.source, self.task = build_data(config), task_of(config.data.name)
         self.tested: dict[str, Any] = {}  # what the last test found
-        self.micro_batch = run.micro_batch(self.processes)
+        self.micro_batch = config.micro_batch(self.processes)
         self.steps = self.source.steps_per_epoch(self.micro_batch, self.processes) // run.accumulate
         self.total_steps = self.steps * config.schedule.total_epochs
         require(

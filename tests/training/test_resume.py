@@ -72,9 +72,10 @@ def test_killed_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):
         patch.setattr(lrfdyn.weights, "save_file", half)
         assert in_child(lambda: train(tiny(), tmp_path)) == signal.SIGKILL
     assert list((tmp_path / "checkpoints").glob(".*.tmp"))
+    (tmp_path / "checkpoints" / ".tmp8KttAR").touch()  # what safetensors leaves, killed a moment earlier
     assert [p.name for p in state.list_checkpoints(tmp_path / "checkpoints")] == ["step-000000004.safetensors"]
     train(tiny(), tmp_path, resume="auto")
-    assert not list((tmp_path / "checkpoints").glob(".*.tmp"))
+    assert not list((tmp_path / "checkpoints").glob(".*"))
     assert_same_end(tmp_path, whole)
 
 
@@ -143,6 +144,31 @@ def test_resume_from_a_named_checkpoint(whole, tmp_path):
         final_state(tmp_path)[0].items(), final_state(whole)[0].values(), strict=True
     ):  # fmt: skip
         assert value.equal(other), name
+
+
+def test_course_that_was_given_up_does_not_outlive_the_new_one(whole, tmp_path):
+    """A run that went on from an earlier checkpoint and is killed continues there, and not behind what it left."""
+    early = tmp_path / "early"
+    assert in_child(lambda: train(tiny(), early, reporter=Killer(5))) == signal.SIGKILL
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    named = str(state.checkpoint_path(early / "checkpoints", 4))
+    assert in_child(lambda: train(tiny(), out, resume=named, reporter=Killer(9))) == signal.SIGKILL
+    assert [path.name for path in state.list_checkpoints(out / "checkpoints")] == ["step-000000008.safetensors"]
+
+
+def test_how_often_a_run_is_tested_may_change(whole, tmp_path):
+    rare, often = tiny(run={"test_epochs": 2}), tiny(run={"test_epochs": 1})
+    assert in_child(lambda: train(rare, tmp_path, reporter=Killer(13))) == signal.SIGKILL
+    train(often, tmp_path, resume="auto")
+    tensors, _, log = final_state(tmp_path)
+    expected, _, whole_log = final_state(whole)
+    assert tensors.keys() == expected.keys()
+    for name, value in tensors.items():
+        assert value.equal(expected[name]), name
+    epochs = [record for record in log if record["kind"] == "epoch"]
+    assert ["top1" in record for record in epochs] == [False, True]
+    assert epochs[-1] == whole_log[-1]
 
 
 def test_nothing_of_an_earlier_run_passes_for_the_next(whole, tmp_path):
