@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.training import state
 from lrfdyn.training.config import differences, parse_config
 from lrfdyn.training.logs import read_log
 from lrfdyn.training.recipes import merge
+from tests.data.make import write_folder
 from tests.training.runs import STEPS, TINY, Killer, Listener, assert_same_end, final_state, tiny, train, write_recipe
 
 
@@ -155,6 +157,22 @@ def test_course_that_was_given_up_does_not_outlive_the_new_one(whole, tmp_path):
     named = str(state.checkpoint_path(early / "checkpoints", 4))
     assert in_child(lambda: train(tiny(), out, resume=named, reporter=Killer(9))) == signal.SIGKILL
     assert [path.name for path in state.list_checkpoints(out / "checkpoints")] == ["step-000000008.safetensors"]
+
+
+def test_other_data_under_the_same_settings_is_refused(tmp_path, capsys):
+    """The folder of the data may move; with images missing from the copy, order and steps would be others."""
+    pytest.importorskip("PIL")
+    first, second = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", train=7)
+    data = {"name": "folder", "root": str(first), "image_size": 16}
+    config, out = tiny(data=data, run={"batch_size": 4}), tmp_path / "out"
+    assert in_child(lambda: train(config, out, reporter=Killer(5))) == signal.SIGKILL
+    with pytest.raises(LrfdynError, match=r"was trained on 24 images, and data.root has 21 here"):
+        train(tiny(data={**data, "root": str(second)}, run={"batch_size": 4}), out, resume="auto")
+    write_folder(tmp_path / "c", classes=4)
+    assert main(["evaluate", str(out), "--data.root", str(tmp_path / "c")]) == 2
+    assert "(the model is for the 4 classes of the data)" in capsys.readouterr().err
+    shutil.move(first, tmp_path / "moved")
+    train(tiny(data={**data, "root": str(tmp_path / "moved")}, run={"batch_size": 4}), out, resume="auto")
 
 
 def test_how_often_a_run_is_tested_may_change(whole, tmp_path):
