@@ -8,6 +8,8 @@ from pathlib import Path
 
 from docs import findings_attention, make_deployment, make_findings, make_models, make_performance
 from lrfdyn.cli import build_parser
+from lrfdyn.data.base import check_options
+from lrfdyn.training.build import data_options
 from lrfdyn.training.recipes import load_recipe
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -66,11 +68,14 @@ def test_own_networks_page_runs():
 
 def test_recipe_of_the_training_page_loads(tmp_path):
     page = (DOCS / "training.md").read_text(encoding="utf-8")
-    (recipe,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    recipe, shards = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "mine.yaml").write_text(recipe)
     config = load_recipe(tmp_path / "mine.yaml")
     assert config.data.name == "folder"
     assert config.augmentation.crop == "resized"  # of the recipe that it extends
+    (tmp_path / "shards.yaml").write_text(shards)
+    config = load_recipe(tmp_path / "shards.yaml")
+    check_options(config.data.name, data_options(config))
 
 
 def test_every_page_is_found_from_the_readme():

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,7 @@ def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], st
             arguments.weights is None, "weights: a run and a checkpoint hold their own; --weights goes with a recipe"
         )
         if source.is_dir():
-            found = state.newest_checkpoint(source / "checkpoints", print)
+            found = state.newest_checkpoint(source / "checkpoints", partial(print, file=sys.stderr))
             if found is None:
                 return load_ended(source, arguments)
             path, tensors, meta = found

@@ -112,11 +112,11 @@ def dry_run(config: TrainConfig, arguments: argparse.Namespace) -> None:
         print(json.dumps({"recipe": config.as_dict(), **facts}, indent=1))
         return
     print(dump_yaml(config.as_dict()))
-    memory = facts.pop("memory")
+    memory, absent = facts.pop("memory"), facts.pop("images_not_counted", None)
     for key, value in facts.items():
         print(f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
-    if config.data.root is not None and not Path(config.data.root).expanduser().is_dir():
-        print(f"(train_images: of the whole data set, because {config.data.root} is not here)")
+    if absent:
+        print(f"(train_images: of the whole data set, not counted: {absent})")
     parts = ", ".join(f"{name} {size / MEGA:,.0f}" for name, size in memory.items())
     print(f"memory per process, estimated: {sum(memory.values()) / MEGA:,.0f} MiB ({parts})")
     print("(activations: what the plain operations keep; fused kernels on a GPU keep less)")
@@ -136,7 +136,7 @@ class Bar(Reporter):
             console=console,
         )
         self.active = False
-        self.news = ""
+        self.news, self.headline = "", ""
 
     def __enter__(self) -> Bar:
         return self
@@ -148,7 +148,7 @@ class Bar(Reporter):
     def start(self, trainer: Trainer) -> None:
         if not trainer.is_main:
             return
-        self.active = True
+        self.active, self.headline = True, trainer.task.headline
         self.num_classes = trainer.source.num_classes
         self.progress.start()
         self.task = self.progress.add_task(
@@ -177,7 +177,9 @@ class Bar(Reporter):
             return
         results = describe_results(record, self.num_classes)
         tested = f", {results}" if results else ""
-        self.news = f", loss {record['train_loss']:.3f}{tested}"
+        # The rest is on the line above it; with all of it, 80 columns would have no room for the time left.
+        if self.headline in record:
+            self.news = f", {describe_results({self.headline: record[self.headline]}, self.num_classes)}"
         self.say(f"epoch {record['epoch']}: loss {record['train_loss']:.4f}{tested}")
         self.progress.update(self.task, news=f"{record['images_per_s']:,.0f} images/s{self.news}")
 

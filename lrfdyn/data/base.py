@@ -9,9 +9,11 @@ slice keeps together. No state is carried along, so an epoch can start at any st
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -220,23 +222,44 @@ DATA: dict[str, Callable[..., DataSource]] = {
     "webdataset": _shards,
     "ade20k": _ade20k,
 }
+# Whose constructor has the options, where it is not that of folders.
+CLASSES = {
+    "digits": "digits.Digits",
+    "cifar10": "cifar.Cifar",
+    "cifar100": "cifar.Cifar",
+    "folder": "folder.ImageFolder",
+    "webdataset": "shards.Shards",
+    "ade20k": "ade20k.Ade20k",
+}
 
 
 def create_data(name: str, root: Path | str | None, augment: Augmentation, **options: Any) -> DataSource:
     """The data set `name` from the folder `root`. `options` are the constructor's: `image_size`, `workers`,
     `on_corrupt`, `crop_share` for folders and shards; also `train`, `test`, `num_classes`, `shuffle_shards` for
     shards; those of `Ade20k` for ade20k."""
-    if name not in DATA:
-        raise unknown_name("data", name, DATA)
     for key in () if name in MASKED else ("scale", "photometric"):
         given = getattr(augment, key)
         require(given == getattr(Augmentation, key), f"augmentation.{key}: is for images with masks, got {given}")
-    try:
-        return DATA[name](None if root is None else Path(root), augment, **options)
-    except TypeError as error:
-        unknown = str(error).partition("unexpected keyword argument ")[2]
-        require(not unknown, f"data: {name} has no option {unknown}")
-        raise
+    check_options(name, options)
+    return DATA[name](None if root is None else Path(root), augment, **options)
+
+
+def check_options(name: str, options: Iterable[str]) -> None:
+    """Whether the data set has options of these names, which needs none of its files."""
+    if name not in DATA:
+        raise unknown_name("data", name, DATA)
+    module, constructor = CLASSES.get(name, CLASSES["folder"]).split(".")
+    known: set[str] = set()
+    for cls in getattr(import_module(f"lrfdyn.data.{module}"), constructor).__mro__:
+        if "__init__" in vars(cls):
+            parameters = inspect.signature(cls.__init__).parameters.values()
+            known |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
+    for option in options:
+        require(bool(known), f"data: {name} has no option {option!r}, and no others")
+        if option not in known:
+            raise unknown_name(f"data: option of {name}", option, known)
 
 
 def _given(root: Path | None, name: str) -> Path:

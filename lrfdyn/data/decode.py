@@ -22,7 +22,7 @@ from lrfdyn.data.base import DataSource, Step
 from lrfdyn.data.device import to_device
 from lrfdyn.data.loading import load_in_order
 from lrfdyn.data.preprocess import CROP_SHARE, IMAGENET_DEVIATION, IMAGENET_MEAN, centre_crop
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import LrfdynError, require, require_integer
 
 MOST_REPLACEMENTS = 100  # bad images in a row, before this is no longer a matter of single files
 
@@ -146,10 +146,13 @@ class DecodedData(DataSource):
             import PIL  # noqa: F401
         except ImportError:
             raise LrfdynError("data: decoding images needs Pillow; pip install 'lrfdyn[data]'") from None
-        require(image_size >= 1, f"image_size: expected an integer >= 1, got {image_size}")
-        require(workers >= 0, f"workers: expected an integer >= 0, got {workers}")
+        require_integer("image_size", image_size, 1)
+        require_integer("workers", workers, 0)
         require(on_corrupt in ("error", "skip"), f"on_corrupt: expected error or skip, got {on_corrupt!r}")
-        require(0 < crop_share <= 1, f"crop_share: expected 0 < x <= 1, got {crop_share}")
+        require(
+            isinstance(crop_share, (int, float)) and 0 < crop_share <= 1,
+            f"crop_share: expected 0 < x <= 1, got {crop_share!r}",
+        )
         self._loaders = [
             Loader(images, augment, image_size, crop_share, on_corrupt == "skip") for images in (train, test)
         ]
@@ -163,7 +166,7 @@ class DecodedData(DataSource):
         for batch in load_in_order(loader, wanted, self._workers, device):
             for name, reason in batch.failures.items():
                 require(
-                    self._skip, f"data: cannot read the image {name} ({reason}); on_corrupt=skip goes on without it"
+                    self._skip, f"data: cannot read the image {name} ({reason}); on_corrupt: skip goes on without it"
                 )
                 if name not in self.corrupt:
                     self.corrupt[name] = reason

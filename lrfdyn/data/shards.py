@@ -23,7 +23,7 @@ import numpy as np
 from lrfdyn.data import draws
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.decode import DecodedData, Images
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import LrfdynError, require, require_integer
 from lrfdyn.files import write_atomic
 
 ENDINGS = ("jpg", "jpeg", "png", "webp")
@@ -41,11 +41,19 @@ class ShardImages(Images):
         self.offset, self.size, self.labels = np.concatenate(tables).T.copy()
 
     def name(self, index: int) -> str:
-        return f"{self.shards[self.shard[index]]} (at byte {self.offset[index]})"
+        """Of the shard and of the image in it, which its header has, just before it."""
+        offset, member = int(self.offset[index]), ""
+        with suppress(OSError, tarfile.TarError):
+            header = self._bytes(index, offset - tarfile.BLOCKSIZE, tarfile.BLOCKSIZE)
+            member = tarfile.TarInfo.frombuf(header, tarfile.ENCODING, "surrogateescape").name + " "
+        return f"{self.shards[self.shard[index]]} ({member}at byte {offset})"
 
     def read(self, index: int) -> bytes:
+        return self._bytes(index, int(self.offset[index]), int(self.size[index]))
+
+    def _bytes(self, index: int, offset: int, size: int) -> bytes:
         with open(self.shards[self.shard[index]], "rb", buffering=0) as file:
-            return os.pread(file.fileno(), int(self.size[index]), int(self.offset[index]))
+            return os.pread(file.fileno(), size, offset)
 
 
 def _index(path: Path) -> np.ndarray:
@@ -103,6 +111,10 @@ def _scan(path: Path) -> list[tuple[int, int, int]]:
 
 def _find(root: Path, patterns: str | Sequence[str], argument: str) -> list[Path]:
     patterns = [patterns] if isinstance(patterns, str) else patterns
+    require(
+        isinstance(patterns, Sequence) and all(isinstance(pattern, str) for pattern in patterns),
+        f"{argument}: expected a file pattern or a list of them, got {patterns!r}",
+    )
     found = {Path(path) for pattern in patterns for path in glob.glob(str(root / pattern))}
     require(bool(found), f"{argument}: no shards match {', '.join(patterns)} in {root}")
     return sorted(found)
@@ -123,7 +135,9 @@ class Shards(DecodedData):
         shuffle_shards: int = 16,
         **options: Any,
     ) -> None:
-        require(shuffle_shards >= 1, f"shuffle_shards: expected an integer >= 1, got {shuffle_shards}")
+        require_integer("shuffle_shards", shuffle_shards, 1)
+        if num_classes is not None:
+            require_integer("num_classes", num_classes, 1)
         self._images = ShardImages(_find(root, train, "train"))
         test_images = ShardImages(_find(root, test, "test"))
         classes = 1 + int(max(self._images.labels.max(), test_images.labels.max()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,9 +12,12 @@ from typing import Any, Literal, TypeVar
 
 from lrfdyn.data import Augmentation
 from lrfdyn.errors import LrfdynError, require, unknown_name
+from lrfdyn.training.checks import not_negative, positive, share
 from lrfdyn.training.convert import convert
 
 Section = TypeVar("Section")
+DATA_FACTS = ("num_classes", "image_size", "in_channels")
+OWN_KEYS = ("attention", "dilations", "dendrites", "token", "time_steps", "drop_path")  # arguments of every host
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,14 @@ class ModelConfig:
     backbone: str | None = None
     head: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for key in self.options:
+            require(key not in DATA_FACTS, f"model.options: {key} is the data's, and cannot be chosen")
+            require(key not in OWN_KEYS, f"model.options: {key} has a key of its own, model.{key}")
+
     def arguments(self) -> dict[str, Any]:
         """What `create_model` is called with, besides the data's facts."""
-        named = {
-            key: getattr(self, key)
-            for key in ("attention", "dilations", "dendrites", "token", "time_steps", "drop_path")
-            if getattr(self, key) is not None
-        }
+        named = {key: getattr(self, key) for key in OWN_KEYS if getattr(self, key) is not None}
         return {**{key: _tuples(value) for key, value in self.options.items()}, **named}
 
 
@@ -68,13 +71,13 @@ class OptimizerConfig:
     head_rate: float = 1.0  # what the head's learning rate is multiplied by
 
     def __post_init__(self) -> None:
-        _positive("optimizer", self, "learning_rate", "eps", "clip_norm", "per_images", "head_rate")
-        _share("optimizer", self, "momentum", "ema_decay")
+        positive("optimizer", self, "learning_rate", "eps", "clip_norm", "per_images", "head_rate")
+        share("optimizer", self, "momentum", "ema_decay")
         require(
             all(0 <= beta < 1 for beta in self.betas),
             f"optimizer.betas: expected two numbers in [0, 1), got {self.betas}",
         )
-        require(self.weight_decay >= 0, f"optimizer.weight_decay: expected a number >= 0, got {self.weight_decay}")
+        not_negative("optimizer", self, "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,7 @@ class ScheduleConfig:
             self.mix_epochs is None or self.mix_epochs >= 0,
             f"schedule.mix_epochs: expected an integer >= 0, got {self.mix_epochs}",
         )
-        for key in ("warmup_rate", "minimum_rate", "cooldown_epochs", "power"):
-            require(getattr(self, key) >= 0, f"schedule.{key}: expected a number >= 0, got {getattr(self, key)}")
+        not_negative("schedule", self, "warmup_rate", "minimum_rate", "cooldown_epochs", "power")
 
     @property
     def total_epochs(self) -> int:
@@ -164,7 +166,6 @@ class RunConfig:
         require(self.seed >= 0, f"run.seed: expected an integer >= 0, got {self.seed}")
 
     def micro_batch(self, processes: int) -> int:
-        """Images that one process takes through the model at once."""
         parts = processes * self.accumulate
         require(
             self.batch_size % parts == 0,
@@ -207,6 +208,17 @@ class TrainConfig:
     def as_dict(self) -> dict[str, Any]:
         """As JSON and YAML can hold it."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    def micro_batch(self, processes: int) -> int:
+        """Images that one process takes through the model at once."""
+        size = self.run.micro_batch(processes)
+        mixes = self.augmentation.mixes and self.schedule.mix_epochs != 0
+        require(
+            not mixes or size % 2 == 0,
+            f"run.batch_size: mixup and cutmix pair the images that a process computes at once; expected a multiple of "
+            f"{2 * self.run.batch_size // size}, got {self.run.batch_size}",
+        )
+        return size
 
     @property
     def base_rate(self) -> float:
@@ -278,20 +290,9 @@ def _parse_section(cls: type[Section], values: Any, source: str, prefix: str) ->
     try:
         return cls(**arguments)
     except LrfdynError as error:
-        raise LrfdynError(f"{source}: {error}") from None
+        section_name = "" if str(error).startswith(prefix) else f"{prefix}."  # the augmentation names bare keys
+        raise LrfdynError(f"{source}: {section_name}{error}") from None
 
 
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
-
-
-def _positive(section: str, config: Any, *keys: str) -> None:
-    for key in keys:
-        value = getattr(config, key)
-        require(value is None or 0 < value < math.inf, f"{section}.{key}: expected a positive number, got {value}")
-
-
-def _share(section: str, config: Any, *keys: str) -> None:
-    for key in keys:
-        value = getattr(config, key)
-        require(value is None or 0 <= value < 1, f"{section}.{key}: expected a number in [0, 1), got {value}")

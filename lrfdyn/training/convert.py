@@ -65,5 +65,5 @@ def type_name(kind: Any) -> str:
     if origin is Literal:
         return "|".join(map(str, arguments))
     if origin is tuple:
-        return "N,N"
+        return "TEXT,TEXT" if arguments[0] is str else "N,N"
     return {int: "N", float: "X", str: "TEXT", bool: "true|false"}.get(kind, "{KEY: VALUE}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from lrfdyn.data.ade20k import find_pairs, find_root
-from lrfdyn.data.base import MASKED
-from lrfdyn.errors import require
+from lrfdyn.data.base import MASKED, check_options
+from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models.summary import count_parameters
 from lrfdyn.tasks import Task, task_of
-from lrfdyn.training.build import build_data, build_model
+from lrfdyn.training.build import build_data, build_model, data_options
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.optim import parameter_groups
 from lrfdyn.training.run import attention_facts
@@ -32,6 +32,7 @@ class Facts:
     image_size: int
     in_channels: int
     train_images: int
+    absent: str = ""  # why they are those of the official data set
 
 
 FACTS = {
@@ -45,24 +46,37 @@ FACTS = {
 
 
 def data_facts(config: TrainConfig) -> Facts:
+    """Counted in `data.root`, which may hold a part of the data; of the official data set where it is not there."""
     data = config.data
+    check_options(data.name, data_options(config))
     if data.name not in FACTS:  # of one's own
-        source = build_data(config)
-        return Facts(source.num_classes, source.image_size, source.in_channels, source.train_images)
-    facts = FACTS[data.name]
-    classes = data.options.get("num_classes", facts.num_classes)
-    images = facts.train_images
-    root = None if data.root is None else Path(data.root).expanduser()
-    if data.name in MASKED and root is not None and root.is_dir():  # which may be a part of it
-        images = len(find_pairs(find_root(root), "training"))
-    return Facts(classes, data.image_size or facts.image_size, facts.in_channels, images)
+        return _counted(config)
+    known = FACTS[data.name]
+    classes, size = data.options.get("num_classes", known.num_classes), data.image_size or known.image_size
+    known = replace(known, num_classes=classes, image_size=size)
+    if data.root is None:
+        return known
+    root = Path(data.root).expanduser()
+    if data.name in MASKED and root.is_dir():  # counted without decoding them
+        return replace(known, train_images=len(find_pairs(find_root(root), "training")))
+    try:
+        return _counted(config)
+    except LrfdynError as error:
+        if not str(error).startswith("root:"):
+            raise
+        return replace(known, absent=str(error).removeprefix("root: "))
+
+
+def _counted(config: TrainConfig) -> Facts:
+    source = build_data(config)
+    return Facts(source.num_classes, source.image_size, source.in_channels, source.train_images)
 
 
 def describe(config: TrainConfig, processes: int = 1, memory: bool = True) -> dict[str, Any]:
     """Parameters, steps, and the bytes that each process will need; activations are an estimate."""
     require(processes >= 1, f"processes: expected an integer >= 1, got {processes}")
     facts = data_facts(config)
-    micro_batch = config.run.micro_batch(processes)
+    micro_batch = config.micro_batch(processes)
     steps = facts.train_images // (micro_batch * processes) // config.run.accumulate
     require(steps >= 1, f"run.batch_size: expected at most the {facts.train_images} training images")
     with torch.device("meta"):
@@ -82,6 +96,8 @@ def describe(config: TrainConfig, processes: int = 1, memory: bool = True) -> di
         "steps": steps * config.schedule.total_epochs,
         "learning_rate": config.base_rate,
     }
+    if facts.absent:
+        result["images_not_counted"] = facts.absent
     if memory:
         buffers = sum(b.numel() * b.element_size() for b in model.buffers())
         averages = 0 if config.optimizer.ema_decay is None else size * parameters + buffers

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lrfdyn.errors import LrfdynError
 from lrfdyn.tasks import task_of
 from lrfdyn.training.build import build_data, data_model
 from lrfdyn.training.config import TrainConfig
@@ -21,7 +22,10 @@ def evaluate_weights(config: TrainConfig, weights: Mapping[str, Tensor], name: P
     accelerator = build_accelerator(config.run)
     source = build_data(config)
     model = data_model(config, source)
-    check_fit(name, model, weights)
+    try:
+        check_fit(name, model, weights)
+    except LrfdynError as error:  # the shape of a head tells not everybody that the data is another
+        raise LrfdynError(f"{error} (the model is for the {source.num_classes} classes of the data)") from None
     model.load_state_dict(dict(weights))
     dtype = torch.float64 if config.run.precision == "fp64" else torch.float32
     model.to(accelerator.device, dtype)

@@ -9,6 +9,7 @@ from typing import Any
 
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.training.config import TrainConfig, key_types, parse_config
+from lrfdyn.training.convert import convert
 
 PACKAGE = Path(__file__).parent.parent
 ENDINGS = (".yaml", ".yml")
@@ -50,6 +51,7 @@ def apply_override(values: dict[str, Any], key: str, text: str) -> None:
         value = _yaml().safe_load(text)
     except _yaml().YAMLError:
         raise LrfdynError(f"--{key}: cannot read {text!r} as YAML") from None
+    convert(value, key_types()[key], f"--{key}")  # an error names the option, and not the file that it replaces
     if values.get(section) is None:
         values[section] = {}
     values[section] = merge(values[section], {name: value})
@@ -75,11 +77,15 @@ def _read(path: Path, seen: Sequence[Path]) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise LrfdynError(f"recipe: cannot read {path} ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise LrfdynError(f"recipe: {path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
         raise LrfdynError(f"recipe: {path} is not YAML{line} ({getattr(error, 'problem', error)})") from None
     require(isinstance(values, dict), f"recipe: {path}: expected sections with keys, got {values!r}")
+    # A section whose keys are all commented out says nothing, and must not undo what it extends.
+    values = {key: value for key, value in values.items() if value is not None}
     base = values.pop("extends", None)
     if base is None:
         return values

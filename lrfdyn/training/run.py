@@ -105,7 +105,7 @@ def began_here(out: Path) -> bool:
 def claim_folder(out: Path, resume: str, restart: bool) -> None:
     """An earlier run in `out` is continued or discarded, and only if that was asked for."""
     checkpoints = out / "checkpoints"
-    for stale in checkpoints.glob(".*.tmp"):
+    for stale in (*checkpoints.glob(".*.tmp"), *checkpoints.glob(".tmp*")):  # ours, and those of safetensors
         stale.unlink(missing_ok=True)  # of a process that was killed while it wrote
     if restart:
         # All of it: a summary that outlived its run would pass for that of the next one.

@@ -53,14 +53,16 @@ def checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
 
 
 def write_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
-    """Puts the file in place and removes those before the last two; a full disk is an OSError and changes nothing."""
+    """Puts the file in place and removes those before the last two, and those of later steps: they are damaged, or of a
+    course that was given up when the run went on from an earlier one. A full disk is an OSError and changes nothing."""
     meta = json.loads(json.dumps(meta))
     path = checkpoint_path(folder, step)
     try:
         save_tensors(path, tensors, {**meta, "checksum": checksum(tensors, meta)})
     except SafetensorError as error:  # its way to say that the system refused to write
         raise OSError(str(error)) from None
-    for old in list_checkpoints(folder)[KEPT:]:
+    course = [file for file in list_checkpoints(folder) if file <= path]
+    for old in {*list_checkpoints(folder)} - {*course[:KEPT]}:
         old.unlink(missing_ok=True)
     return path
 

@@ -52,7 +52,7 @@ class Trainer:
         self.processes: int = self.accelerator.num_processes
         self.source, self.task = build_data(config), task_of(config.data.name)
         self.tested: dict[str, Any] = {}  # what the last test found
-        self.micro_batch = run.micro_batch(self.processes)
+        self.micro_batch = config.micro_batch(self.processes)
         self.steps = self.source.steps_per_epoch(self.micro_batch, self.processes) // run.accumulate
         self.total_steps = self.steps * config.schedule.total_epochs
         require(
@@ -290,6 +290,8 @@ class Trainer:
             "config": self.config.as_dict(),
             "fingerprint": self.config.fingerprint(),
             "processes": self.processes,
+            "images": self.source.train_images,
+            "classes": self.source.num_classes,
             "random": generators,
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "loss_sum": loss_sum,
@@ -310,6 +312,9 @@ class Trainer:
             raise LrfdynError(
                 f"resume: {path} was made with other settings ({what}); take another --out, or --restart to discard it"
             )
+        for what, here in (("images", self.source.train_images), ("classes", self.source.num_classes)):
+            there = meta.get(what, here)
+            require(there == here, f"resume: {path} was trained on {there} {what}, and data.root has {here} here")
         state.restore_training(tensors, self.model, self.raw_optimizer, self.average)
         self.done = meta["step"]
         self.loss_sum.fill_(meta["loss_sum"])

@@ -240,6 +240,10 @@ def test_bad_shards(tmp_path: Path) -> None:
     fails("train: no shards match other", train="other*.tar")
     fails("num_classes: ", num_classes=3)
     fails("shuffle_shards: ", shuffle_shards=0)
+    fails("shuffle_shards: expected an integer >= 1, got 'all'", shuffle_shards="all")
+    fails("train: expected a file pattern or a list of them, got 3", train=3)
+    fails("workers: expected an integer >= 0, got 1.5", workers=1.5)
+    fails("crop_share: expected 0 < x <= 1, got 'all'", crop_share="all")
     write_tar(tmp_path / "train-9.tar", [])
     fails(r"root: the shard .*train-9.tar has no images")
     write_tar(tmp_path / "train-9.tar", [("a", b"x", 0), ("a", b"x", 0)])
@@ -253,7 +257,7 @@ def test_bad_shards(tmp_path: Path) -> None:
 def test_corrupt_image_in_a_shard(tmp_path: Path) -> None:
     write_shards(tmp_path)
     write_tar(tmp_path / "train-1.tar", [("bad", b"not an image", 0)])
-    with pytest.raises(LrfdynError, match=r"cannot read the image .*train-1.tar \(at byte 512\)"):
+    with pytest.raises(LrfdynError, match=r"cannot read the image .*train-1.tar \(bad.jpg at byte 512\)"):
         list(
             create_data("webdataset", tmp_path, replace(RESIZED, mixup=0, cutmix=0)).train_batches(
                 epoch=0, seed=0, batch_size=17

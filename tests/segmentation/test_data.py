@@ -279,7 +279,7 @@ def test_wrong_root(tmp_path):
         data(tmp_path)
     with pytest.raises(LrfdynError, match="root: ade20k needs the folder"):
         create_data("ade20k", None, AUGMENT)
-    with pytest.raises(LrfdynError, match="data: ade20k has no option 'sise'"):
+    with pytest.raises(LrfdynError, match="data: option of ade20k: unknown name 'sise'"):
         create_data("ade20k", tmp_path, AUGMENT, sise=3)
 
 

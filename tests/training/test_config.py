@@ -33,7 +33,10 @@ from tests.training.runs import TINY, tiny, write_recipe
         ("model", {"dilations": [1, "x"]}, "model.dilations: expected an integer, got 'x'"),
         ("model", {"dilations": 2.5}, "model.dilations: expected a list, got 2.5"),
         ("model", {"options": 3}, "model.options: expected keys with values, got 3"),
-        ("augmentation", {"mixup": -1}, "mixup: expected a number >= 0, got -1"),
+        ("model", {"options": {"num_classes": 5}}, "model.options: num_classes is the data's, and cannot be chosen"),
+        ("model", {"options": {"token": "qkv"}}, "model.options: token has a key of its own, model.token"),
+        ("optimizer", {"weight_decay": float("inf")}, "optimizer.weight_decay: expected a number >= 0, got inf"),
+        ("augmentation", {"mixup": -1}, "augmentation.mixup: expected a number >= 0, got -1"),
         ("optimiser", {}, "section: unknown name 'optimiser'; did you mean optimizer"),
         ("data", 3, "data: expected keys with values, got 3"),
     ],
@@ -74,6 +77,11 @@ def test_extends(tmp_path):
     (tmp_path / "r.yaml").write_text("extends: _base.yaml\nmodel: {attention: ssa}\nrun: {seed: 2}\n")
     config = load_recipe(tmp_path / "r.yaml")
     assert (config.model.attention, config.run.seed, config.model.time_steps) == ("ssa", 2, 1)
+    (tmp_path / "r.yaml").write_text("extends: _base.yaml\nrun:\n  # seed: 2\n")
+    assert load_recipe(tmp_path / "r.yaml") == load_recipe(tmp_path / "_base.yaml"), "a section without keys"
+    (tmp_path / "r.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(LrfdynError, match=r"recipe: .*r.yaml is not UTF-8 text"):
+        load_recipe(tmp_path / "r.yaml")
     (tmp_path / "loop.yaml").write_text("extends: loop.yaml\n")
     with pytest.raises(LrfdynError, match=r"recipe: .*loop.yaml extends itself"):
         load_recipe(tmp_path / "loop.yaml")
@@ -91,7 +99,7 @@ def test_unknown_recipe_and_option(capsys):
     assert main(["train", "digits_lrf_dyn", "--optimizer.learning_rat", "3"]) == 2
     assert "unknown name '--optimizer.learning_rat'; did you mean --optimizer.learning_rate" in capsys.readouterr().err
     assert main(["train", "digits_lrf_dyn", "--schedule.epochs", "x", "--dry-run"]) == 2
-    assert "schedule.epochs: expected an integer, got 'x'" in capsys.readouterr().err
+    assert "error: --schedule.epochs: expected an integer, got 'x'" in capsys.readouterr().err
 
 
 def test_fingerprint_is_of_what_decides():
@@ -105,6 +113,10 @@ def test_share_of_the_batch():
         LrfdynError, match=r"run.batch_size: expected a multiple of 6 \(3 processes x run.accumulate 2\)"
     ):
         tiny(run={"accumulate": 2}).run.micro_batch(3)
+    assert tiny().micro_batch(64) == 2
+    with pytest.raises(LrfdynError, match=r"run.batch_size: mixup and cutmix pair .* multiple of 256, got 128"):
+        tiny().micro_batch(128)
+    assert tiny(schedule={"mix_epochs": 0}).micro_batch(128) == 1
 
 
 def test_schedule_in_fewer_epochs(tmp_path, capsys):

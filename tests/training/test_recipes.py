@@ -128,12 +128,35 @@ def test_dry_run_of_own_images_counts_them(tmp_path):
     write_folder(tmp_path)
     data = {"name": "folder", "root": str(tmp_path), "image_size": 16}
     facts = describe(tiny(data=data, run={"batch_size": 4}))
-    with_ten = describe(tiny(data={**data, "name": "imagenette"}, run={"batch_size": 4}))
+    assert describe(tiny(data={**data, "name": "imagenette"}, run={"batch_size": 4})) == facts, "what is there counts"
+    with_ten = describe(tiny(data={"name": "imagenette", "image_size": 16}, run={"batch_size": 4}))
     assert facts["steps_per_epoch"] == 6  # of 24 images
     width = tiny().model.options["dim"]
     assert with_ten["parameters"] - facts["parameters"] == (10 - 3) * (width + 1)
+    (tmp_path / "other").mkdir()
+    elsewhere = describe(tiny(data={"name": "cifar100", "root": str(tmp_path / "other")}), memory=False)
+    assert elsewhere["train_images"] == 50_000, "a folder of that name may hold something else"
+    assert "holds neither" in elsewhere["images_not_counted"]
     with pytest.raises(LrfdynError, match="root: webdataset needs the folder of its files"):
         describe(tiny(data={"name": "webdataset"}))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            {"name": "imagenet", "options": {"worker": 3}},
+            "option of imagenet: unknown name 'worker'; did you mean workers",
+        ),
+        ({"name": "webdataset", "options": {"shufle_shards": 3}}, "did you mean shuffle_shards"),
+        ({"name": "cifar10", "image_size": 64}, "data: cifar10 has no option 'image_size'"),
+        ({"name": "imagenet", "options": {"image_size": 64}}, "data.options: image_size has a key of its own"),
+    ],
+)
+def test_dry_run_refuses_options_that_the_data_does_not_have(data, message):
+    """Also where the data is not there: the run would begin on another machine, and not begin."""
+    with pytest.raises(LrfdynError, match=message):
+        describe(tiny(data=data), memory=False)
 
 
 def test_own_recipe_extends_one_of_the_package(tmp_path, monkeypatch, capsys):

@@ -20,6 +20,7 @@ from lrfdyn.training import state
 from lrfdyn.training.config import differences, parse_config
 from lrfdyn.training.logs import read_log
 from lrfdyn.training.recipes import merge
+from tests.data.make import write_folder
 from tests.training.runs import STEPS, TINY, Killer, Listener, assert_same_end, final_state, tiny, train, write_recipe
 
 
@@ -73,9 +74,10 @@ def test_killed_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):
         patch.setattr(lrfdyn.weights, "save_file", half)
         assert in_child(lambda: train(tiny(), tmp_path)) == signal.SIGKILL
     assert list((tmp_path / "checkpoints").glob(".*.tmp"))
+    (tmp_path / "checkpoints" / ".tmp8KttAR").touch()  # what safetensors leaves, killed a moment earlier
     assert [p.name for p in state.list_checkpoints(tmp_path / "checkpoints")] == ["step-000000004.safetensors"]
     train(tiny(), tmp_path, resume="auto")
-    assert not list((tmp_path / "checkpoints").glob(".*.tmp"))
+    assert not list((tmp_path / "checkpoints").glob(".*"))
     assert_same_end(tmp_path, whole)
 
 
@@ -144,6 +146,47 @@ def test_resume_from_a_named_checkpoint(whole, tmp_path):
         final_state(tmp_path)[0].items(), final_state(whole)[0].values(), strict=True
     ):  # fmt: skip
         assert value.equal(other), name
+
+
+def test_course_that_was_given_up_does_not_outlive_the_new_one(whole, tmp_path):
+    """A run that went on from an earlier checkpoint and is killed continues there, and not behind what it left."""
+    early = tmp_path / "early"
+    assert in_child(lambda: train(tiny(), early, reporter=Killer(5))) == signal.SIGKILL
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    named = str(state.checkpoint_path(early / "checkpoints", 4))
+    assert in_child(lambda: train(tiny(), out, resume=named, reporter=Killer(9))) == signal.SIGKILL
+    assert [path.name for path in state.list_checkpoints(out / "checkpoints")] == ["step-000000008.safetensors"]
+
+
+def test_other_data_under_the_same_settings_is_refused(tmp_path, capsys):
+    """The folder of the data may move; with images missing from the copy, order and steps would be others."""
+    pytest.importorskip("PIL")
+    first, second = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", train=7)
+    data = {"name": "folder", "root": str(first), "image_size": 16}
+    config, out = tiny(data=data, run={"batch_size": 4}), tmp_path / "out"
+    assert in_child(lambda: train(config, out, reporter=Killer(5))) == signal.SIGKILL
+    with pytest.raises(LrfdynError, match=r"was trained on 24 images, and data.root has 21 here"):
+        train(tiny(data={**data, "root": str(second)}, run={"batch_size": 4}), out, resume="auto")
+    write_folder(tmp_path / "c", classes=4)
+    assert main(["evaluate", str(out), "--data.root", str(tmp_path / "c")]) == 2
+    assert "(the model is for the 4 classes of the data)" in capsys.readouterr().err
+    shutil.move(first, tmp_path / "moved")
+    train(tiny(data={**data, "root": str(tmp_path / "moved")}, run={"batch_size": 4}), out, resume="auto")
+
+
+def test_how_often_a_run_is_tested_may_change(whole, tmp_path):
+    rare, often = tiny(run={"test_epochs": 2}), tiny(run={"test_epochs": 1})
+    assert in_child(lambda: train(rare, tmp_path, reporter=Killer(13))) == signal.SIGKILL
+    train(often, tmp_path, resume="auto")
+    tensors, _, log = final_state(tmp_path)
+    expected, _, whole_log = final_state(whole)
+    assert tensors.keys() == expected.keys()
+    for name, value in tensors.items():
+        assert value.equal(expected[name]), name
+    epochs = [record for record in log if record["kind"] == "epoch"]
+    assert ["top1" in record for record in epochs] == [False, True]
+    assert epochs[-1] == whole_log[-1]
 
 
 def test_nothing_of_an_earlier_run_passes_for_the_next(whole, tmp_path):
