@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,8 @@ def test_ctrl_c_and_again_gives_the_same_weights(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        # A shell without job control starts what is in the background deaf to Ctrl-C, and that is inherited.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
     )
     # Interrupt as soon as the first checkpoint is there.
     checkpoint = checkpoint_path(interrupted, "ssa", 0)
