@@ -26,12 +26,12 @@ TELLS = 0.5  # percent: below it, one seed shows no difference
 CONTRARY = "**not as in the paper**"
 REASONS = {
     "LRF-Dyn without LRF does as well as SSA": "LRF-Dyn reads the value alone here, without queries and keys: each "
-    "token gets the values before it, weighted by their distance and by nothing that it asks for itself. LRF lets it "
-    "see the rows below as well, and wins most of the difference back. The paper's form may keep queries and keys.",
+    "token gets the values before it, weighted by their distance and by nothing that it asks for itself. Without LRF "
+    "it never sees the rows below. The paper's form may keep queries and keys.",
     "SSA loses by being causal": "We do not know why the paper's does. A token here has seen its surroundings on all "
     "sides through the convolutions before the first block, and a sum that ends at the token tells it where it is, "
     "which a sum over all tokens does not. The paper does not describe its causal form.",
-    "LRF-Dyn is better than causal SSA": "It follows from the two above.",
+    "LRF-Dyn is better than causal SSA": "The difference is that of the two conclusions above.",
 }
 
 # Top-1 in percent by method and dilations, one value per seed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,19 @@ def test_runs_that_stopped_mixing_before_their_end_are_a_table_of_their_own(tmp_
     assert rows(early)["LRF-SSA, here"][0] == "70.00"
     assert "- schedule.mix_epochs: None published, 3 here" in early
     assert rows(whole.partition("## What")[0])["LRF-Dyn, here"][-1] == "71.00"
+    assert page.NOT_YET not in text
+    shutil.rmtree(tmp_path / "lrf_dyn_seed0_4")
+    assert page.NOT_YET in page.render(page.read_runs(tmp_path))
+
+
+def test_run_that_was_stopped_before_its_first_test_is_drawn(tmp_path):
+    record(tmp_path, "ssa", 70.0)
+    record(tmp_path, "lrf_dyn", 70.0, ended=False)
+    log = tmp_path / "lrf_dyn_seed0_4" / "log.jsonl"
+    log.write_text(json.dumps({"kind": "epoch", "step": 1, "epoch": 1, "train_loss": 4.0}) + "\n")
+    page.main(tmp_path, tmp_path)
+    assert "LRF-Dyn" in (tmp_path / page.FIGURE).read_text()
+    assert "stopped at 1 of 4" in (tmp_path / "results.md").read_text()
 
 
 def test_runs_that_shared_the_gpu_say_so(tmp_path):

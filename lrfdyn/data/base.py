@@ -223,7 +223,7 @@ DATA: dict[str, Callable[..., DataSource]] = {
     "ade20k": _ade20k,
 }
 # Whose constructor has the options, where it is not that of folders.
-CLASSES = {
+CONSTRUCTORS = {
     "digits": "digits.Digits",
     "cifar10": "cifar.Cifar",
     "cifar100": "cifar.Cifar",
@@ -248,7 +248,7 @@ def check_options(name: str, options: Iterable[str]) -> None:
     """Whether the data set has options of these names, which needs none of its files."""
     if name not in DATA:
         raise unknown_name("data", name, DATA)
-    module, constructor = CLASSES.get(name, CLASSES["folder"]).split(".")
+    module, constructor = CONSTRUCTORS.get(name, CONSTRUCTORS["folder"]).split(".")
     known: set[str] = set()
     for cls in getattr(import_module(f"lrfdyn.data.{module}"), constructor).__mro__:
         if "__init__" in vars(cls):

@@ -61,8 +61,9 @@ def write_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], met
         save_tensors(path, tensors, {**meta, "checksum": checksum(tensors, meta)})
     except SafetensorError as error:  # its way to say that the system refused to write
         raise OSError(str(error)) from None
-    course = [file for file in list_checkpoints(folder) if file <= path]
-    for old in {*list_checkpoints(folder)} - {*course[:KEPT]}:
+    found = list_checkpoints(folder)
+    kept = [file for file in found if file <= path][:KEPT]
+    for old in {*found} - {*kept}:
         old.unlink(missing_ok=True)
     return path
 
