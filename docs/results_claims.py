@@ -17,6 +17,7 @@ PAPER = {
 CLAIMS = {
     "LRF helps SSA": (("LRF-SSA", "Ω<=5"), ("LRF-SSA", "w/o LRF")),
     "LRF helps LRF-Dyn": (("LRF-Dyn", "Ω<=5"), ("LRF-Dyn", "w/o LRF")),
+    "LRF-Dyn with LRF is better than SSA": (("LRF-Dyn", "Ω<=5"), ("LRF-SSA", "w/o LRF")),
     "LRF-Dyn does as well as LRF-SSA": (("LRF-Dyn", "Ω<=5"), ("LRF-SSA", "Ω<=5")),
     "LRF-Dyn without LRF does as well as SSA": (("LRF-Dyn", "w/o LRF"), ("LRF-SSA", "w/o LRF")),
     "SSA loses by being causal": (("causal SSA", "w/o LRF"), ("LRF-SSA", "w/o LRF")),

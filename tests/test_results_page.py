@@ -32,6 +32,7 @@ def record(folder: Path, recipe: str, top1: float, seed: int = 0, epochs: int = 
     for epoch in range(1, count + 1):
         accuracy = top1 * epoch / count
         lines.append({"kind": "epoch", "step": epoch, "epoch": epoch, "train_loss": 4.0 / epoch, "top1": accuracy})
+        lines[-1] |= {"wall_s": 2.0 * epoch}
     (out / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "ep')
     if ended:
         kind = config.model.attention
@@ -75,7 +76,8 @@ def test_partial_set(tmp_path):
     assert "lrf_dyn_omega3`" not in absent
     assert "Seeds: 2 here (0, 1)" in text
     assert "Epochs: 4 here" in text
-    assert "| 9,000,000 | 14,000 | 391 | NVIDIA H200 |" in text
+    assert "| 74.25 | 74.25 | 9,000,000 | 14,000 |  | 391 | NVIDIA H200 |" in text
+    assert "The highest here: 74.25, LRF-Dyn (3, 5), 4 epochs, seed 0. In the paper: 78.64, LRF-SSA Ω<=5." in text
     figure = (tmp_path / "images" / "cifar100_curves.svg").read_text()
     for label in ("LRF-Dyn (1, 3), 4 epochs, seed 1", "causal SSA"):
         assert label in figure
@@ -120,7 +122,22 @@ def test_runs_that_stopped_mixing_before_their_end_are_a_table_of_their_own(tmp_
     assert rows(whole.partition("## What")[0])["LRF-Dyn, here"][-1] == "71.00"
     assert page.NOT_YET not in text
     shutil.rmtree(tmp_path / "lrf_dyn_seed0_4")
+    record(tmp_path, "lrf_dyn_strong", 72.0)
     assert page.NOT_YET in page.render(page.read_runs(tmp_path))
+
+
+def test_best_and_fastest_epoch_stand_beside_the_last_and_the_mean(tmp_path):
+    record(tmp_path, "ssa", 70.0)
+    log = tmp_path / "ssa_seed0_4" / "log.jsonl"
+    epochs = [
+        {"epoch": 1, "step": 10, "wall_s": 30.0},
+        {"epoch": 2, "step": 20, "wall_s": 35.0, "top1": 72.0},
+        {"epoch": 3, "step": 30, "wall_s": 45.0},
+        {"epoch": 4, "step": 40, "wall_s": 47.0, "top1": 70.0},
+    ]
+    log.write_text("".join(json.dumps({"kind": "epoch", "train_loss": 1.0} | epoch) + "\n" for epoch in epochs))
+    text = page.render(page.read_runs(tmp_path))
+    assert "| 70.00 | 72.00 | 9,000,000 | 14,000 | 128 | 391 |" in text, "of the epochs without a test the third"
 
 
 def test_run_that_was_stopped_before_its_first_test_is_drawn(tmp_path):
