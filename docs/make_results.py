@@ -122,8 +122,15 @@ class Run:
 
     @property
     def label(self) -> str:
+        """Its name among those of its length and settings."""
         stencils = "" if self.title in ("SSA", "VSA") else f" {self.dilations or 'w/o LRF'}"
-        return f"{self.title}{stencils}{self.settings}, {self.schedule} epochs, seed {self.recipe['run']['seed']}"
+        return f"{self.title}{stencils}, seed {self.recipe['run']['seed']}"
+
+
+def groups(runs: list[Run]) -> dict[tuple[int, str], list[Run]]:
+    """Runs that compare, by their length and settings, the longest first."""
+    keys = sorted({(run.schedule, run.settings) for run in runs}, reverse=True)
+    return {key: [run for run in runs if (run.schedule, run.settings) == key] for key in keys}
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -238,7 +245,8 @@ def highest(finished: list[Run]) -> str:
     top1, method, column = max(
         (top1, method, c) for method in PAPER for c, top1 in zip(OMEGA, PAPER[method], strict=True)
     )
-    return f"The highest here: {ours.summary['top1']:.2f}, {ours.label}. In the paper: {top1:.2f}, {method} {column}.\n"
+    where = f"{ours.label}, after {ours.schedule} epochs{ours.settings}"
+    return f"The highest here: {ours.summary['top1']:.2f}, {where}. In the paper: {top1:.2f}, {method} {column}.\n"
 
 
 def every_run(runs: list[Run]) -> str:
@@ -266,8 +274,7 @@ def render(runs: list[Run]) -> str:
         return f"{INTRODUCTION}\nNo run is recorded yet. The recipes of the table:\n\n{absent}\n"
     finished = [run for run in runs if run.summary is not None]
     parts = [INTRODUCTION, *([highest(finished)] if finished else [])]
-    for length, settings in sorted({(run.schedule, run.settings) for run in finished}, reverse=True):
-        group = [run for run in finished if (run.schedule, run.settings) == (length, settings)]
+    for (length, settings), group in groups(finished).items():
         parts.append(f"## Accuracy after {length} epochs{settings}\n")
         parts += [comparison(group), *readings(accuracies(group))]
         if group[0].strong:
@@ -292,7 +299,8 @@ def render(runs: list[Run]) -> str:
 
 
 def draw(runs: list[Run], path: Path) -> None:
-    """Test accuracy and training loss of every run over its epochs, and the accuracy near the end enlarged."""
+    """Test accuracy and training loss of every run over its epochs, and the accuracy near the end enlarged: one row for
+    the runs that compare, which have their length and settings in common."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -300,22 +308,25 @@ def draw(runs: list[Run], path: Path) -> None:
 
     # The same runs give the same file.
     with matplotlib.rc_context({"svg.hashsalt": "lrfdyn", "svg.fonttype": "none", "font.size": 9}):
-        figure, panels = pyplot.subplots(1, 3, figsize=(12, 4.5), layout="constrained")
-        accuracy, end, loss = panels
-        for run in runs:
-            tested = [r for r in run.epochs if "top1" in r]
-            late = [r for r in tested if r["epoch"] > LATE * run.schedule]
-            accuracy.plot([r["epoch"] for r in tested], [r["top1"] for r in tested], label=run.label, linewidth=1.2)
-            shares = [r["epoch"] / run.schedule for r in late]
-            end.plot(shares, [r["top1"] for r in late], linewidth=1.2, marker=".", markersize=3)
-            loss.plot([r["epoch"] for r in run.epochs], [r["train_loss"] for r in run.epochs], linewidth=1.2)
-        accuracy.set(xlabel="epoch", ylabel="top-1 on the test images, %")
-        end.set(xlabel="share of all epochs", ylabel="top-1 on the test images, %", xlim=(LATE, 1.01))
-        loss.set(xlabel="epoch", ylabel="training loss (smoothed and mixed targets)")
-        for axes in panels:
+        rows = groups(runs)
+        figure, panels = pyplot.subplots(
+            len(rows), 3, figsize=(12, 3.8 * len(rows)), layout="constrained", squeeze=False
+        )
+        for (length, settings), (accuracy, end, loss) in zip(rows, panels, strict=True):
+            for run in rows[length, settings]:
+                tested = [r for r in run.epochs if "top1" in r]
+                late = [r for r in tested if r["epoch"] > LATE * length]
+                accuracy.plot([r["epoch"] for r in tested], [r["top1"] for r in tested], label=run.label, linewidth=1.2)
+                end.plot([r["epoch"] for r in late], [r["top1"] for r in late], linewidth=1.2, marker=".", markersize=3)
+                loss.plot([r["epoch"] for r in run.epochs], [r["train_loss"] for r in run.epochs], linewidth=1.2)
+            accuracy.set_title(f"{length} epochs{settings}", loc="left")
+            accuracy.set(xlabel="epoch", ylabel="top-1 on the test images, %")
+            accuracy.legend(loc="lower right", frameon=False, fontsize=8)
+            end.set(xlabel="epoch", ylabel="the same near the end", xlim=(LATE * length, 1.005 * length))
+            loss.set(xlabel="epoch", ylabel="training loss (smoothed and mixed targets)")
+        for axes in panels.flat:
             axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
-        figure.legend(loc="outside lower center", ncols=2, frameon=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
         pyplot.close(figure)

@@ -77,9 +77,9 @@ def test_partial_set(tmp_path):
     assert "Seeds: 2 here (0, 1)" in text
     assert "Epochs: 4 here" in text
     assert "| 74.25 | 74.25 | 9,000,000 | 14,000 |  | 391 | NVIDIA H200 |" in text
-    assert "The highest here: 74.25, LRF-Dyn (3, 5), 4 epochs, seed 0. In the paper: 78.64, LRF-SSA Ω<=5." in text
+    assert "The highest here: 74.25, LRF-Dyn (3, 5), seed 0, after 4 epochs. In the paper: 78.64, LRF-SSA Ω<=5." in text
     figure = (tmp_path / "images" / "cifar100_curves.svg").read_text()
-    for label in ("LRF-Dyn (1, 3), 4 epochs, seed 1", "causal SSA"):
+    for label in ("4 epochs", "LRF-Dyn (1, 3), seed 1", "causal SSA"):
         assert label in figure
     assert "causal SSA" in (tmp_path / "runs" / "causal_ssa_seed0_4" / "curve.svg").read_text()
     page.draw(page.read_runs(tmp_path / "runs"), tmp_path / "again.svg")
@@ -205,5 +205,5 @@ def test_runs_that_differ_in_more_than_the_table_shows_are_refused(tmp_path):
     with pytest.raises(LrfdynError, match=r"ssa_seed1_4 and .* do not compare: optimizer.learning_rate: 0.0005 there"):
         page.render(page.read_runs(tmp_path))
     path.write_text(text.replace("seed: 1", "seed: 0"))
-    with pytest.raises(LrfdynError, match="ssa_seed1_4 and ssa_seed0_4 are both SSA, 4 epochs, seed 0"):
+    with pytest.raises(LrfdynError, match="ssa_seed1_4 and ssa_seed0_4 are both SSA, seed 0"):
         page.render(page.read_runs(tmp_path))
