@@ -87,6 +87,7 @@ class DataSource(ABC):
     augment: Augmentation
     mean: tuple[float, ...]  # of the levels 0..1
     deviation: tuple[float, ...]
+    class_names: Sequence[str] | None = None  # not every data set has them
     images_at_once = 0  # small batches are augmented together up to this size: launching costs the same for all
 
     @abstractmethod

@@ -72,8 +72,6 @@ class Cifar(ResidentData):
     """`root` holds the official folder, or is it, or holds `cifar10.npz` / `cifar100.npz` with `x_train`, `y_train`,
     `x_test`, `y_test` (images HWC, uint8)."""
 
-    class_names: list[str] | None = None  # the .npz form need not have them
-
     def __init__(self, name: str, root: Path, augment: Augmentation) -> None:
         variant = VARIANTS[name]
         archive = root / f"{name}.npz"

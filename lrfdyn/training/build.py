@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +32,21 @@ def build_model(config: TrainConfig, num_classes: int, image_size: int, in_chann
 
 def data_model(config: TrainConfig, source: DataSource) -> SpikingModel:
     return build_model(config, source.num_classes, source.image_size, source.in_channels)
+
+
+def data_identity(source: DataSource) -> dict[str, Any]:
+    """What a checkpoint keeps of its data, which may move to another folder but not change."""
+    names = None if source.class_names is None else list(source.class_names)
+    return {"images": source.train_images, "classes": source.num_classes, "class_names": names}
+
+
+def check_same_data(path: Path, meta: Mapping[str, Any], source: DataSource) -> None:
+    """Whether the run of a checkpoint may go on with this data; what either of them does not know is not compared."""
+    here = data_identity(source)
+    for what in ("images", "classes"):
+        there = meta.get(what, here[what])
+        require(
+            there == here[what], f"resume: {path} was trained on {there} {what}, and data.root has {here[what]} here"
+        )
+    for index, (there, name) in enumerate(zip(meta.get("class_names") or (), here["class_names"] or (), strict=False)):
+        require(there == name, f"resume: class {index} of {path} is {there!r}, and in data.root it is {name!r}")

@@ -149,8 +149,7 @@ def trained_model(trainer: Trainer, checkpoint: Path) -> SpikingModel:
     model = data_model(trainer.config, trainer.source).to(trainer.dtype)
     model.load_state_dict(state.model_weights(state.read_checkpoint(checkpoint)[0]))
     source = trainer.source
-    names = getattr(source, "class_names", None)  # not every data set has them
-    model.class_names = None if names is None else tuple(names)
+    model.class_names = None if source.class_names is None else tuple(source.class_names)
     if trainer.config.data.name not in MASKED:  # images are segmented whole, and not cropped
         model.preprocessing = Preprocessing.of_data(source)
     return model

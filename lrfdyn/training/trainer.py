@@ -26,7 +26,7 @@ from lrfdyn.models import SpikingModel
 from lrfdyn.models.segmenter import load_backbone
 from lrfdyn.tasks import task_of
 from lrfdyn.training import state
-from lrfdyn.training.build import build_data, data_model
+from lrfdyn.training.build import build_data, check_same_data, data_identity, data_model
 from lrfdyn.training.config import TrainConfig, differences
 from lrfdyn.training.distill import build_distill
 from lrfdyn.training.logs import RunLog
@@ -290,8 +290,7 @@ class Trainer:
             "config": self.config.as_dict(),
             "fingerprint": self.config.fingerprint(),
             "processes": self.processes,
-            "images": self.source.train_images,
-            "classes": self.source.num_classes,
+            **data_identity(self.source),
             "random": generators,
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "loss_sum": loss_sum,
@@ -312,9 +311,7 @@ class Trainer:
             raise LrfdynError(
                 f"resume: {path} was made with other settings ({what}); take another --out, or --restart to discard it"
             )
-        for what, here in (("images", self.source.train_images), ("classes", self.source.num_classes)):
-            there = meta.get(what, here)
-            require(there == here, f"resume: {path} was trained on {there} {what}, and data.root has {here} here")
+        check_same_data(path, meta, self.source)
         state.restore_training(tensors, self.model, self.raw_optimizer, self.average)
         self.done = meta["step"]
         self.loss_sum.fill_(meta["loss_sum"])

@@ -171,6 +171,11 @@ def test_other_data_under_the_same_settings_is_refused(tmp_path, capsys):
     write_folder(tmp_path / "c", classes=4)
     assert main(["evaluate", str(out), "--data.root", str(tmp_path / "c")]) == 2
     assert "(the model is for the 4 classes of the data)" in capsys.readouterr().err
+    third = write_folder(tmp_path / "d")
+    for split in ("train", "val"):
+        (third / split / "n00000001").rename(third / split / "n00000000a")
+    with pytest.raises(LrfdynError, match=r"class 1 of .* is 'n00000001', and in data.root it is 'n00000000a'"):
+        train(tiny(data={**data, "root": str(third)}, run={"batch_size": 4}), out, resume="auto")
     shutil.move(first, tmp_path / "moved")
     train(tiny(data={**data, "root": str(tmp_path / "moved")}, run={"batch_size": 4}), out, resume="auto")
 
