@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lrfdyn.commands.bar import bar
 from lrfdyn.commands.train import add_keys, overrides
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.tasks import describe_results
@@ -39,8 +40,15 @@ def run(arguments: argparse.Namespace) -> None:
     from lrfdyn.training.processes import leave_together
 
     config, weights, source = load(arguments)
-    result: dict[str, Any] = {"source": source, **evaluate_weights(config, weights, Path(source))}
-    if int(os.environ.get("RANK", "0")) == 0:  # all processes have the same numbers
+    first = int(os.environ.get("RANK", "0")) == 0
+    with bar(first) as shown:
+        task = shown.add_task("test images", total=None)
+
+        def progress(images: int, total: int) -> None:
+            shown.update(task, advance=images, total=total)
+
+        result: dict[str, Any] = {"source": source, **evaluate_weights(config, weights, Path(source), progress)}
+    if first:  # all processes have the same numbers
         print_result(result, arguments)
     leave_together()
 

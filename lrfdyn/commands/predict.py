@@ -12,9 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
+from lrfdyn.commands.bar import bar
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.files import writable_folder, write_json
 
@@ -98,12 +96,6 @@ def segment(arguments: argparse.Namespace, paths: list[Path]) -> list[dict[str, 
             if "error" not in record:
                 print(f"{record['image']}: {record['overlay']}")
     return records
-
-
-def bar(visible: bool) -> Progress:
-    """On the error stream, and only where a person sees it."""
-    console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=not visible or not console.is_terminal)
 
 
 def progress(records: Iterable[dict[str, Any]], total: int, batch: int) -> Iterator[dict[str, Any]]:

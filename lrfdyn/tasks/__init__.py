@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -13,6 +14,8 @@ from lrfdyn.data.base import MASKED
 if TYPE_CHECKING:
     from lrfdyn.models import SpikingModel
     from lrfdyn.training.config import TrainConfig
+
+Seen = Callable[[int], None]
 
 
 class Task(Protocol):
@@ -33,9 +36,16 @@ class Task(Protocol):
         """Targets of the right shape and kind, to count with."""
 
     def test(
-        self, model: nn.Module, source: DataSource, batch_size: int, accelerator: Any, dtype: torch.dtype
+        self,
+        model: nn.Module,
+        source: DataSource,
+        batch_size: int,
+        accelerator: Any,
+        dtype: torch.dtype,
+        seen: Seen | None = None,
     ) -> dict[str, Any]:
-        """`results` over all test images and processes, and whatever else is worth keeping."""
+        """`results` over all test images and processes, and whatever else is worth keeping. `seen` hears of every
+        batch how many images this process has tested with it."""
 
 
 def task_of(data: str) -> Task:

@@ -14,6 +14,7 @@ from lrfdyn.models import SpikingModel, create_model
 from lrfdyn.models.registry import model_class
 
 if TYPE_CHECKING:
+    from lrfdyn.tasks import Seen
     from lrfdyn.training.config import TrainConfig
 
 
@@ -45,7 +46,13 @@ class Classification:
 
     @torch.no_grad()
     def test(
-        self, model: nn.Module, source: DataSource, batch_size: int, accelerator: Any, dtype: torch.dtype
+        self,
+        model: nn.Module,
+        source: DataSource,
+        batch_size: int,
+        accelerator: Any,
+        dtype: torch.dtype,
+        seen: Seen | None = None,
     ) -> dict[str, Any]:
         """Accuracies in percent and loss over all test images."""
         model.eval()
@@ -65,6 +72,8 @@ class Classification:
             sums += torch.stack(
                 (loss, best[:, 0].sum(), best.sum(), torch.tensor(batch.count, device=loss.device))
             ).double()
+            if seen is not None:
+                seen(batch.count)
         loss_sum, top1, top5, count = accelerator.reduce(sums, "sum").tolist()
         require(count > 0, "data: expected at least one test image that can be read")
         return {"test_loss": loss_sum / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count}

@@ -18,6 +18,7 @@ from lrfdyn.segmentation.inference import check_window, segment
 from lrfdyn.segmentation.metric import build_confusion, class_rows, require_torchmetrics, scores
 
 if TYPE_CHECKING:
+    from lrfdyn.tasks import Seen
     from lrfdyn.training.config import TrainConfig
 
 
@@ -57,7 +58,13 @@ class Segmentation:
 
     @torch.no_grad()
     def test(
-        self, model: nn.Module, source: DataSource, batch_size: int, accelerator: Any, dtype: torch.dtype
+        self,
+        model: nn.Module,
+        source: DataSource,
+        batch_size: int,
+        accelerator: Any,
+        dtype: torch.dtype,
+        seen: Seen | None = None,
     ) -> dict[str, Any]:
         """mIoU, mean and pixel accuracy in percent from one confusion matrix, the loss per labelled pixel, and the
         numbers of every class."""
@@ -84,6 +91,8 @@ class Segmentation:
             confusion.update(logits.argmax(1), batch.labels)
             losses = F.cross_entropy(logits, batch.labels, ignore_index=IGNORED, reduction="none")
             sums += torch.stack((losses.double().sum(), (batch.labels != IGNORED).sum().double()))
+            if seen is not None:
+                seen(batch.count)
         loss_sum, count = accelerator.reduce(sums, "sum").tolist()
         require(count > 0, "data: expected at least one labelled pixel in the test images")
         matrix = confusion.compute().double().cpu()  # the sum over all processes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,14 @@ from lrfdyn.training.processes import build_accelerator
 from lrfdyn.weights import check_fit
 
 
-def evaluate_weights(config: TrainConfig, weights: Mapping[str, Tensor], name: Path) -> dict[str, Any]:
-    """The accuracy of weights in the model and on the data of a configuration."""
+def evaluate_weights(
+    config: TrainConfig,
+    weights: Mapping[str, Tensor],
+    name: Path,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """The accuracy of weights in the model and on the data of a configuration. `progress` is called with the number of
+    images behind every batch, over all processes, and with that of all images."""
     accelerator = build_accelerator(config.run)
     source = build_data(config)
     model = data_model(config, source)
@@ -29,5 +35,10 @@ def evaluate_weights(config: TrainConfig, weights: Mapping[str, Tensor], name: P
     model.load_state_dict(dict(weights))
     dtype = torch.float64 if config.run.precision == "fp64" else torch.float32
     model.to(accelerator.device, dtype)
-    tested = task_of(config.data.name).test(model, source, config.run.test_batch_size, accelerator, dtype)
+
+    def seen(images: int) -> None:
+        if progress is not None:
+            progress(images * accelerator.num_processes, source.test_images)
+
+    tested = task_of(config.data.name).test(model, source, config.run.test_batch_size, accelerator, dtype, seen)
     return {"num_classes": source.num_classes, **tested}

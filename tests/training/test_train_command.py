@@ -1,4 +1,4 @@
-"""What `lrfdyn train` shows."""
+"""What `lrfdyn train` and `lrfdyn evaluate` show."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
 from lrfdyn.cli import main
+from lrfdyn.commands import evaluate
 from lrfdyn.commands.train import Bar
 from tests.data.make import write_folder
 from tests.training.runs import tiny, write_recipe
@@ -30,6 +32,18 @@ def test_progress_bar_ends_with_the_last_epoch():
     last = text.getvalue().splitlines()[-1]
     assert "2/2 10 images/s, top-1 50.00 %" in last
     assert last.split()[-1].count(":") == 2, "the time left is there in 80 columns"
+
+
+def test_evaluation_shows_how_far_it_is(tmp_path, monkeypatch):
+    recipe, out = write_recipe(tmp_path / "tiny.yaml"), tmp_path / "run"
+    assert main(["train", str(recipe), "--out", str(out)]) == 0
+    text = io.StringIO()
+    shown = Progress(console=Console(file=text, force_terminal=True, width=80))
+    monkeypatch.setattr(evaluate, "bar", lambda visible: shown)
+    assert main(["evaluate", str(out), "--run.test_batch_size", "100"]) == 0
+    (task,) = shown.tasks
+    assert (task.completed, task.total) == (360, 360), "the held-out digits"
+    assert "100%" in text.getvalue()
 
 
 def test_three_classes_have_no_top_5(tmp_path, capsys):
