@@ -2,19 +2,19 @@
 
     python benchmarks/export.py --images photos/ --json results/performance/export_cpu.json
     python benchmarks/export.py --matrix --json results/performance/export_matrix.json
-    python benchmarks/export.py --runs RUN ... --json results/performance/export_digits.json
+    python benchmarks/export.py --runs RUN ... --data-root DIR --json results/performance/export_runs.json
 
 Weights are random, with the norms' statistics of random images so that the neurons fire. Latencies are the time
 that the one core worked, which other programs on the machine do not lengthen: the least of several calls, file and
-PyTorch (norms folded) in turn. `--matrix` writes and runs a small network of every host with
-every attention instead; `--runs` compares the models of `lrfdyn train digits_*` on all
-held-out digits. Records are added to the file one by one; those that it has are not measured again.
+PyTorch (norms folded) in turn. `--matrix` writes and runs a small network of every host with every attention instead;
+`--runs` compares models of `lrfdyn train` on the test images of their data, or on --held-out of them, spread evenly.
+Records are added to the file one by one; networks that it has are not measured again, runs are.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import copy
 import json
 import os
 import sys
@@ -26,15 +26,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import common
 from lrfdyn import create_model
+from lrfdyn.analysis.images import load_images
 from lrfdyn.attention import ATTENTIONS
-from lrfdyn.data import Augmentation
-from lrfdyn.data.digits import Digits
+from lrfdyn.data import Augmentation, create_data
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy.executorch import ExecutorchRunner
 from lrfdyn.deploy.export import FORMATS, export_model
@@ -140,35 +139,43 @@ def matrix() -> Iterator[tuple[dict[str, Any], Any]]:
                 yield {**facts, "format": format}, build
 
 
-def trained(folder: str, format: str) -> dict[str, Any]:
-    """The file of a trained model against PyTorch, and PyTorch against itself in float64, on all held-out digits."""
-    model, _ = load_model(folder)
-    raw = Digits(Augmentation())._splits["test"]
-    assert model.preprocessing is not None
-    images = np.stack([model.preprocessing.apply(Image.fromarray(d[0].byte().numpy())) for d in raw[0]])
-    with tempfile.TemporaryDirectory() as place:
-        made = export_model(model, Path(place) / f"model{FORMATS[format]}")
-        runner = OnnxRunner(made.path, threads=1) if format == "onnx" else ExecutorchRunner(made.path)
-        found = run_batches(runner, images, runner.most_images)
-    logits, exact = torch_logits(model, images), torch_logits(model.double(), images)
-    limit = made.check.tolerance * np.abs(logits).max()
-    result: dict[str, Any] = {"images": len(images), "largest_logit": float(np.abs(logits).max())}
-    result["top1"] = 100 * float((logits.argmax(1) == raw[1].numpy()).mean())
-    for name, other in (("", found), ("float64_", exact)):
-        off = np.abs(other - logits).max(1)
-        result |= {
-            f"{name}equal_argmax": int((other.argmax(1) == logits.argmax(1)).sum()),
-            f"{name}within_tolerance": int((off <= limit).sum()),
-            f"{name}max_logit_difference": float(off.max()),
-            f"{name}max_without_flip": float(off[off <= limit].max()),
-        }
-    return {"benchmark": "export_digits", "tolerance": made.check.tolerance, "time_steps": model.time_steps, **result}
+def trained(folder: Path, root: Path | None, count: int | None) -> Iterator[dict[str, Any]]:
+    """The files of a trained model against PyTorch, and PyTorch against itself in float64, on test images."""
+    summary = json.loads((folder / "summary.json").read_text())
+    data = summary.get("data", "digits")
+    most = create_data(data, root, Augmentation()).test_images if count is None else count
+    shown = load_images(data, root, most, most, torch.device("cpu"))
+    images, labels = shown.batches[0].numpy(), shown.labels[0].numpy()
+    model, _ = load_model(str(folder))
+    logits, exact = torch_logits(model, images), torch_logits(copy.deepcopy(model).double(), images)
+    for format in FORMATS:
+        with tempfile.TemporaryDirectory() as place:
+            made = export_model(model, Path(place) / f"model{FORMATS[format]}")
+            runner = OnnxRunner(made.path, threads=1) if format == "onnx" else ExecutorchRunner(made.path)
+            found = run_batches(runner, images, runner.most_images)
+        limit = made.check.tolerance * np.abs(logits).max()
+        result: dict[str, Any] = {"images": len(images), "largest_logit": float(np.abs(logits).max())}
+        result["top1"] = 100 * float((logits.argmax(1) == labels).mean())
+        for name, other in (("", found), ("float64_", exact)):
+            off = np.abs(other - logits).max(1)
+            result |= {
+                f"{name or 'file_'}top1": 100 * float((other.argmax(1) == labels).mean()),
+                f"{name}equal_argmax": int((other.argmax(1) == logits.argmax(1)).sum()),
+                f"{name}within_tolerance": int((off <= limit).sum()),
+                f"{name}max_logit_difference": float(off.max()),
+                f"{name}max_without_flip": float(off[off <= limit].max()),
+            }
+        facts = {key: summary[key] for key in ("recipe", "attention", "epochs", "seed")}
+        facts |= {"format": format, "tolerance": made.check.tolerance, "time_steps": model.time_steps}
+        yield {"benchmark": "export_runs", **result, **facts}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--matrix", action="store_true")
-    parser.add_argument("--runs", nargs="*", default=[], help="folders of lrfdyn train digits_*")
+    parser.add_argument("--runs", nargs="*", type=Path, default=[], help="folders of lrfdyn train")
+    parser.add_argument("--data-root", type=Path, help="of their data")
+    parser.add_argument("--held-out", type=int, help="test images of their data; default: all")
     parser.add_argument("--models", nargs="*", help="only these")
     parser.add_argument("--images", nargs="*", default=[], help="real images of the check: files, folders, patterns")
     parser.add_argument("--check", type=int, default=8, help="random images, and the most real ones")
@@ -181,13 +188,11 @@ def main() -> None:
     records: list[dict[str, Any]] = json.loads(path.read_text()) if path and path.exists() else []
     found = expand_images(arguments.images) if arguments.images else []
     images = found[:: max(1, len(found) // arguments.check)][: arguments.check]  # spread over the classes
-    for folder, format in itertools.product(arguments.runs, FORMATS):
-        summary = json.loads((Path(folder) / "summary.json").read_text())
-        facts = {key: summary[key] for key in ("recipe", "attention", "epochs", "seed")}
-        records.append({**trained(folder, format), **facts, "format": format, **common.about()})
-        print(json.dumps(records[-1]), flush=True)
-        if path:
-            path.write_text(json.dumps(records, indent=1) + "\n")
+    for folder in arguments.runs:
+        for record in trained(folder, arguments.data_root, arguments.held_out):
+            records.append(record)
+            print(json.dumps(record), flush=True)
+            common.write(records, arguments.json)
     if arguments.runs:
         return
     for facts, build in matrix() if arguments.matrix else real_size():

@@ -1,7 +1,8 @@
 """Writes docs/results.md and its figure from the runs in results/cifar100, and a figure into the folder of each.
 
 A run is a folder that `lrfdyn train --out results/cifar100/NAME` filled: summary.json, log.jsonl and recipe.yaml are
-read (and are what is committed). A run without a summary did not end; it is listed and drawn, but not compared.
+read (and are what is committed), and what `lrfdyn evaluate --json` said of it in evaluate_*.json. A run without a
+summary did not end; it is listed and drawn, but not compared.
 
     python docs/make_results.py [FOLDER]
 """
@@ -10,10 +11,11 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 from typing import Any
 
 import yaml
@@ -55,6 +57,11 @@ NOT_YET = "No run by the published settings that mixes to its end is recorded ye
 STRONG = """\
 Not the paper's recipe: hold these rows against each other, and against the paper's only with the changes in mind.
 """
+ELSEWHERE = """\
+Networks here are trained and tested in the precision that the first column names. A spiking network is not continuous:
+where rounding is another, spikes near the threshold flip, and some images change their class. On all test images, by
+`lrfdyn evaluate RUN --run.device cpu --run.precision P`:
+"""
 EVERY_RUN = """\
 Top-1 is that of the last epoch, the number that we report; "best" that of the best test on the way, for comparison with
 programs that report it. Images/s is the mean over a run's training alone, "fastest epoch" the images/s of the fastest
@@ -68,6 +75,7 @@ class Run:
     recipe: dict[str, Any]
     epochs: list[dict[str, Any]]
     summary: dict[str, Any] | None  # None: it did not end
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # of the same weights, later
 
     @property
     def schedule(self) -> int:
@@ -139,7 +147,8 @@ def read_runs(folder: Path) -> list[Run]:
         path = recipe.with_name("summary.json")
         summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         epochs = [record for record in read_log(recipe.with_name("log.jsonl")) if record["kind"] == "epoch"]
-        runs.append(Run(recipe.parent.name, yaml.safe_load(recipe.read_text(encoding="utf-8")), epochs, summary))
+        later = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(recipe.parent.glob("evaluate_*.json"))]
+        runs.append(Run(recipe.parent.name, yaml.safe_load(recipe.read_text(encoding="utf-8")), epochs, summary, later))
     return runs
 
 
@@ -246,7 +255,22 @@ def highest(finished: list[Run]) -> str:
         (top1, method, c) for method in PAPER for c, top1 in zip(OMEGA, PAPER[method], strict=True)
     )
     where = f"{ours.label}, after {ours.schedule} epochs{ours.settings}"
-    return f"The highest here: {ours.summary['top1']:.2f}, {where}. In the paper: {top1:.2f}, {method} {column}.\n"
+    text = f"The highest here: {ours.summary['top1']:.2f}, {where}. In the paper: {top1:.2f}, {method} {column}."
+    later = ", ".join(f"{e['top1']:.2f} ({e['device']}, {e['precision']})" for e in ours.evaluations)
+    return fill(text + (f" The same weights elsewhere: {later}." if later else ""), 120) + "\n"
+
+
+def precisions(finished: list[Run]) -> str:
+    """The accuracy of the same weights on other machines and in other precisions."""
+    runs = [run for run in finished if run.evaluations]
+    columns = sorted({(e["device"], e["precision"]) for run in runs for e in run.evaluations})
+    body = []
+    for run in runs:
+        assert run.summary is not None
+        found = {(e["device"], e["precision"]): f"{e['top1']:.2f}" for e in run.evaluations}
+        own = f"{run.summary['top1']:.2f} ({run.summary['device']}, {run.summary['precision']})"
+        body.append([run.name, own, *(found.get(column, "") for column in columns)])
+    return table(["run", "after training", *(f"{device}, {precision}" for device, precision in columns)], body)
 
 
 def every_run(runs: list[Run]) -> str:
@@ -289,6 +313,8 @@ def render(runs: list[Run]) -> str:
     absent = missing(runs)
     if absent:
         parts += ["## Not run yet\n", *(f"- `{name}`" for name in absent), ""]
+    if any(run.evaluations for run in finished):
+        parts += ["## The same weights elsewhere\n", ELSEWHERE, precisions(finished)]
     parts += ["## Convergence\n", f"![Test accuracy over the epochs of every run]({FIGURE})\n"]
     parts += ["## Every run\n", EVERY_RUN]
     parts.append(every_run(runs))

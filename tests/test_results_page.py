@@ -140,6 +140,25 @@ def test_best_and_fastest_epoch_stand_beside_the_last_and_the_mean(tmp_path):
     assert "| 70.00 | 72.00 | 9,000,000 | 14,000 | 128 | 391 |" in text, "of the epochs without a test the third"
 
 
+def test_what_the_weights_do_elsewhere_is_told(tmp_path):
+    record(tmp_path, "ssa", 70.0)
+    record(tmp_path, "lrf_dyn", 71.0)
+    assert "## The same weights elsewhere" not in page.render(page.read_runs(tmp_path))
+    path = tmp_path / "ssa_seed0_4" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"precision": "bf16"}))
+    for precision, top1 in (("bf16", 70.25), ("fp32", 69.5)):
+        said = {"device": "cpu", "precision": precision, "top1": top1}
+        (tmp_path / "ssa_seed0_4" / f"evaluate_cpu_{precision}.json").write_text(json.dumps(said))
+    text = page.render(page.read_runs(tmp_path))
+    assert "The same weights elsewhere:" not in text, "the highest has none"
+    table = rows(text)
+    assert table["ssa_seed0_4"] == ["70.00 (NVIDIA H200, bf16)", "70.25", "69.50"]
+    assert "lrf_dyn_seed0_4" not in table
+    shutil.rmtree(tmp_path / "lrf_dyn_seed0_4")
+    text = " ".join(page.render(page.read_runs(tmp_path)).split())
+    assert "The same weights elsewhere: 70.25 (cpu, bf16), 69.50 (cpu, fp32)." in text
+
+
 def test_run_that_was_stopped_before_its_first_test_is_drawn(tmp_path):
     record(tmp_path, "ssa", 70.0)
     record(tmp_path, "lrf_dyn", 70.0, ended=False)

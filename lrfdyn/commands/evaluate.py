@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,8 @@ def run(arguments: argparse.Namespace) -> None:
         def progress(images: int, total: int) -> None:
             shown.update(task, advance=images, total=total)
 
-        result: dict[str, Any] = {"source": source, **evaluate_weights(config, weights, Path(source), progress)}
+        result: dict[str, Any] = {"source": source, "command": shlex.join(["lrfdyn", *sys.argv[1:]])}
+        result |= evaluate_weights(config, weights, Path(source), progress)
     if first:  # all processes have the same numbers
         print_result(result, arguments)
     leave_together()

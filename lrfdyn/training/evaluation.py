@@ -13,7 +13,7 @@ from lrfdyn.errors import LrfdynError
 from lrfdyn.tasks import task_of
 from lrfdyn.training.build import build_data, data_model
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.processes import build_accelerator
+from lrfdyn.training.processes import build_accelerator, device_name
 from lrfdyn.weights import check_fit
 
 
@@ -41,4 +41,5 @@ def evaluate_weights(
             progress(images * accelerator.num_processes, source.test_images)
 
     tested = task_of(config.data.name).test(model, source, config.run.test_batch_size, accelerator, dtype, seen)
-    return {"num_classes": source.num_classes, **tested}
+    facts = {"device": device_name(accelerator.device), "precision": config.run.precision}
+    return {"num_classes": source.num_classes, **facts, **tested}

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from lrfdyn.attention import attention_options
@@ -20,7 +19,7 @@ from lrfdyn.models import SpikingModel
 from lrfdyn.training import state
 from lrfdyn.training.build import data_model
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.processes import gather, launch_name, restarts
+from lrfdyn.training.processes import device_name, gather, launch_name, restarts
 from lrfdyn.training.recipes import dump_yaml
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.stopping import Stop, Stopped
@@ -183,7 +182,7 @@ def summarise(trainer: Trainer, model: SpikingModel, last: dict[str, Any], recip
         "images_per_s": last["images_per_s"],
         "wall_s": last["wall_s"],
         "processes": trainer.processes,
-        "device": torch.cuda.get_device_name() if trainer.device.type == "cuda" else trainer.device.type,
+        "device": device_name(trainer.device),
         "precision": config.run.precision,
         "cuda_graph": not trainer.graph_obstacle,
         "ema": config.optimizer.ema_decay is not None,

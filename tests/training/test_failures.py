@@ -87,6 +87,7 @@ def test_summary_log_and_evaluation_agree(tmp_path, capsys):
     assert main(["evaluate", str(out), "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)
     assert (measured["top1"], measured["test_loss"]) == (last["top1"], last["test_loss"])
+    assert (measured["device"], measured["precision"]) == (summary["device"], summary["precision"])
     assert main(["evaluate", str(recipe), "--weights", str(out / "model"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["top1"] == last["top1"]
     assert main(["evaluate", str(out), "--raw", "--json"]) == 0
