@@ -142,9 +142,8 @@ def matrix() -> Iterator[tuple[dict[str, Any], Any]]:
 def trained(folder: Path, root: Path | None, count: int | None) -> Iterator[dict[str, Any]]:
     """The files of a trained model against PyTorch, and PyTorch against itself in float64, on test images."""
     summary = json.loads((folder / "summary.json").read_text())
-    data = summary.get("data", "digits")
-    most = create_data(data, root, Augmentation()).test_images if count is None else count
-    shown = load_images(data, root, most, most, torch.device("cpu"))
+    most = create_data(summary["data"], root, Augmentation()).test_images if count is None else count
+    shown = load_images(summary["data"], root, most, most, torch.device("cpu"))
     images, labels = shown.batches[0].numpy(), shown.labels[0].numpy()
     model, _ = load_model(str(folder))
     logits, exact = torch_logits(model, images), torch_logits(copy.deepcopy(model).double(), images)

@@ -23,7 +23,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.pages import table
-from docs.results_claims import OMEGA, PAPER, Accuracies, readings
+from docs.results_claims import OMEGA, PAPER, Accuracies, readings, tokens
 from lrfdyn.attention import attention_options
 from lrfdyn.errors import require
 from lrfdyn.training.config import differences as config_differences
@@ -58,8 +58,8 @@ STRONG = """\
 Not the paper's recipe: hold these rows against each other, and against the paper's only with the changes in mind.
 """
 ELSEWHERE = """\
-Networks here are trained and tested in the precision that the first column names. A spiking network is not continuous:
-where rounding is another, spikes near the threshold flip, and some images change their class. On all test images, by
+Runs are trained and tested in the precision that "after training" names. A spiking network is not continuous: where
+rounding is another, spikes near the threshold flip, and some images change their class. On all test images, by
 `lrfdyn evaluate RUN --run.device cpu --run.precision P`:
 """
 EVERY_RUN = """\
@@ -231,11 +231,12 @@ def differences(runs: list[Run]) -> list[str]:
     lines = [
         f"Epochs: {' and '.join(map(str, lengths))} here, with every part of the schedule in proportion. The recipe "
         f"that it shortens has {official} (300 and a cool-down of 10). The paper does not state its own.",
-        f"Seeds: {len(seeds)} here ({', '.join(map(str, seeds))}); the paper gives one number per cell and no spread. "
-        "Differences of a few tenths of a percent are within what another seed does.",
+        f"Seeds: {len(seeds)} here ({', '.join(map(str, seeds))}); the paper gives one number per cell and no spread."
+        + rounding(runs),
         "Epoch: the last one here. Spikformer's own program reports the best of all epochs on the test images, and its "
         "successors' logs show the same; which one the paper took is not stated.",
-        f"Settings: those of Spikformer's published CIFAR-10 file with batch {' and '.join(map(str, batches))}, in "
+        "Settings: but for what the sections above list, those of Spikformer's published CIFAR-10 file with batch"
+        f" {' and '.join(map(str, batches))}, in "
         f"{' and '.join(sorted({r.recipe['run']['precision'] for r in runs}))}; the first lines of "
         "`recipes/_spikformer_4_384_cifar.yaml` list every point in which ours differ. Those of the paper for this "
         "table are not published.",
@@ -245,6 +246,12 @@ def differences(runs: list[Run]) -> list[str]:
         "the other two. The paper does not say which form its row has.",
     ]
     return [f"- {line}" for line in lines]
+
+
+def rounding(runs: list[Run]) -> str:
+    """How far the same weights are from themselves, where that was measured."""
+    moved = [abs(e["top1"] - run.summary["top1"]) for run in runs if run.summary for e in run.evaluations]
+    return f" Rounding alone moves an accuracy by up to {max(moved):.2f} (below)." if moved else ""
 
 
 def highest(finished: list[Run]) -> str:
@@ -300,7 +307,7 @@ def render(runs: list[Run]) -> str:
     parts = [INTRODUCTION, *([highest(finished)] if finished else [])]
     for (length, settings), group in groups(finished).items():
         parts.append(f"## Accuracy after {length} epochs{settings}\n")
-        parts += [comparison(group), *readings(accuracies(group))]
+        parts += [comparison(group), *tokens(accuracies(group)), *readings(accuracies(group))]
         if group[0].strong:
             parts.append(STRONG)
         if settings:

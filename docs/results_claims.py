@@ -39,6 +39,16 @@ REASONS = {
 Accuracies = dict[tuple[str, tuple[int, ...]], list[float]]
 
 
+def tokens(found: Accuracies) -> list[str]:
+    """What queries and keys in the token of LRF-Dyn do, where both tokens have run; the paper does not compare them."""
+    return [
+        f"LRF-Dyn with the qkv token minus that with the value, dilations {list(dilations)}: "
+        f"{mean(values) - mean(found['LRF-Dyn', dilations]):+.2f}.\n"
+        for (method, dilations), values in found.items()
+        if method == "LRF-Dyn (qkv token)" and ("LRF-Dyn", dilations) in found
+    ]
+
+
 def readings(found: Accuracies) -> list[str]:
     """The paper's conclusions held against runs with the same number of epochs; nothing where none can be."""
     body, reasons = [], []

@@ -79,3 +79,8 @@ def choose_device(name: str | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:  # what torch says of a device that is not there
         raise LrfdynError(f"device: cannot use {name!r} ({first_line(error)})") from None
     return device
+
+
+def device_name(device: torch.device) -> str:
+    """As a record names it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -66,6 +66,7 @@ def test_partial_set(tmp_path):
     assert table["LRF-SSA, paper"] == ["77.86", "78.26", "78.52", "78.64", ""]
     assert table["LRF-Dyn, here"] == ["not run", "not run", "72.50 ± 0.50 (2 seeds)", "not run", "74.25"]
     assert table["LRF-Dyn (qkv token), here"][-1] == "69.50"
+    assert "LRF-Dyn with the qkv token minus that with the value, dilations [3, 5]: -4.75." in text
     assert table["causal SSA, here"] == ["not run"] * 5, "a run that did not end has no result"
     (stopped,) = (row for name, row in table.items() if "causal_ssa" in name)
     assert "stopped at 3 of 4" in stopped
@@ -157,6 +158,7 @@ def test_what_the_weights_do_elsewhere_is_told(tmp_path):
     shutil.rmtree(tmp_path / "lrf_dyn_seed0_4")
     text = " ".join(page.render(page.read_runs(tmp_path)).split())
     assert "The same weights elsewhere: 70.25 (cpu, bf16), 69.50 (cpu, fp32)." in text
+    assert "Rounding alone moves an accuracy by up to 0.50 (below)." in text
 
 
 def test_run_that_was_stopped_before_its_first_test_is_drawn(tmp_path):

@@ -17,6 +17,7 @@ from lrfdyn.deploy import RowStream, compile_for_inference
 from lrfdyn.deploy.pieces import pieces
 from lrfdyn.models import SpikingModel
 from lrfdyn.ops.dispatch import plain_operations
+from lrfdyn.sources import device_name
 
 IMPLEMENTATIONS = ("eager", "low-memory")
 
@@ -57,7 +58,7 @@ def profile_model(
     return {
         "model": name,
         "attention": model.config["attention"],
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": device_name(device),
         "time_steps": model.time_steps,
         "layers": states,
         "state_bytes": sum(term["bytes"] for terms in states.values() for term in terms),

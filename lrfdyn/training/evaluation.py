@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from lrfdyn.errors import LrfdynError
+from lrfdyn.sources import device_name
 from lrfdyn.tasks import task_of
 from lrfdyn.training.build import build_data, data_model
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.processes import build_accelerator, device_name
+from lrfdyn.training.processes import build_accelerator
 from lrfdyn.weights import check_fit
 
 

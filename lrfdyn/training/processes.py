@@ -92,8 +92,3 @@ def quiet_layouts() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]rad strides do not match")
         yield
-
-
-def device_name(device: torch.device) -> str:
-    """As a record names it."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -16,10 +16,11 @@ from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
 from lrfdyn.hub import save_pretrained
 from lrfdyn.models import SpikingModel
+from lrfdyn.sources import device_name
 from lrfdyn.training import state
 from lrfdyn.training.build import data_model
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.processes import device_name, gather, launch_name, restarts
+from lrfdyn.training.processes import gather, launch_name, restarts
 from lrfdyn.training.recipes import dump_yaml
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.stopping import Stop, Stopped
