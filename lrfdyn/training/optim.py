@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lrfdyn.attention.lrf_dyn import Dendrites
@@ -173,6 +174,9 @@ class MovingAverage:
     @torch.no_grad()
     def live(self) -> list[Tensor]:
         """The model's own tensors; of those that are sharded, this process's part."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # a test leaves some whole for the backward pass that would follow
         tensors = [*self.model.parameters(), *self.model.buffers()]
         return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 

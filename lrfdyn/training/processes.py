@@ -36,7 +36,22 @@ def build_accelerator(run: RunConfig) -> Any:
         broadcast_buffers=not run.sync_batchnorm, gradient_as_bucket_view=True
     )  # fmt: skip
     join_after_restart("nccl" if on_gpu else "gloo")
-    return Accelerator(mixed_precision=PRECISIONS[run.precision], cpu=not on_gpu, kwargs_handlers=[distributed])
+    accelerator = Accelerator(mixed_precision=PRECISIONS[run.precision], cpu=not on_gpu, kwargs_handlers=[distributed])
+    sharding = getattr(accelerator.state, "fsdp_plugin", None)
+    if sharding is not None:
+        keep_numbers(sharding)
+    return accelerator
+
+
+def keep_numbers(sharding: Any) -> None:
+    """Changes what Accelerate does when it shards, so that a run's numbers are those of one that is not sharded."""
+    version = sharding.fsdp_version
+    require(version == 2, f"accelerate: expected --fsdp_version 2 beside --use_fsdp, got {version}")
+    # It would hold all weights in half precision, norms included. Autocast halves where it does so elsewhere.
+    sharding.mixed_precision_policy = None
+    # It would send the first process's weights to the others, and stumbles over the statistics of norms. All processes
+    # make the same weights anyway.
+    sharding.cpu_ram_efficient_loading = False
 
 
 def restarts() -> int:

@@ -217,7 +217,9 @@ class Trainer:
             # Gradients travel once per step, with the last part.
             part = nullcontext() if i + 1 == len(batches) else self.accelerator.no_sync(self.model)
             with part:
-                loss = self.task.loss(self.model(batch.images.to(self.dtype)), self._targets(batch)) / len(batches)
+                with self.accelerator.autocast():
+                    logits = self.model(batch.images.to(self.dtype))
+                loss = self.task.loss(logits.to(self.dtype), self._targets(batch)) / len(batches)
                 self.accelerator.backward(loss)
             total += loss.detach()
         if self.config.optimizer.clip_norm is not None:

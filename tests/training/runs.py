@@ -66,9 +66,14 @@ def assert_same_end(out: Path, expected: Path) -> None:
 
 
 def torchrun(*arguments: str) -> str:
+    return launch("torch.distributed.run", "--standalone", "--nproc_per_node", "2", *arguments)
+
+
+def launch(module: str, *arguments: str) -> str:
+    """What two processes say that `module` starts."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    command = [sys.executable, "-m", module, *arguments]
     process = subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
     try:
         output, _ = process.communicate(timeout=200)

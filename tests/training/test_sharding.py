@@ -1,0 +1,107 @@
+"""Weights, optimiser and moving average in shards: what `accelerate launch --use_fsdp` does, on two processes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("accelerate")
+from lrfdyn.errors import LrfdynError
+from lrfdyn.training.processes import keep_numbers
+from lrfdyn.training.state import list_checkpoints
+from tests.training.runs import assert_same_end, final_state, launch, tiny, train, write_recipe
+
+# No stochastic depth: every process draws its own.
+EXACT = {"model": {"drop_path": 0.0}, "run": {"precision": "fp64"}}
+HALF = {"model": {"drop_path": 0.0}, "run": {"precision": "bf16"}, "schedule": {"epochs": 1, "warmup_epochs": 0}}
+TRUST = {**EXACT, "optimizer": {"name": "lamb"}, "run": {"precision": "fp64", "accumulate": 2}}
+
+DRIVER = """
+import sys
+from pathlib import Path
+from accelerate import DistributedType, FullyShardedDataParallelPlugin
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from lrfdyn.training import trainer
+from lrfdyn.training.processes import build_accelerator, keep_numbers, leave_together
+from lrfdyn.training.recipes import load_recipe
+from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.run import run_training
+from lrfdyn.training.stopping import Stop, Stopped
+
+def build_sharding(run):
+    # Accelerate shards on GPUs only. Told to, it does here what it does there.
+    accelerator = build_accelerator(run)
+    accelerator.state.distributed_type = DistributedType.FSDP
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+    if run.precision == "bf16":
+        accelerator.state.fsdp_plugin.set_mixed_precision("bf16")
+    keep_numbers(accelerator.state.fsdp_plugin)
+    return accelerator
+
+class Watch(Reporter):
+    def __init__(self, stop, at=0):
+        self.stop, self.at = stop, at
+    def start(self, trainer):
+        units = sum(isinstance(module, FSDPModule) for module in trainer.model.modules())
+        assert all(isinstance(weight, DTensor) for weight in trainer.model.parameters())
+        trainer.say(f"{units} units")
+    def step(self, trainer):
+        if trainer.done == self.at:
+            self.stop.deadline = 0.0
+    def say(self, message):
+        print(message, flush=True)
+
+def train(recipe, out, at=0, **options):
+    stop = Stop()
+    watch = Watch(stop, at)
+    run_training(load_recipe(Path(recipe)), Path(out), recipe="tiny", reporter=watch, stop=stop, **options)
+
+trainer.build_accelerator = build_sharding
+exact, half, trust, stopped = sys.argv[1:]
+for recipe in (exact, half, trust):
+    train(recipe, recipe + ".sharded")
+try:
+    train(exact, stopped, at=14)  # behind a test, which leaves weights whole
+except Stopped as error:
+    print(error, flush=True)
+train(exact, stopped, resume="auto")
+leave_together()
+"""
+
+
+def test_a_sharded_run_equals_one_that_is_not_and_goes_on_where_it_stopped(tmp_path):
+    driver, stopped = tmp_path / "driver.py", tmp_path / "stopped"
+    driver.write_text(DRIVER)
+    settings = {"exact": EXACT, "half": HALF, "trust": TRUST}
+    recipes = {name: write_recipe(tmp_path / name, **sections) for name, sections in settings.items()}
+    blocks = ["--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP", "--fsdp_transformer_layer_cls_to_wrap", "Block"]
+    options = ["--num_processes", "2", "--use_fsdp", "--fsdp_version", "2", *blocks]
+    said = launch("accelerate.commands.launch", *options, str(driver), *map(str, recipes.values()), str(stopped))
+    assert said.count("3 units") == 5, "two blocks and the rest"
+    assert "stopped at step 14" in said
+    assert "resuming at step 14" in said
+    assert_same_end(stopped, tmp_path / "exact.sharded")
+    earlier = list_checkpoints(tmp_path / "exact.sharded" / "checkpoints")[1]
+    train(tiny(**EXACT), tmp_path / "exact.alone", resume=str(earlier))
+    for name, end in (("exact", "sharded"), ("exact", "alone"), ("trust", "sharded")):
+        whole = tmp_path / f"{name}.whole"
+        if not whole.exists():
+            train(tiny(**settings[name]), whole)
+        (expected, _, _), (tensors, meta, _) = final_state(whole), final_state(tmp_path / f"{name}.{end}")
+        assert meta["processes"] == (1 if end == "alone" else 2)
+        torch.testing.assert_close(tensors, expected, rtol=1e-6, atol=1e-7)
+    # Norms and loss in full precision, as without shards; later steps are not comparable, for a rounding is a spike.
+    train(tiny(**HALF), tmp_path / "half.whole")
+    (_, _, log), (tensors, _, sharded) = (final_state(tmp_path / f"half.{kind}") for kind in ("whole", "sharded"))
+    assert sharded[0]["loss"] == pytest.approx(log[0]["loss"], rel=1e-6)
+    assert {tensor.dtype for name, tensor in tensors.items() if name.startswith("model.blocks")} == {
+        torch.float32, torch.int64
+    }  # fmt: skip
+
+
+def test_the_first_kind_of_sharding_is_refused():
+    with pytest.raises(LrfdynError, match="accelerate: expected --fsdp_version 2 beside --use_fsdp, got 1"):
+        keep_numbers(SimpleNamespace(fsdp_version=1))
