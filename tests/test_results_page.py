@@ -195,15 +195,51 @@ def test_the_papers_conclusions_are_held_against_our_runs(tmp_path):
         record(tmp_path, recipe, top1)
     text = page.render(page.read_runs(tmp_path))
     table = rows(text)
-    assert table["LRF helps SSA"][1:] == ["+0.30", "+0.78", "too small to tell"]
-    assert table["SSA loses by being causal"][1:] == ["+1.00", "-3.56", CONTRARY]
-    assert table["LRF-Dyn without LRF does as well as SSA"][1:] == ["-1.00", "-0.08", CONTRARY]
+    assert table["LRF helps SSA"][1:] == ["+0.30", "+0.30", "+0.78", "too small to tell"]
+    assert table["SSA loses by being causal"][1:] == ["+1.00", "+1.00", "-3.56", CONTRARY]
+    assert table["LRF-Dyn without LRF does as well as SSA"][1:] == ["-1.00", "-1.00", "-0.08", CONTRARY]
     assert "LRF helps LRF-Dyn" not in table, "one of its two runs is not there"
     assert text.count("\n- SSA loses by being causal: ") == 1
     record(tmp_path, "lrf_dyn_omega5", 70.1)
     table = rows(page.render(page.read_runs(tmp_path)))
-    assert table["LRF helps LRF-Dyn"][1:] == ["+1.10", "+0.79", "as in the paper"]
+    assert table["LRF helps LRF-Dyn"][1:] == ["+1.10", "+1.10", "+0.79", "as in the paper"]
     assert table["LRF-Dyn does as well as LRF-SSA"][-1] == "as in the paper: no difference to speak of"
+
+
+def test_a_last_epoch_that_the_tests_before_it_do_not_bear_out_shows_nothing(tmp_path):
+    for recipe in ("ssa", "lrf_ssa_omega5"):
+        record(tmp_path, recipe, 70.0, epochs=10)
+    path = tmp_path / "lrf_ssa_omega5_seed0_10"
+
+    def rewrite(ninth: float, last: float) -> list[str]:
+        """What the page says where one run is at 63 and 70, the other at these two."""
+        lines = [json.loads(line) for line in (path / "log.jsonl").read_text().splitlines()[:11]]
+        lines[-2]["top1"], lines[-1]["top1"] = ninth, last
+        (path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        summary = json.loads((path / "summary.json").read_text())
+        (path / "summary.json").write_text(json.dumps({**summary, "top1": last}))
+        return rows(page.render(page.read_runs(tmp_path)))["LRF helps SSA"][1:]
+
+    assert rewrite(63.0, 70.8) == ["+0.80", "+0.40", "+0.78", "too small to tell"]
+    assert rewrite(61.0, 70.8) == ["+0.80", "-0.60", "+0.78", "too small to tell"]
+    assert rewrite(64.0, 70.3) == ["+0.30", "+0.65", "+0.78", "too small to tell"]
+    assert rewrite(64.0, 70.8) == ["+0.80", "+0.90", "+0.78", "as in the paper"]
+    assert rewrite(62.0, 69.2) == ["-0.80", "-0.90", "+0.78", CONTRARY]
+    text = page.render(page.read_runs(tmp_path))
+    assert "the mean over 2 tests, of epoch 9 to 10" in text
+    assert "The highest here: 70.00 (66.50 on average over its last 2 tests), SSA, seed 0" in text
+
+
+def test_only_epochs_that_all_runs_tested_are_averaged(tmp_path):
+    for recipe in ("ssa", "lrf_ssa_omega5"):
+        record(tmp_path, recipe, 70.0, epochs=10)
+    path = tmp_path / "lrf_ssa_omega5_seed0_10" / "log.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()[:11]]
+    del lines[-2]["top1"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    late, epochs = page.late_accuracies(page.read_runs(tmp_path))
+    assert epochs == [10]
+    assert {*map(tuple, late.values())} == {(70.0,)}
 
 
 def test_page_is_up_to_date():
