@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -35,7 +37,7 @@ def build_accelerator(run: RunConfig) -> Any:
     distributed = DistributedDataParallelKwargs(
         broadcast_buffers=not run.sync_batchnorm, gradient_as_bucket_view=True
     )  # fmt: skip
-    join_after_restart("nccl" if on_gpu else "gloo")
+    join_processes("cuda:nccl,cpu:gloo" if on_gpu else "gloo")
     accelerator = Accelerator(mixed_precision=PRECISIONS[run.precision], cpu=not on_gpu, kwargs_handlers=[distributed])
     sharding = getattr(accelerator.state, "fsdp_plugin", None)
     if sharding is not None:
@@ -54,24 +56,47 @@ def keep_numbers(sharding: Any) -> None:
     sharding.cpu_ram_efficient_loading = False
 
 
-def restarts() -> int:
-    """How often torchrun has begun again because a process died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+def agent_store() -> dist.Store | None:
+    """That of torchrun, which lives as long as the launch, its restarts included; None where there is none to share."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 
 
 def launch_name() -> str:
-    """What torchrun calls this launch, all its restarts included; empty without it."""
-    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+    """The same in all restarts of one launch by torchrun, and in no other launch; empty where none can be told."""
+    store = agent_store()
+    return "" if store is None else store.compare_set("lrfdyn/launch", "", uuid4().hex).decode()
 
 
-def join_after_restart(backend: str) -> None:
+def join_processes(backend: str) -> None:
     """torchrun's store outlives a restart and still holds the addresses of the dead processes, so the new ones meet
-    under a name of their own."""
-    if restarts() == 0 or dist.is_initialized():
+    under a name of their own. It cannot be the number of the restart: nodes count their own failures only."""
+    store = agent_store()
+    if store is None or dist.is_initialized():
         return
-    store, rank, processes = next(iter(dist.rendezvous("env://")))
-    fresh = dist.PrefixStore(f"restart-{restarts()}", store)
-    dist.init_process_group(backend, store=fresh, rank=rank, world_size=processes)
+    rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    meeting = dist.PrefixStore(agree(store, rank, processes), store)
+    dist.init_process_group(backend, store=meeting, rank=rank, world_size=processes)
+
+
+def agree(store: dist.Store, rank: int, processes: int) -> str:
+    """A word that the processes have in common and that none before them had. Of what is in the store, only an answer
+    to a word that was never used before is known to come from the living."""
+    word = uuid4().hex
+    if rank > 0:
+        store.set(f"lrfdyn/hello/{rank}", word)
+        common = store.get(f"lrfdyn/answer/{word}").decode()
+        store.set(f"lrfdyn/heard/{common}/{rank}", "")
+        return common
+    others = set(range(1, processes))
+    while others:
+        for other in others:
+            said = store.get(f"lrfdyn/hello/{other}").decode()  # perhaps by a dead one; then the living speaks later
+            store.set(f"lrfdyn/answer/{said}", word)
+        others = {other for other in others if not store.check([f"lrfdyn/heard/{word}/{other}"])}
+        time.sleep(0.02)
+    return word
 
 
 def leave_together(code: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,11 +21,13 @@ from lrfdyn.sources import device_name
 from lrfdyn.training import state
 from lrfdyn.training.build import data_model
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.processes import gather, launch_name, restarts
+from lrfdyn.training.processes import gather, launch_name
 from lrfdyn.training.recipes import dump_yaml
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.stopping import Stop, Stopped
 from lrfdyn.training.trainer import Trainer
+
+CLAIMED: set[Path] = set()  # folders that this process has begun a run in
 
 
 def run_training(
@@ -99,7 +102,8 @@ def began_here(out: Path) -> bool:
     """Whether torchrun has begun again what an earlier try of the same launch began in this folder. A try that failed
     before that leaves the question of an older run in the folder as it was."""
     launch = out / "checkpoints" / "launch"
-    return restarts() > 0 and launch.is_file() and launch.read_text(encoding="utf-8") == launch_name()
+    earlier = launch.read_text(encoding="utf-8") if launch.is_file() and out.resolve() not in CLAIMED else ""
+    return bool(earlier) and earlier == launch_name()
 
 
 def claim_folder(out: Path, resume: str, restart: bool) -> None:
@@ -108,6 +112,11 @@ def claim_folder(out: Path, resume: str, restart: bool) -> None:
     for stale in (*checkpoints.glob(".*.tmp"), *checkpoints.glob(".tmp*")):  # ours, and those of safetensors
         stale.unlink(missing_ok=True)  # of a process that was killed while it wrote
     if restart:
+        require(
+            bool(launch_name()) or "TORCHELASTIC_RUN_ID" not in os.environ,
+            "restart: torchrun does not share its store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), so a process that died "
+            f"and came back would discard the run again; delete {out} instead",
+        )
         # All of it: a summary that outlived its run would pass for that of the next one.
         for folder in ("checkpoints", "tensorboard", "model"):
             shutil.rmtree(out / folder, ignore_errors=True)
@@ -122,8 +131,10 @@ def claim_folder(out: Path, resume: str, restart: bool) -> None:
             f"out: {out} holds a run that ended, and not its checkpoints; --restart discards it, "
             "--out takes another folder"
         )
-    if launch_name():
-        write_atomic(checkpoints / "launch", lambda file: file.write_text(launch_name(), encoding="utf-8"))
+    CLAIMED.add(out.resolve())
+    launch = launch_name()
+    if launch:
+        write_atomic(checkpoints / "launch", lambda file: file.write_text(launch, encoding="utf-8"))
 
 
 def _choose(trainer: Trainer, resume: str) -> Path | None:

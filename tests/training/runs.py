@@ -71,16 +71,25 @@ def torchrun(*arguments: str) -> str:
 
 def launch(module: str, *arguments: str) -> str:
     """What two processes say that `module` starts."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return ending(start(module, *arguments))
+
+
+def start(module: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
     command = [sys.executable, "-m", module, *arguments]
-    process = subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
+    return subprocess.Popen(
+        command, env=given, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def ending(process: subprocess.Popen[str], code: int = 0) -> str:
+    """What it says until its end."""
     try:
         output, _ = process.communicate(timeout=200)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its processes, which have sessions of their own
         raise
-    assert process.returncode == 0, output
+    assert process.returncode == code, output
     return output
 
 

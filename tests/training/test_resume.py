@@ -13,13 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.training import state
 from lrfdyn.training.config import differences, parse_config
 from lrfdyn.training.logs import read_log
+from lrfdyn.training.processes import launch_name
 from lrfdyn.training.recipes import merge
+from lrfdyn.training.stopping import Stop, Stopped
 from tests.data.make import write_folder
 from tests.training.runs import STEPS, TINY, Killer, Listener, assert_same_end, final_state, tiny, train, write_recipe
 
@@ -225,16 +228,40 @@ def test_torchrun_begins_again_only_what_it_began(whole, tmp_path, monkeypatch):
     """A try that failed before it came to the folder (here: none did) must not continue what --restart discards."""
     out = tmp_path / "out"
     shutil.copytree(whole, out)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "second")
-    monkeypatch.setattr("lrfdyn.training.run.restarts", lambda: 1)
+    monkeypatch.setattr("lrfdyn.training.run.launch_name", lambda: "second")
     with pytest.raises(LrfdynError, match="holds a run; --resume auto"):
         train(tiny(), out)
-    monkeypatch.setattr("lrfdyn.training.run.restarts", lambda: 0)
     assert in_child(lambda: train(tiny(), out, restart=True, reporter=Killer(6))) == signal.SIGKILL
-    monkeypatch.setattr("lrfdyn.training.run.restarts", lambda: 1)
     listener = Listener()
     train(tiny(), out, restart=True, reporter=listener)
     assert "resuming at step 4" in listener.said[0]
+    assert_same_end(out, whole)
+    # What this process has run before, and what another launch has, it was asked to discard.
+    for launch in ("second", "third"):
+        monkeypatch.setattr("lrfdyn.training.run.launch_name", lambda launch=launch: launch)
+        with pytest.raises(Stopped, match="stopped at step 1 of"):
+            train(tiny(), out, restart=True, stop=Stop(1e-9))
+        monkeypatch.setattr("lrfdyn.training.run.CLAIMED", set())
+
+
+def test_a_launch_has_one_name_whatever_happens_in_it(monkeypatch):
+    assert launch_name() == ""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    names = []
+    for _ in range(2):
+        store = TCPStore("localhost", 0, is_master=True)
+        monkeypatch.setenv("MASTER_PORT", str(store.port))
+        names += [launch_name(), launch_name()]
+    assert names[0] == names[1] != names[2] == names[3]
+
+
+def test_a_launch_that_cannot_be_told_from_its_restarts_discards_nothing(whole, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run1")
+    with pytest.raises(LrfdynError, match=r"restart: torchrun does not share its store .* delete .*out instead"):
+        train(tiny(), out, restart=True)
     assert_same_end(out, whole)
 
 
