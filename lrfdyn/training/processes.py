@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -41,14 +42,15 @@ def build_accelerator(run: RunConfig) -> Any:
     accelerator = Accelerator(mixed_precision=PRECISIONS[run.precision], cpu=not on_gpu, kwargs_handlers=[distributed])
     sharding = getattr(accelerator.state, "fsdp_plugin", None)
     if sharding is not None:
-        keep_numbers(sharding)
+        keep_numbers(sharding, run)
     return accelerator
 
 
-def keep_numbers(sharding: Any) -> None:
+def keep_numbers(sharding: Any, run: RunConfig) -> None:
     """Changes what Accelerate does when it shards, so that a run's numbers are those of one that is not sharded."""
     version = sharding.fsdp_version
     require(version == 2, f"accelerate: expected --fsdp_version 2 beside --use_fsdp, got {version}")
+    require(run.sync_batchnorm, "run.sync_batchnorm: expected true beside --use_fsdp, which sends no statistics around")
     # It would hold all weights in half precision, norms included. Autocast halves where it does so elsewhere.
     sharding.mixed_precision_policy = None
     # It would send the first process's weights to the others, and stumbles over the statistics of norms. All processes
@@ -60,7 +62,8 @@ def agent_store() -> dist.Store | None:
     """That of torchrun, which lives as long as the launch, its restarts included; None where there is none to share."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
-    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, is_master=False, timeout=timedelta(minutes=30))  # as torch waits for processes
 
 
 def launch_name() -> str:

@@ -38,7 +38,7 @@ def build_sharding(run):
     accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
     if run.precision == "bf16":
         accelerator.state.fsdp_plugin.set_mixed_precision("bf16")
-    keep_numbers(accelerator.state.fsdp_plugin)
+    keep_numbers(accelerator.state.fsdp_plugin, run)
     return accelerator
 
 class Watch(Reporter):
@@ -102,6 +102,13 @@ def test_a_sharded_run_equals_one_that_is_not_and_goes_on_where_it_stopped(tmp_p
     }  # fmt: skip
 
 
-def test_the_first_kind_of_sharding_is_refused():
-    with pytest.raises(LrfdynError, match="accelerate: expected --fsdp_version 2 beside --use_fsdp, got 1"):
-        keep_numbers(SimpleNamespace(fsdp_version=1))
+@pytest.mark.parametrize(
+    ("version", "together", "message"),
+    [
+        (1, True, "accelerate: expected --fsdp_version 2 beside --use_fsdp, got 1"),
+        (2, False, "run.sync_batchnorm: expected true beside --use_fsdp"),
+    ],
+)
+def test_sharding_that_would_give_other_numbers_is_refused(version, together, message):
+    with pytest.raises(LrfdynError, match=message):
+        keep_numbers(SimpleNamespace(fsdp_version=version), tiny(run={"sync_batchnorm": together}).run)
