@@ -23,7 +23,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.pages import table
-from docs.results_claims import OMEGA, PAPER, Accuracies, readings, tokens
+from docs.results_claims import OMEGA, PAPER, Accuracies, readings, recipe_share, tokens
 from lrfdyn.attention import attention_options
 from lrfdyn.errors import require
 from lrfdyn.training.config import differences as config_differences
@@ -325,7 +325,7 @@ def render(runs: list[Run]) -> str:
         found = accuracies(group)
         parts += [comparison(group), *tokens(found), *readings(found, *late_accuracies(group))]
         if group[0].strong:
-            parts.append(STRONG)
+            parts += [STRONG, *recipe_share(found)]
         if settings:
             parts += ["What is not as published, for every row:\n", *changes(group[0]), ""]
         if "mixed until" in settings:

@@ -50,6 +50,28 @@ def tokens(found: Accuracies) -> list[str]:
     ]
 
 
+def recipe_share(found: Accuracies) -> list[str]:
+    """Of runs by another recipe than the paper's: by how much they are above it, and what of that is no attention's
+    doing because all have it."""
+    above = {}
+    for method, values in PAPER.items():
+        for column, theirs in zip(OMEGA, values, strict=True):
+            ours = found.get((method, OMEGA[column]))
+            if ours:
+                above[cell_name(method, column)] = mean(ours) - theirs
+    if len(above) < 2:
+        return []
+    text = f"Here minus the paper: {', '.join(f'{name} {value:+.2f}' for name, value in above.items())}."
+    common = min(above.values())
+    if common > 0:
+        text += f" What they have in common, {common:.2f}, is owed to the recipe and not to an attention."
+    return [fill(text, 120) + "\n"]
+
+
+def cell_name(method: str, column: str) -> str:
+    return "SSA" if (method, column) == ("LRF-SSA", "w/o LRF") else f"{method} {column}"
+
+
 def readings(found: Accuracies, late: Accuracies, epochs: list[int]) -> list[str]:
     """The paper's conclusions held against runs with the same number of epochs; nothing where none can be. `late` are
     their mean accuracies over the tests at `epochs`."""
@@ -63,7 +85,7 @@ def readings(found: Accuracies, late: Accuracies, epochs: list[int]) -> list[str
         reading = read(here, near, first - second)
         if reading == CONTRARY:
             reasons.append(f"- {claim}: {REASONS.get(claim, 'we do not know why it is not so here.')}")
-        names = [" ".join(cell).replace("LRF-SSA w/o LRF", "SSA") for cell in cells]
+        names = [cell_name(*cell) for cell in cells]
         body.append([claim, " minus ".join(names), *(f"{x:+.2f}" for x in (here, near, first - second)), reading])
     if not body:
         return []

@@ -110,6 +110,17 @@ def test_changed_settings_are_a_table_of_their_own_that_says_what_changed(tmp_pa
     assert "published, " not in published
 
 
+def test_what_a_recipe_adds_to_all_attentions_is_not_taken_for_theirs(tmp_path):
+    record(tmp_path, "ssa_strong", 78.86)
+    assert "minus the paper" not in page.render(page.read_runs(tmp_path)), "one row has nothing in common with others"
+    record(tmp_path, "lrf_dyn_omega5_strong", 79.07)
+    text = page.render(page.read_runs(tmp_path))
+    assert "Here minus the paper: SSA +1.00, LRF-Dyn Ω<=5 +0.50. What they have in common, 0.50, is owed to" in text
+    record(tmp_path, "lrf_dyn_omega0_strong", 77.28)
+    text = page.render(page.read_runs(tmp_path))
+    assert "Here minus the paper: SSA +1.00, LRF-Dyn w/o LRF -0.50, LRF-Dyn Ω<=5 +0.50.\n" in text
+
+
 def test_runs_that_stopped_mixing_before_their_end_are_a_table_of_their_own(tmp_path):
     record(tmp_path, "ssa", 70.0)
     record(tmp_path, "lrf_dyn", 71.0)
