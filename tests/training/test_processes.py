@@ -92,7 +92,7 @@ class Nodes:
         with socket.socket() as free:
             free.bind(("localhost", 0))
             self.endpoint = free.getsockname()
-        meeting = ["--rdzv_backend", "c10d", "--rdzv_id", "nodes"]
+        meeting = ["--local_addr", "localhost", "--rdzv_backend", "c10d", "--rdzv_id", "nodes"]
         meeting += ["--rdzv_endpoint", f"localhost:{self.endpoint[1]}"]
         self.arguments = ["--nnodes", "2", "--nproc_per_node", "1", "--max_restarts", "3", *meeting, *driver, victim]
 

@@ -15,8 +15,9 @@ from tests.training.runs import assert_same_end, final_state, launch, tiny, trai
 
 # No stochastic depth: every process draws its own.
 EXACT = {"model": {"drop_path": 0.0}, "run": {"precision": "fp64"}}
-HALF = {"model": {"drop_path": 0.0}, "run": {"precision": "bf16"}, "schedule": {"epochs": 1, "warmup_epochs": 0}}
-TRUST = {**EXACT, "optimizer": {"name": "lamb"}, "run": {"precision": "fp64", "accumulate": 2}}
+SHORT = {"schedule": {"epochs": 1, "warmup_epochs": 0}}
+HALF = {**EXACT, **SHORT, "run": {"precision": "bf16"}}
+TRUST = {**EXACT, **SHORT, "optimizer": {"name": "lamb"}, "run": {"precision": "fp64", "accumulate": 2}}
 
 DRIVER = """
 import sys
