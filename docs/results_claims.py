@@ -64,7 +64,8 @@ def recipe_share(found: Accuracies) -> list[str]:
     text = f"Here minus the paper: {', '.join(f'{name} {value:+.2f}' for name, value in above.items())}."
     common = min(above.values())
     if common > 0:
-        text += f" What they have in common, {common:.2f}, is owed to the recipe and not to an attention."
+        text += f" What they have in common, {common:.2f}, is no attention's doing: it comes from the recipe or from "
+        text += "whatever else they share."
     return [fill(text, 120) + "\n"]
 
 

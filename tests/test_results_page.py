@@ -115,7 +115,7 @@ def test_what_a_recipe_adds_to_all_attentions_is_not_taken_for_theirs(tmp_path):
     assert "minus the paper" not in page.render(page.read_runs(tmp_path)), "one row has nothing in common with others"
     record(tmp_path, "lrf_dyn_omega5_strong", 79.07)
     text = page.render(page.read_runs(tmp_path))
-    assert "Here minus the paper: SSA +1.00, LRF-Dyn Ω<=5 +0.50. What they have in common, 0.50, is owed to" in text
+    assert "Here minus the paper: SSA +1.00, LRF-Dyn Ω<=5 +0.50. What they have in common, 0.50, is no" in text
     record(tmp_path, "lrf_dyn_omega0_strong", 77.28)
     text = page.render(page.read_runs(tmp_path))
     assert "Here minus the paper: SSA +1.00, LRF-Dyn w/o LRF -0.50, LRF-Dyn Ω<=5 +0.50.\n" in text
