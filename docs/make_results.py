@@ -23,7 +23,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.pages import table
-from docs.results_claims import OMEGA, PAPER, Accuracies, readings, recipe_share, tokens
+from docs.results_claims import OMEGA, PAPER, Accuracies, above_paper, readings, tokens
 from lrfdyn.attention import attention_options
 from lrfdyn.errors import require
 from lrfdyn.training.config import differences as config_differences
@@ -275,7 +275,8 @@ def highest(finished: list[Run]) -> str:
     )
     where = f"{ours.label}, after {ours.schedule} epochs{ours.settings}"
     late, epochs = late_accuracies([ours])
-    average = f" ({mean(*late.values()):.2f} on average over its last {len(epochs)} tests)" if len(epochs) > 1 else ""
+    [[late_top1]] = late.values()
+    average = f" ({late_top1:.2f} on average over its last {len(epochs)} tests)" if len(epochs) > 1 else ""
     text = f"The highest here: {ours.summary['top1']:.2f}{average}, {where}. "
     text += f"In the paper: {top1:.2f}, {method} {column}."
     later = ", ".join(f"{e['top1']:.2f} ({e['device']}, {e['precision']})" for e in ours.evaluations)
@@ -325,7 +326,7 @@ def render(runs: list[Run]) -> str:
         found = accuracies(group)
         parts += [comparison(group), *tokens(found), *readings(found, *late_accuracies(group))]
         if group[0].strong:
-            parts += [STRONG, *recipe_share(found)]
+            parts += [STRONG, *above_paper(found)]
         if settings:
             parts += ["What is not as published, for every row:\n", *changes(group[0]), ""]
         if "mixed until" in settings:

@@ -50,7 +50,7 @@ def tokens(found: Accuracies) -> list[str]:
     ]
 
 
-def recipe_share(found: Accuracies) -> list[str]:
+def above_paper(found: Accuracies) -> list[str]:
     """Of runs by another recipe than the paper's: by how much they are above it, and what of that is no attention's
     doing because all have it."""
     above = {}

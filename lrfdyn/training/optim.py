@@ -174,9 +174,6 @@ class MovingAverage:
     @torch.no_grad()
     def live(self) -> list[Tensor]:
         """The model's own tensors; of those that are sharded, this process's part."""
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()  # a test leaves some whole for the backward pass that would follow
         tensors = [*self.model.parameters(), *self.model.buffers()]
         return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 
@@ -201,6 +198,9 @@ class MovingAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # a test leaves some whole for the backward pass that would follow
         for average, value in zip(self.values, self.live(), strict=True):
             kept = value.detach().clone()
             value.copy_(average)

@@ -75,8 +75,8 @@ def launch_name() -> str:
 def join_processes(backend: str) -> None:
     """torchrun's store outlives a restart and still holds the addresses of the dead processes, so the new ones meet
     under a name of their own. It cannot be the number of the restart: nodes count their own failures only."""
-    store = agent_store()
-    if store is None or dist.is_initialized():
+    store = None if dist.is_initialized() else agent_store()
+    if store is None:
         return
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     meeting = dist.PrefixStore(agree(store, rank, processes), store)

@@ -54,7 +54,7 @@ leave_together()
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run by two processes that nothing happened to, and its recipe."""
+    """A run by two processes that nothing happened to."""
     folder = tmp_path_factory.mktemp("whole")
     recipe = write_recipe(folder / "tiny.yaml", **EXACT)
     torchrun("-m", "lrfdyn", "train", str(recipe), "--out", str(folder / "run"))

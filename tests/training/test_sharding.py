@@ -17,7 +17,12 @@ from tests.training.runs import assert_same_end, final_state, launch, tiny, trai
 EXACT = {"model": {"drop_path": 0.0}, "run": {"precision": "fp64"}}
 SHORT = {"schedule": {"epochs": 1, "warmup_epochs": 0}}
 HALF = {**EXACT, **SHORT, "run": {"precision": "bf16"}}
-TRUST = {**EXACT, **SHORT, "optimizer": {"name": "lamb"}, "run": {"precision": "fp64", "accumulate": 2}}
+TRUST = {
+    **EXACT,
+    **SHORT,
+    "optimizer": {"name": "lamb", "ema_decay": None},
+    "run": {"precision": "fp64", "accumulate": 2},
+}
 
 DRIVER = """
 import sys
