@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import ATTENTIONS, free_memory
 from lrfdyn.attention import LABELS
-from lrfdyn.data.ade20k import find_pairs, find_root
 from lrfdyn.errors import require
 from lrfdyn.files import write_json
+from lrfdyn.segmentation.data import find_pairs, find_root
 from lrfdyn.segmentation.figure import choose_pairs, segmentation_figure
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.recipes import find_recipe, load_recipe

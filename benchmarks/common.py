@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import lrfdyn
-from lrfdyn.analysis.measure import machine
+from lrfdyn.analysis.measure.model import machine
 
 MODELS = {
     # name: image size, classes, batch for training, batch for inference

@@ -31,19 +31,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import common
 from lrfdyn import create_model
-from lrfdyn.analysis.images import load_images
+from lrfdyn.analysis.measure.images import load_images
 from lrfdyn.attention import ATTENTIONS
+from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.data.preprocess import Preprocessing
-from lrfdyn.deploy.executorch import ExecutorchRunner
-from lrfdyn.deploy.export import FORMATS, export_model
-from lrfdyn.deploy.export_check import run_batches, settle_norms, torch_logits
-from lrfdyn.deploy.onnx import OnnxRunner
+from lrfdyn.deploy.export.check import run_batches, settle_norms, torch_logits
+from lrfdyn.deploy.export.executorch import ExecutorchRunner
+from lrfdyn.deploy.export.onnx import OnnxRunner
+from lrfdyn.deploy.export.write import FORMATS, export_model
+from lrfdyn.deploy.predict import expand_images
 from lrfdyn.errors import LrfdynError
+from lrfdyn.io.resolve import load_model
 from lrfdyn.models.base import SpikingModel
-from lrfdyn.models.fold import fold_batch_norm
-from lrfdyn.predict import expand_images
-from lrfdyn.sources import load_model
 
 MODELS = (
     # model, attention, its options, format

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import common
 from benchmarks.train_step import IMPLEMENTATIONS, start
-from lrfdyn.models.fold import fold_batch_norm
+from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.ops.dispatch import plain_operations
 
 

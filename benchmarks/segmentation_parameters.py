@@ -17,8 +17,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lrfdyn.errors import LrfdynError
-from lrfdyn.models.segmenter import create_segmenter
 from lrfdyn.models.summary import count_parameters
+from lrfdyn.segmentation.model import create_segmenter
 from lrfdyn.training.recipes import list_recipes, load_recipe
 
 RESULT = Path(__file__).parents[1] / "results" / "segmentation" / "parameters.json"

@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import table
 from lrfdyn.data import Batch
-from lrfdyn.data.ade20k import Ade20k
+from lrfdyn.segmentation.data import Ade20k
 from lrfdyn.segmentation.inference import pad_to_stride
 from lrfdyn.segmentation.metric import build_confusion
-from lrfdyn.tasks import task_of
 from lrfdyn.training.build import build_data, data_model
 from lrfdyn.training.processes import build_accelerator
 from lrfdyn.training.recipes import find_recipe, load_recipe
+from lrfdyn.training.tasks import task_of
 
 LONGEST_OPERATIONS = 15
 

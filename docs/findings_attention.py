@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from docs.pages import table
-from lrfdyn.analysis.locality import uniform_over_past
+from lrfdyn.analysis.measure.locality import uniform_over_past
 
 Entries = dict[str, dict[str, Any]]
 

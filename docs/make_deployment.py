@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs import make_export
 from docs.pages import table
-from lrfdyn.analysis.memory import attention_state
+from lrfdyn.analysis.measure.memory import attention_state
 from lrfdyn.attention import LABELS
 from lrfdyn.attention.lrf_dyn import BUFFERS
-from lrfdyn.deploy.lowmem import IMAGES
+from lrfdyn.deploy.lowmem.model import IMAGES
 from lrfdyn.models.summary import meta_model
 
 ROOT = Path(__file__).parent.parent
@@ -220,7 +220,7 @@ def ms(row: dict[str, Any]) -> str:
 
 
 def draw() -> None:
-    from lrfdyn.analysis.memory_plot import plot_memory
+    from lrfdyn.analysis.report.memory_plot import plot_memory
 
     states: dict[str, Any] = {"SSA": derived("ssa")}
     states |= {f"LRF-Dyn\n{name}": derived("lrf_dyn", buffers=name) for name in BUFFERS}

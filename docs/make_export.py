@@ -11,7 +11,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.pages import table
-from lrfdyn.predict import PICTURES
+from lrfdyn.deploy.predict import PICTURES
 
 RESULTS = Path(__file__).parent.parent / "results" / "performance"
 
@@ -26,7 +26,7 @@ TEXT = """\
 The ending of `--out` says what is written. The model is the folder of `lrfdyn train`, a folder of `save_pretrained`, a
 repository of the Hugging Face hub, or the name of a model: then the weights are random, and the command says so. ONNX
 needs `pip install 'lrfdyn[export]'`, ExecuTorch `pip install 'lrfdyn[executorch]'`. From Python it is
-`lrfdyn.deploy.export.export_model(model, "model.onnx")`.
+`lrfdyn.deploy.export.write.export_model(model, "model.onnx")`.
 
 | | ONNX | ExecuTorch |
 |---|---|---|

@@ -186,7 +186,7 @@ def low_memory() -> str:
 
 
 def figures(results: dict[str, Any], name: str) -> Iterator[str]:
-    from lrfdyn.analysis.plots import figures as drawable
+    from lrfdyn.analysis.report.plots import figures as drawable
 
     made = drawable(results)
     for figure, title in FIGURES.items():
@@ -266,7 +266,7 @@ def theory_notes() -> list[str]:
 
 
 def draw() -> None:
-    from lrfdyn.analysis.plots import write_figures
+    from lrfdyn.analysis.report.plots import write_figures
 
     digits, cifar = load(DIGITS), load(CIFAR)
     drawn = [("digits", digits)] if digits else []

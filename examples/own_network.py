@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lrfdyn
-from lrfdyn.neurons import LIF
+from lrfdyn.nn.neurons import LIF
 
 STEPS, SIZE, DIRECTIONS = 4, 16, 4
 

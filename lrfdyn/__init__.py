@@ -1,9 +1,9 @@
 """Spiking vision transformers with local receptive fields and neural dynamics self-attention."""
 
 from lrfdyn.attention import ATTENTIONS, create_attention
-from lrfdyn.attention.swap import swap_attention
+from lrfdyn.convert.swap import swap_attention
 from lrfdyn.errors import LrfdynError
-from lrfdyn.hub import from_pretrained
+from lrfdyn.io.hub import from_pretrained
 from lrfdyn.models import create_model, create_segmenter, list_models
 from lrfdyn.models.official import load_official
 from lrfdyn.version import __version__

@@ -14,17 +14,17 @@ import torch
 
 from lrfdyn.analysis.analyze import NOTES as ANALYSIS_NOTES
 from lrfdyn.analysis.analyze import SPREAD, summary_of
-from lrfdyn.analysis.measure import machine, measure
-from lrfdyn.analysis.report import RESULTS_FORMAT
+from lrfdyn.analysis.measure.model import machine, measure
+from lrfdyn.analysis.report.page import RESULTS_FORMAT
 from lrfdyn.attention import LABELS, attention_options
 from lrfdyn.data.digits import load_digits
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import read_json, writable_folder, write_json
+from lrfdyn.io.weights import load_tensors, load_weights, save_weights
 from lrfdyn.models.spikformer import Spikformer
 from lrfdyn.training.engine import Recipe, fit
 from lrfdyn.training.pool import run_jobs
 from lrfdyn.version import __version__
-from lrfdyn.weights import load_tensors, load_weights, save_weights
 
 NOTES = [
     "Digits are 8x8 images: the table shows that every attention trains and what it costs, not which one wins on "

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.official import load_official_state, our_key, rename_official
-from lrfdyn.neurons import Neuron
+from lrfdyn.nn.neurons import Neuron
 
 GOLDEN = Path(__file__).parent / "golden"
 

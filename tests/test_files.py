@@ -7,7 +7,7 @@ import torch
 
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json, writable_folder, write_atomic, write_json
-from lrfdyn.weights import save_tensors
+from lrfdyn.io.weights import save_tensors
 
 
 def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):

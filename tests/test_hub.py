@@ -17,7 +17,7 @@ from torch import nn
 import lrfdyn
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.errors import LrfdynError
-from lrfdyn.hub import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, from_pretrained, known_hosts, save_pretrained
+from lrfdyn.io.hub import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, from_pretrained, known_hosts, save_pretrained
 from lrfdyn.models import SDTV1, SDTV2, SDTV3, MSResNet, QKFormer, SEWResNet, Spikformer, SpikingModel
 from tests.models.host_checks import randomize
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lrfdyn.errors import LrfdynError
-from lrfdyn.neurons import IF, LIF, MSLIF, IntegerSpike, Neuron, PaperLIF, SpikingNeuron
+from lrfdyn.nn.neurons import IF, LIF, MSLIF, IntegerSpike, Neuron, PaperLIF, SpikingNeuron
 from lrfdyn.ops.lif import Dynamics, lif_reference
 from tests.conftest import assert_same, random, shape_id
 

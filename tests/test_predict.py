@@ -20,9 +20,9 @@ from lrfdyn.cli import main
 from lrfdyn.data import Augmentation
 from lrfdyn.data.digits import Digits
 from lrfdyn.data.preprocess import Preprocessing
-from lrfdyn.deploy.export import export_model
+from lrfdyn.deploy.export.write import export_model
+from lrfdyn.deploy.predict import Predictor, expand_images
 from lrfdyn.errors import LrfdynError
-from lrfdyn.predict import Predictor, expand_images
 from tests.deploy.small import small
 from tests.segmentation.make import shapes, tiny_model
 from tests.training.runs import tiny, train

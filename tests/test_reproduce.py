@@ -19,6 +19,7 @@ import torch
 import lrfdyn
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
+from lrfdyn.io.weights import load_tensors, save_tensors
 from lrfdyn.reproduce import (
     Settings,
     checkpoint_path,
@@ -29,7 +30,6 @@ from lrfdyn.reproduce import (
     weights_path,
 )
 from lrfdyn.training.engine import Recipe
-from lrfdyn.weights import load_tensors, save_tensors
 
 SMALL = ["--dim", "8", "--heads", "1", "--depth", "1", "--time-steps", "1", "--batch-size", "256", "--seeds", "0,1"]
 TINY = Settings(

@@ -1,15 +1,15 @@
 """Measurements of attention, spikes, energy and memory, the theorems, and the report that shows them."""
 
 from lrfdyn.analysis.analyze import analyze
-from lrfdyn.analysis.energy import EnergyModel, energy
-from lrfdyn.analysis.firing import firing_rates
-from lrfdyn.analysis.images import load_images
-from lrfdyn.analysis.locality import locality
-from lrfdyn.analysis.measure import measure
-from lrfdyn.analysis.memory import attention_state, inference_peak
-from lrfdyn.analysis.output import write_all
-from lrfdyn.analysis.receptive_field import receptive_field, receptive_field_record, share_inside
-from lrfdyn.analysis.report import render_report, write_report
+from lrfdyn.analysis.measure.energy import EnergyModel, energy
+from lrfdyn.analysis.measure.firing import firing_rates
+from lrfdyn.analysis.measure.images import load_images
+from lrfdyn.analysis.measure.locality import locality
+from lrfdyn.analysis.measure.memory import attention_state, inference_peak
+from lrfdyn.analysis.measure.model import measure
+from lrfdyn.analysis.measure.receptive_field import receptive_field, receptive_field_record, share_inside
+from lrfdyn.analysis.report.output import write_all
+from lrfdyn.analysis.report.page import render_report, write_report
 from lrfdyn.analysis.sources import find_sources
 from lrfdyn.analysis.theorems import TheorySettings, theory_results
 

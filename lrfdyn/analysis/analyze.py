@@ -11,10 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.analysis.energy import EnergyModel
-from lrfdyn.analysis.images import RANDOM, Images
-from lrfdyn.analysis.measure import machine, measure
-from lrfdyn.analysis.report import RESULTS_FORMAT
+from lrfdyn.analysis.measure.energy import EnergyModel
+from lrfdyn.analysis.measure.images import RANDOM, Images
+from lrfdyn.analysis.measure.model import machine, measure
+from lrfdyn.analysis.report.page import RESULTS_FORMAT
 from lrfdyn.analysis.sources import Source, describe
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel

@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.analysis.images import Images
+from lrfdyn.analysis.measure.images import Images
 from lrfdyn.attention import LABELS, attention_options
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import read_json
-from lrfdyn.hub import CONFIG_FILE, WEIGHTS_FILE, from_pretrained, known_hosts
+from lrfdyn.io.hub import CONFIG_FILE, WEIGHTS_FILE, from_pretrained, known_hosts
+from lrfdyn.io.resolve import random_model, saved_folder
+from lrfdyn.io.weights import check_fit, load_tensors
 from lrfdyn.models import SpikingModel, list_models
 from lrfdyn.models.registry import model_class
-from lrfdyn.sources import random_model, saved_folder
-from lrfdyn.weights import check_fit, load_tensors
 
 USUAL_ORDER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")  # of the paper: reference, base, ours
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lrfdyn.analysis import theory as t
-from lrfdyn.analysis.report import RESULTS_FORMAT
+from lrfdyn.analysis.report.page import RESULTS_FORMAT
 from lrfdyn.errors import require
 from lrfdyn.version import __version__
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lrfdyn.errors import require, require_integers
 from lrfdyn.ops.lrf import lrf
-from lrfdyn.ops.packed import bits_of
+from lrfdyn.ops.spike_bits import bits_of
 
 
 class LocalReceptiveFields(nn.Module):

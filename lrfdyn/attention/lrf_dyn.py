@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from lrfdyn.attention.base import Attention, AttentionHost, StateTerm, from_tokens, to_tokens
 from lrfdyn.attention.local import LocalReceptiveFields
 from lrfdyn.errors import require, require_integer, unknown_name
-from lrfdyn.neurons import fused_dynamics, fused_norm
+from lrfdyn.nn.neurons import fused_dynamics, fused_norm
 from lrfdyn.ops.bn_lif import bn_lif
 from lrfdyn.ops.dendrite import dendrite, initial_dendrites, mode_kernel, paired_modes
 from lrfdyn.ops.dispatch import use_triton
-from lrfdyn.ops.packed import bits_of
+from lrfdyn.ops.spike_bits import bits_of
 
 TOKENS = ("value", "qkv")
 # What streaming holds of the rows that the stencils still reach, the least first.

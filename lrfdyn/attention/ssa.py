@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lrfdyn.attention.base import Attention, AttentionHost, StateTerm, from_heads, to_heads
 from lrfdyn.ops.dispatch import use_triton
-from lrfdyn.ops.packed import attach_bits, bits_of
 from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
+from lrfdyn.ops.spike_bits import attach_bits, bits_of
 
 
 class SSA(Attention):

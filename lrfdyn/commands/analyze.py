@@ -18,17 +18,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from lrfdyn.analysis.analyze import NOTES, analyze
-from lrfdyn.analysis.energy import EnergyModel
-from lrfdyn.analysis.images import RANDOM, load_images
-from lrfdyn.analysis.measure import PASSES
-from lrfdyn.analysis.output import FORMATS, check_formats, write_all
+from lrfdyn.analysis.measure.energy import EnergyModel
+from lrfdyn.analysis.measure.images import RANDOM, load_images
+from lrfdyn.analysis.measure.model import PASSES
+from lrfdyn.analysis.report.output import FORMATS, check_formats, write_all
 from lrfdyn.analysis.sources import find_sources
 from lrfdyn.commands.models import wide_console
 from lrfdyn.commands.reproduce import comma_list
 from lrfdyn.data.base import DATA
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import writable_folder
-from lrfdyn.sources import choose_device
+from lrfdyn.io.resolve import choose_device
 
 ENERGY = EnergyModel()
 

@@ -18,10 +18,10 @@ from typing import Any
 from lrfdyn.commands.bar import bar
 from lrfdyn.commands.train import add_keys, overrides
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.tasks import describe_results
+from lrfdyn.io.weights import load_tensors
 from lrfdyn.training.config import TrainConfig, parse_config
 from lrfdyn.training.recipes import ENDINGS, apply_override, find_recipe, list_recipes, load_recipe
-from lrfdyn.weights import load_tensors
+from lrfdyn.training.tasks import describe_results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

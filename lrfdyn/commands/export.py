@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from lrfdyn.deploy.export import export_model
-    from lrfdyn.predict import expand_images
-    from lrfdyn.sources import RANDOM, load_model
+    from lrfdyn.deploy.export.write import export_model
+    from lrfdyn.deploy.predict import expand_images
+    from lrfdyn.io.resolve import RANDOM, load_model
 
     require(arguments.check >= 1, f"check: expected an integer >= 1, got {arguments.check}")
     require(arguments.max_batch >= 1, f"max-batch: expected an integer >= 1, got {arguments.max_batch}")
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
     options = {key: getattr(arguments, key) for key in ("attention", "token") if getattr(arguments, key) is not None}
     model, weights = load_model(arguments.model, **options)
     if weights == RANDOM:
-        from lrfdyn.deploy.export_check import settle_norms
+        from lrfdyn.deploy.export.check import settle_norms
 
         settle_norms(model)
     made = export_model(

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.task not in TASKS:
         raise unknown_name("task", arguments.task, TASKS)
-    from lrfdyn.predict import expand_images
+    from lrfdyn.deploy.predict import expand_images
 
     if arguments.json not in (None, "-"):
         writable_folder(Path(arguments.json).parent, "json")  # told before the work is done
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def classify(arguments: argparse.Namespace, paths: list[Path]) -> list[dict[str, Any]]:
-    from lrfdyn.predict import Predictor
+    from lrfdyn.deploy.predict import Predictor
 
     for option in ("out", "flip", "window"):
         require(not getattr(arguments, option), f"{option}: only with --task segmentation")

@@ -17,8 +17,8 @@ from typing import Any
 from rich.table import Table
 
 from lrfdyn.attention import ATTENTIONS, LABELS, attention_options
-from lrfdyn.attention.swap import swap_attention
 from lrfdyn.commands.models import NONE, TABLE, wide_console
+from lrfdyn.convert.swap import swap_attention
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
 from lrfdyn.models.registry import model_class
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     import torch
 
-    from lrfdyn.analysis.profile import profile_model
+    from lrfdyn.analysis.measure.profile import profile_model
 
     require(min(arguments.batch) >= 1, f"batch: expected integers >= 1, got {min(arguments.batch)}")
     require(arguments.repeats >= 1, f"repeats: expected an integer >= 1, got {arguments.repeats}")
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
     require(name in ("cpu", "cuda"), f"device: expected cpu or cuda, got {name!r}")
     require(name == "cpu" or torch.cuda.is_available(), "device: no GPU was found")
     if arguments.plot is not None:
-        from lrfdyn.analysis.memory_plot import check_plot
+        from lrfdyn.analysis.report.memory_plot import check_plot
 
         check_plot(arguments.plot)  # what is wrong is told before the measuring
     given = {"time_steps": arguments.time_steps, "image_size": arguments.image_size}
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def models(source: str, kinds: list[str] | None, options: dict[str, Any]) -> Iterator[SpikingModel]:
     """One after the other, with each of the attentions."""
-    from lrfdyn.sources import RANDOM, load_model
+    from lrfdyn.io.resolve import RANDOM, load_model
 
     if not (Path(source).exists() or "/" in source):
         model_class(source)  # an unknown name is told with the known ones that are near
@@ -100,7 +100,7 @@ def mib(size: int | None) -> str:
 
 def state_table(profiles: list[dict[str, Any]]) -> Table:
     """Terms of all attention layers, for one image and time step."""
-    from lrfdyn.analysis.memory import largest_state
+    from lrfdyn.analysis.measure.memory import largest_state
 
     table = Table(title="What attention must hold, derived, for one image and time step", title_justify="left", **TABLE)
     for header in ("attention", "term", "formula"):
@@ -155,8 +155,8 @@ def totals_table(profiles: list[dict[str, Any]]) -> Table:
 
 
 def draw(profiles: list[dict[str, Any]], path: Path) -> None:
-    from lrfdyn.analysis.memory import largest_state
-    from lrfdyn.analysis.memory_plot import plot_memory
+    from lrfdyn.analysis.measure.memory import largest_state
+    from lrfdyn.analysis.report.memory_plot import plot_memory
 
     peaks = [
         {

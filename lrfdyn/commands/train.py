@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lrfdyn.tasks import describe_results, shown_results
 from lrfdyn.training.config import TrainConfig, key_types
 from lrfdyn.training.convert import type_name
 from lrfdyn.training.key_help import HELP
 from lrfdyn.training.recipes import dump_yaml, find_recipe, list_recipes, load_recipe
 from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.tasks import describe_results, shown_results
 
 if TYPE_CHECKING:
     from lrfdyn.training.trainer import Trainer

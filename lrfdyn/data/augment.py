@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrfdyn.data import draws
+from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.device import to_device
 from lrfdyn.data.randaugment import OPERATIONS, rand_augment
 from lrfdyn.errors import require, unknown_name

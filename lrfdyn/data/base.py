@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrfdyn.data import draws
+from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.augment import Augmentation, augment_images, draw_mix, mix, normalise, smooth_targets
 from lrfdyn.errors import require, unknown_name
 
@@ -207,7 +207,7 @@ def _shards(root: Path | None, augment: Augmentation, **options: Any) -> DataSou
 
 
 def _ade20k(root: Path | None, augment: Augmentation, **options: Any) -> DataSource:
-    from lrfdyn.data.ade20k import Ade20k
+    from lrfdyn.segmentation.data import Ade20k
 
     return Ade20k(_given(root, "ade20k"), augment, **options)
 
@@ -225,12 +225,12 @@ DATA: dict[str, Callable[..., DataSource]] = {
 }
 # Whose constructor has the options, where it is not that of folders.
 CONSTRUCTORS = {
-    "digits": "digits.Digits",
-    "cifar10": "cifar.Cifar",
-    "cifar100": "cifar.Cifar",
-    "folder": "folder.ImageFolder",
-    "webdataset": "shards.Shards",
-    "ade20k": "ade20k.Ade20k",
+    "digits": "lrfdyn.data.digits.Digits",
+    "cifar10": "lrfdyn.data.cifar.Cifar",
+    "cifar100": "lrfdyn.data.cifar.Cifar",
+    "folder": "lrfdyn.data.folder.ImageFolder",
+    "webdataset": "lrfdyn.data.shards.Shards",
+    "ade20k": "lrfdyn.segmentation.data.Ade20k",
 }
 
 
@@ -249,9 +249,9 @@ def check_options(name: str, options: Iterable[str]) -> None:
     """Whether the data set has options of these names, which needs none of its files."""
     if name not in DATA:
         raise unknown_name("data", name, DATA)
-    module, constructor = CONSTRUCTORS.get(name, CONSTRUCTORS["folder"]).split(".")
+    module, _, constructor = CONSTRUCTORS.get(name, CONSTRUCTORS["folder"]).rpartition(".")
     known: set[str] = set()
-    for cls in getattr(import_module(f"lrfdyn.data.{module}"), constructor).__mro__:
+    for cls in getattr(import_module(module), constructor).__mro__:
         if "__init__" in vars(cls):
             parameters = inspect.signature(cls.__init__).parameters.values()
             known |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}

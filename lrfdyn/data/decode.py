@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lrfdyn.data import draws
+from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.augment import ATTEMPTS, Augmentation
 from lrfdyn.data.base import DataSource, Step
 from lrfdyn.data.device import to_device

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrfdyn.data import draws
+from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.device import to_device
 
 if TYPE_CHECKING:

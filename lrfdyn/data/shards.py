@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from lrfdyn.data import draws
+from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.decode import DecodedData, Images
 from lrfdyn.errors import LrfdynError, require, require_integer

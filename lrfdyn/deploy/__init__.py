@@ -3,7 +3,7 @@ that run elsewhere."""
 
 from __future__ import annotations
 
-from lrfdyn.deploy.lowmem import LowMemoryModel, compile_for_inference
-from lrfdyn.deploy.streaming import RowStream, StreamingAttention
+from lrfdyn.deploy.lowmem.model import LowMemoryModel, compile_for_inference
+from lrfdyn.deploy.streaming.attention import RowStream, StreamingAttention
 
 __all__ = ["LowMemoryModel", "RowStream", "StreamingAttention", "compile_for_inference"]

@@ -7,9 +7,9 @@ from lrfdyn.models.registry import create_model, list_models, register_model
 from lrfdyn.models.sdt_v1 import SDTV1
 from lrfdyn.models.sdt_v2 import SDTV2
 from lrfdyn.models.sdt_v3 import SDTV3
-from lrfdyn.models.segmenter import Segmenter, create_segmenter
 from lrfdyn.models.sew_resnet import SEWResNet
 from lrfdyn.models.spikformer import Spikformer
+from lrfdyn.segmentation.model import Segmenter, create_segmenter
 
 __all__ = [
     "SDTV1",

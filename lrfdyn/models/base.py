@@ -174,21 +174,21 @@ class SpikingModel(nn.Module):
     # Written on huggingface_hub's functions instead of inherited from its PyTorchModelHubMixin: that is a base class,
     # so the package could not be imported without huggingface_hub.
     def save_pretrained(self, folder: str | os.PathLike[str], **card: Any) -> None:
-        """See `lrfdyn.hub.save_pretrained`."""
-        from lrfdyn.hub import save_pretrained
+        """See `lrfdyn.io.hub.save_pretrained`."""
+        from lrfdyn.io.hub import save_pretrained
 
         save_pretrained(self, folder, **card)
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], **arguments: Any) -> Self:
-        """See `lrfdyn.hub.from_pretrained`; the model must be of this class."""
-        from lrfdyn.hub import from_pretrained
+        """See `lrfdyn.io.hub.from_pretrained`; the model must be of this class."""
+        from lrfdyn.io.hub import from_pretrained
 
         return from_pretrained(source, host=cls, **arguments)
 
     def push_to_hub(self, repo_id: str, **arguments: Any) -> str:
-        """See `lrfdyn.hub.push_to_hub`."""
-        from lrfdyn.hub import push_to_hub
+        """See `lrfdyn.io.hub.push_to_hub`."""
+        from lrfdyn.io.hub import push_to_hub
 
         return push_to_hub(self, repo_id, **arguments)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lrfdyn.attention import AttentionHost, create_attention
 from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel, classifier
-from lrfdyn.models.layers import (
+from lrfdyn.nn.layers import (
     ConvBN,
     MembraneBlock,
     MembraneConv,

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lrfdyn.models.layers import ConvBN, MembraneConv, run_stages
 from lrfdyn.models.registry import register_model
 from lrfdyn.models.resnet import WIDTHS, SpikingResNet
-from lrfdyn.neurons import MSLIF
+from lrfdyn.nn.layers import ConvBN, MembraneConv, run_stages
+from lrfdyn.nn.neurons import MSLIF
 
 
 class MSResNet(SpikingResNet):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from lrfdyn.attention import AttentionHost, create_attention
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.models.base import SpikingModel, classifier
-from lrfdyn.models.layers import ConvBN, SpikingConv, drop_path_rates, init_weights, max_pool, run_stages
 from lrfdyn.models.registry import register_model
 from lrfdyn.models.spikformer import Block, attention_host
-from lrfdyn.neurons import LIF
+from lrfdyn.nn.layers import ConvBN, SpikingConv, drop_path_rates, init_weights, max_pool, run_stages
+from lrfdyn.nn.neurons import LIF
 
 
 @dataclass(frozen=True)

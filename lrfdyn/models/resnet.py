@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel, classifier
-from lrfdyn.models.layers import DropPath, drop_path_rates
+from lrfdyn.nn.layers import DropPath, drop_path_rates
 
 WIDTHS = (64, 128, 256, 512)
 

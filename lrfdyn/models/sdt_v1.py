@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost, create_attention
 from lrfdyn.models.base import SpikingModel, classifier
-from lrfdyn.models.layers import (
+from lrfdyn.models.registry import register_model
+from lrfdyn.models.spikformer import CIFAR_POOLING, IMAGENET_POOLING, Spikformer, lif_conv, stem_strides, stem_widths
+from lrfdyn.nn.layers import (
     ConvBN,
     MembraneBlock,
     MembraneConv,
@@ -22,9 +24,7 @@ from lrfdyn.models.layers import (
     init_weights,
     max_pool,
 )
-from lrfdyn.models.registry import register_model
-from lrfdyn.models.spikformer import CIFAR_POOLING, IMAGENET_POOLING, Spikformer, lif_conv, stem_strides, stem_widths
-from lrfdyn.neurons import LIF
+from lrfdyn.nn.neurons import LIF
 
 
 class Stem(nn.Module):

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
 from lrfdyn.models.base import classifier
-from lrfdyn.models.layers import ConvBN, MembraneConv, fold_time, init_weights
 from lrfdyn.models.metaformer import DEPTHS, MetaFormer, metaformer_keys
 from lrfdyn.models.registry import register_model
-from lrfdyn.neurons import LIF
+from lrfdyn.nn.layers import ConvBN, MembraneConv, fold_time, init_weights
+from lrfdyn.nn.neurons import LIF
 
 
 class SeparableConv(nn.Module):

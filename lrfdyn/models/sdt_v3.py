@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
-from lrfdyn.models.layers import ConvBN, MembraneBlock, MembraneConv, SpikingConv
 from lrfdyn.models.metaformer import DEPTHS, MetaFormer, metaformer_keys
 from lrfdyn.models.registry import register_model
-from lrfdyn.neurons import IntegerSpike
+from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, SpikingConv
+from lrfdyn.nn.neurons import IntegerSpike
 
 
 class SeparableConv(nn.Module):

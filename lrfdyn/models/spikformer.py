@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from lrfdyn.attention import AttentionHost, create_attention
 from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel, classifier
-from lrfdyn.models.layers import DropPath, SpikingConv, drop_path_rates, hidden_width, init_weights
 from lrfdyn.models.registry import register_model
-from lrfdyn.neurons import LIF
+from lrfdyn.nn.layers import DropPath, SpikingConv, drop_path_rates, hidden_width, init_weights
+from lrfdyn.nn.neurons import LIF
 
 IMAGENET_POOLING = (True, True, True, True)
 CIFAR_POOLING = (False, False, True, True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lrfdyn.data.ade20k import IGNORED, Pair, find_pairs, find_root, read_pair
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.files import write_atomic
-from lrfdyn.models.segmenter import Segmenter
-from lrfdyn.segmentation.draw import blend, grid, legend, pillow
+from lrfdyn.segmentation.data import IGNORED, Pair, find_pairs, find_root, read_pair
+from lrfdyn.segmentation.drawing import blend, grid, legend, pillow
+from lrfdyn.segmentation.model import Segmenter
 from lrfdyn.segmentation.predict import load_segmenter, predict_mask
 
 SCENES = 4  # where none are named

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lrfdyn.errors import require
-from lrfdyn.models.segmenter import Segmenter
 from lrfdyn.ops.dispatch import plain_operations
+from lrfdyn.segmentation.model import Segmenter
 
 OVERLAP = 1 / 3  # of neighbouring windows
 MOST_SCORES = 2**25  # that are scaled at once

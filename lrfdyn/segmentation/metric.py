@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lrfdyn.data.scene_augment import IGNORED
 from lrfdyn.errors import require
+from lrfdyn.segmentation.augment import IGNORED
 
 
 def require_torchmetrics() -> None:

@@ -15,10 +15,10 @@ from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
 from lrfdyn.data.preprocess import open_picture, reason, scaled_size
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import writable_folder, write_atomic
-from lrfdyn.models.segmenter import Segmenter
-from lrfdyn.segmentation.draw import class_shares, mask_image, overlay, pillow
+from lrfdyn.io.resolve import choose_device, load_saved
+from lrfdyn.segmentation.drawing import class_shares, mask_image, overlay, pillow
 from lrfdyn.segmentation.inference import best_class, segment
-from lrfdyn.sources import choose_device, load_saved
+from lrfdyn.segmentation.model import Segmenter
 
 MOST_PIXELS = 2**24  # that the network sees at once: its scores are 150 numbers a pixel
 

@@ -9,8 +9,8 @@ from typing import Any
 from lrfdyn.data import DataSource, create_data
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
-from lrfdyn.tasks import task_of
 from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.tasks import task_of
 
 
 def build_data(config: TrainConfig) -> DataSource:

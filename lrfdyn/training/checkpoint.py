@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lrfdyn.errors import LrfdynError
-from lrfdyn.weights import check_fit, load_tensors, save_tensors
+from lrfdyn.io.weights import check_fit, load_tensors, save_tensors
 
 
 def save_training(path: Path, model: nn.Module, optimizer: Optimizer, meta: Mapping[str, Any]) -> None:

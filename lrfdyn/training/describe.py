@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from lrfdyn.data.ade20k import find_pairs, find_root
 from lrfdyn.data.base import MASKED, check_options
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models.summary import count_parameters
-from lrfdyn.tasks import Task, task_of
+from lrfdyn.segmentation.data import find_pairs, find_root
 from lrfdyn.training.build import build_data, build_model, data_options
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.optim import parameter_groups
 from lrfdyn.training.run import attention_facts
+from lrfdyn.training.tasks import Task, task_of
 
 STATES = {"adamw": 2, "lamb": 2, "sgd": 1}  # numbers that an optimiser keeps per parameter
 PROBE_BATCHES = (2, 4)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from lrfdyn.errors import LrfdynError
-from lrfdyn.sources import device_name
-from lrfdyn.tasks import task_of
+from lrfdyn.io.resolve import device_name
+from lrfdyn.io.weights import check_fit
 from lrfdyn.training.build import build_data, data_model
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.processes import build_accelerator
-from lrfdyn.weights import check_fit
+from lrfdyn.training.tasks import task_of
 
 
 def evaluate_weights(

@@ -15,9 +15,9 @@ from lrfdyn.data.base import MASKED
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
-from lrfdyn.hub import save_pretrained
+from lrfdyn.io.hub import save_pretrained
+from lrfdyn.io.resolve import device_name
 from lrfdyn.models import SpikingModel
-from lrfdyn.sources import device_name
 from lrfdyn.training import state
 from lrfdyn.training.build import data_model
 from lrfdyn.training.config import TrainConfig

@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from lrfdyn.errors import LrfdynError
+from lrfdyn.io.weights import load_tensors, save_tensors
 from lrfdyn.training.optim import MovingAverage, uncaptured_steps
-from lrfdyn.weights import load_tensors, save_tensors
 
 KEPT = 2
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from lrfdyn.data import Batch
 from lrfdyn.errors import LrfdynError, require
+from lrfdyn.io.weights import load_weights
 from lrfdyn.models import SpikingModel
-from lrfdyn.models.segmenter import load_backbone
-from lrfdyn.tasks import task_of
+from lrfdyn.segmentation.model import load_backbone
 from lrfdyn.training import state
 from lrfdyn.training.build import build_data, check_same_data, data_identity, data_model
 from lrfdyn.training.config import TrainConfig, differences
@@ -36,7 +36,7 @@ from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.step import TrainStep, graph_obstacle, in_process_group
 from lrfdyn.training.stopping import Stop, Stopped
 from lrfdyn.training.sync_norm import synchronize_norms
-from lrfdyn.weights import load_weights
+from lrfdyn.training.tasks import task_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

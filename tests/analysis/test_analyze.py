@@ -13,9 +13,9 @@ import torch
 
 import lrfdyn
 from lrfdyn.analysis.analyze import analyze
-from lrfdyn.analysis.images import load_images
-from lrfdyn.analysis.measure import images_per_second, measure
-from lrfdyn.analysis.output import write_all
+from lrfdyn.analysis.measure.images import load_images
+from lrfdyn.analysis.measure.model import images_per_second, measure
+from lrfdyn.analysis.report.output import write_all
 from lrfdyn.analysis.sources import Source, describe, find_sources
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
@@ -269,8 +269,8 @@ def test_long_names_stay_on_the_figure():
     """Nothing that is drawn may leave the page, with nine models of long names."""
     import matplotlib.pyplot as plt
 
-    from lrfdyn.analysis.plot_style import STYLE
-    from lrfdyn.analysis.plots import figures
+    from lrfdyn.analysis.report.plots import figures
+    from lrfdyn.analysis.report.style import STYLE
 
     images = digits(2)
     results = analyze(find_sources("spikformer_4_384:lrf_dyn", images), images)
@@ -294,8 +294,8 @@ def test_long_names_stay_on_the_figure():
 
 def test_models_on_different_grids_have_no_common_line():
     plt = pytest.importorskip("matplotlib.pyplot")
-    from lrfdyn.analysis.captions import captions
-    from lrfdyn.analysis.plots import figures
+    from lrfdyn.analysis.report.captions import captions
+    from lrfdyn.analysis.report.plots import figures
 
     results = make_results()
     one, two = results["attentions"].values()
@@ -316,7 +316,7 @@ def test_models_on_different_grids_have_no_common_line():
 
 def test_without_matplotlib(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("lrfdyn.analysis.output.has_matplotlib", lambda: False)
+    monkeypatch.setattr("lrfdyn.analysis.report.output.has_matplotlib", lambda: False)
     assert main(["analyze", "spikformer_4_384", "--out", str(tmp_path / "out")]) == 2
     assert "pip install 'lrfdyn[analysis]'" in capsys.readouterr().err
 
@@ -336,7 +336,7 @@ def test_images_of_files(tmp_path, monkeypatch):
 
 def test_epochs_of_the_learning_curves_are_whole_numbers():
     plt = pytest.importorskip("matplotlib.pyplot")
-    from lrfdyn.analysis.plots import _convergence
+    from lrfdyn.analysis.report.plots import _convergence
 
     curve = [{"epoch": e, "test_accuracy": 0.3 * e, "train_loss": 2.0 - e} for e in (1, 2)]
     runs = [{"attention": "ssa", "curve": curve}]

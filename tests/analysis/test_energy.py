@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import lrfdyn
-from lrfdyn.analysis.attention_energy import attention_counts
-from lrfdyn.analysis.energy import EnergyModel, energy
-from lrfdyn.analysis.synapses import axis_uses
+from lrfdyn.analysis.measure.attention_energy import attention_counts
+from lrfdyn.analysis.measure.energy import EnergyModel, energy
+from lrfdyn.analysis.measure.synapses import axis_uses
 from lrfdyn.attention import create_attention
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.spikformer import attention_host
-from lrfdyn.neurons import IF, LIF
+from lrfdyn.nn.neurons import IF, LIF
 from tests.models.host_checks import digits_model
 
 GRID = (3, 3)

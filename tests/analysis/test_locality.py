@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from lrfdyn.analysis.firing import firing_rates
-from lrfdyn.analysis.histogram import FINE, merged, placed
-from lrfdyn.analysis.locality import (
+from lrfdyn.analysis.measure.firing import firing_rates
+from lrfdyn.analysis.measure.histogram import FINE, merged, placed
+from lrfdyn.analysis.measure.locality import (
     DistanceSums,
     LayerLocality,
     Locality,
@@ -20,14 +20,14 @@ from lrfdyn.analysis.locality import (
     normalize,
     uniform_over_past,
 )
-from lrfdyn.analysis.memory import attention_state, inference_peak, peak_allocation
-from lrfdyn.analysis.mixing import dendrite_weights, weight_blocks
-from lrfdyn.analysis.observe import observe
-from lrfdyn.analysis.receptive_field import even_max_pool, receptive_field, receptive_field_record, share_inside
+from lrfdyn.analysis.measure.memory import attention_state, inference_peak, peak_allocation
+from lrfdyn.analysis.measure.mixing import dendrite_weights, weight_blocks
+from lrfdyn.analysis.measure.observe import observe
+from lrfdyn.analysis.measure.receptive_field import even_max_pool, receptive_field, receptive_field_record, share_inside
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.base import FeatureInfo
-from lrfdyn.neurons import IF
+from lrfdyn.nn.neurons import IF
 from tests.models.host_checks import digits_model
 
 GRID = (3, 4)

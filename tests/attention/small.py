@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lrfdyn.attention import AttentionHost, create_attention
-from lrfdyn.neurons import LIF, IntegerSpike
+from lrfdyn.nn.neurons import LIF, IntegerSpike
 from tests.conftest import random
 
 DIM, HEADS = 8, 2

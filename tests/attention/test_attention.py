@@ -8,7 +8,7 @@ import torch
 from lrfdyn.attention import ATTENTIONS, LABELS, attention_options
 from lrfdyn.attention.base import from_heads, from_tokens, to_heads, to_tokens
 from lrfdyn.errors import LrfdynError
-from lrfdyn.neurons import IntegerSpike
+from lrfdyn.nn.neurons import IntegerSpike
 from lrfdyn.ops.lif import Dynamics, lif_reference
 from lrfdyn.ops.lrf import lrf_reference
 from tests.attention.small import DIM, FIVE, HEADS, build, hosts, images, kinds

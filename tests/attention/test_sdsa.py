@@ -10,7 +10,7 @@ from torch import nn
 
 from lrfdyn.attention import SDSA, create_attention
 from lrfdyn.models.sdt_v1 import ATTENTION_HOST
-from lrfdyn.neurons import LIF
+from lrfdyn.nn.neurons import LIF
 
 
 def busy(attn: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import lrfdyn
 from lrfdyn.attention import Attention
-from lrfdyn.attention.spikingjelly import FlatAttention, dynamics_of, is_spikingjelly
+from lrfdyn.convert.spikingjelly import FlatAttention, dynamics_of, is_spikingjelly
 from tests.conftest import random
 
 REASON = "SpikingJelly 2 with its models is not importable"
@@ -279,6 +279,6 @@ def test_a_layer_of_its_own_class_is_not_taken_for_theirs():
 
 
 def test_default_neurons_are_the_hosts_own():
-    assert dynamics_of(neuron.LIFNode(detach_reset=True)) == lrfdyn.neurons.LIF().dynamics
+    assert dynamics_of(neuron.LIFNode(detach_reset=True)) == lrfdyn.nn.neurons.LIF().dynamics
     plain = neuron.IFNode(detach_reset=True, surrogate_function=surrogate.ATan(2.0))
-    assert dynamics_of(plain) == lrfdyn.neurons.IF().dynamics
+    assert dynamics_of(plain) == lrfdyn.nn.neurons.IF().dynamics

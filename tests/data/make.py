@@ -21,7 +21,7 @@ EVERYTHING = Augmentation(
 
 
 def keys(count: int, seed: int = 0, epoch: int = 0):
-    from lrfdyn.data.draws import Keys
+    from lrfdyn.data.hashed_random import Keys
 
     return Keys(seed, epoch, np.arange(count), np.zeros(count, np.int64))
 

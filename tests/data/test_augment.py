@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from lrfdyn import LrfdynError
-from lrfdyn.data import Augmentation, draws
+from lrfdyn.data import Augmentation
 from lrfdyn.data import augment as a
+from lrfdyn.data import hashed_random as draws
 from tests.data.make import EVERYTHING, keys, levels
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrfdyn.data import draws
+from lrfdyn.data import hashed_random as draws
 from tests.data.make import keys
 
 

@@ -19,13 +19,13 @@ from lrfdyn.attention import Attention
 from lrfdyn.cli import main
 from lrfdyn.data.digits import _raw
 from lrfdyn.data.preprocess import Preprocessing
-from lrfdyn.deploy import export_check
-from lrfdyn.deploy.executorch import ExecutorchRunner, sidecar, write_executorch
-from lrfdyn.deploy.export import export_model
-from lrfdyn.deploy.export_form import export_form
-from lrfdyn.deploy.onnx import OnnxRunner
+from lrfdyn.deploy.export import check as export_check
+from lrfdyn.deploy.export.executorch import ExecutorchRunner, sidecar, write_executorch
+from lrfdyn.deploy.export.form import export_form
+from lrfdyn.deploy.export.onnx import OnnxRunner
+from lrfdyn.deploy.export.write import export_model
 from lrfdyn.errors import LrfdynError
-from lrfdyn.sources import load_model
+from lrfdyn.io.resolve import load_model
 from tests.conftest import random
 from tests.deploy.small import KINDS, side, small
 from tests.training.runs import tiny, train

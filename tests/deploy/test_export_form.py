@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lrfdyn.attention.lrf_dyn import Dendrites
-from lrfdyn.deploy.export_form import RowDendrites, UnrolledNeuron, export_form
+from lrfdyn.deploy.export.form import RowDendrites, UnrolledNeuron, export_form
 from lrfdyn.errors import LrfdynError
 from lrfdyn.ops.dendrite import dendrite
 from lrfdyn.ops.lif import Dynamics, lif_reference

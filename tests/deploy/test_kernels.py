@@ -11,9 +11,9 @@ import torch
 
 from lrfdyn import create_model
 from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy import RowStream, compile_for_inference
 from lrfdyn.deploy.bits import pack, unpack
-from lrfdyn.models.fold import fold_batch_norm
 from tests.deploy.small import live
 from tests.ops.kernels import GPU
 

@@ -13,16 +13,16 @@ import torch
 from torch import nn
 
 from lrfdyn import LrfdynError, create_model
-from lrfdyn.analysis.memory import peak_allocation
+from lrfdyn.analysis.measure.memory import peak_allocation
 from lrfdyn.attention import ATTENTIONS
+from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy import compile_for_inference
-from lrfdyn.deploy.maps import Map, MapShape, arena_bytes, lay_out
-from lrfdyn.deploy.pieces import lean_max_pool
-from lrfdyn.deploy.stepping import SteppedNeuron
-from lrfdyn.deploy.streaming import StreamingAttention
-from lrfdyn.models.fold import fold_batch_norm
-from lrfdyn.models.layers import max_pool
-from lrfdyn.neurons import IF, LIF, MSLIF, PaperLIF
+from lrfdyn.deploy.lowmem.feature_maps import Map, MapShape, arena_bytes, lay_out
+from lrfdyn.deploy.lowmem.pieces import lean_max_pool
+from lrfdyn.deploy.lowmem.stepped_neurons import SteppedNeuron
+from lrfdyn.deploy.streaming.attention import StreamingAttention
+from lrfdyn.nn.layers import max_pool
+from lrfdyn.nn.neurons import IF, LIF, MSLIF, PaperLIF
 from tests.deploy.small import live
 
 META = {"widths": (8, 8, 16, 16), "depths": (1, 1, 1, 1, 1), "heads": 2, "image_size": 64}

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from lrfdyn import LrfdynError, create_model
-from lrfdyn.analysis.memory import SpanPeaks, attention_state, layer_states, resident_growth
-from lrfdyn.analysis.memory_plot import plot_memory
-from lrfdyn.analysis.profile import held_state_bytes, measure, profile_model
+from lrfdyn.analysis.measure.memory import SpanPeaks, attention_state, layer_states, resident_growth
+from lrfdyn.analysis.measure.profile import held_state_bytes, measure, profile_model
+from lrfdyn.analysis.report.memory_plot import plot_memory
 from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.cli import main
 

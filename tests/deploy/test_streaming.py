@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from lrfdyn import LrfdynError, create_model
-from lrfdyn.analysis.memory import peak_allocation
+from lrfdyn.analysis.measure.memory import peak_allocation
 from lrfdyn.attention import Attention, LRFDyn
 from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.deploy.bits import pack, pack_codes, unpack, unpack_codes
-from lrfdyn.deploy.streaming import RowStream, StreamingAttention
+from lrfdyn.deploy.streaming.attention import RowStream, StreamingAttention
 from tests.models.host_checks import randomize, wake_attention
 
 HOSTS = {

@@ -12,9 +12,9 @@ from torch import nn
 
 from lrfdyn.attention import Attention
 from lrfdyn.models.base import SpikingModel
-from lrfdyn.models.layers import ConvBN, DropPath
 from lrfdyn.models.sdt_v2 import RepConvBN
 from lrfdyn.models.spikformer import Spikformer
+from lrfdyn.nn.layers import ConvBN, DropPath
 from tests.golden_rule import images, official_state
 
 Build = Callable[..., SpikingModel]

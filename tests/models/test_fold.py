@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lrfdyn import LrfdynError, create_model
-from lrfdyn.models.fold import fold_batch_norm
+from lrfdyn.convert.fold import fold_batch_norm
 
 
 @pytest.mark.parametrize("attention", ["ssa", "lrf_ssa", "lrf_dyn"])

@@ -11,12 +11,12 @@ import torch.nn.utils.prune
 
 from lrfdyn import create_model
 from lrfdyn.errors import LrfdynError
-from lrfdyn.models.layers import SpikingConv
-from lrfdyn.neurons import LIF
+from lrfdyn.nn.layers import SpikingConv
+from lrfdyn.nn.neurons import LIF
 from lrfdyn.ops import dispatch
 from lrfdyn.ops.dispatch import plain_operations
 from lrfdyn.ops.lif import Dynamics, lif
-from lrfdyn.ops.packed import bits_of
+from lrfdyn.ops.spike_bits import bits_of
 from tests.ops.kernels import DEVICE
 
 SMALL = {"dim": 32, "depth": 1, "heads": 2, "image_size": 16, "num_classes": 5, "time_steps": 3}
@@ -161,5 +161,5 @@ def test_a_wider_shortcut_keeps_its_type(kernels_everywhere):
 
 
 def test_importing_needs_no_gradients():
-    code = "import torch\nwith torch.inference_mode():\n    import lrfdyn.models.layers"
+    code = "import torch\nwith torch.inference_mode():\n    import lrfdyn.nn.layers"
     subprocess.run([sys.executable, "-c", code], check=True)

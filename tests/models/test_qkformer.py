@@ -10,7 +10,7 @@ import torch
 import lrfdyn
 from lrfdyn.attention import Attention
 from lrfdyn.models.qkformer import QKFormer, TokenAttention
-from lrfdyn.neurons import LIF
+from lrfdyn.nn.neurons import LIF
 from tests.golden_rule import check_behaviour, check_layout, filled, images, load
 from tests.models.host_checks import (
     check_drop_path,

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import lrfdyn
-from lrfdyn.models.layers import ConvBN, MembraneConv
 from lrfdyn.models.sdt_v3 import SDTV3
-from lrfdyn.neurons import IntegerSpike
+from lrfdyn.nn.layers import ConvBN, MembraneConv
+from lrfdyn.nn.neurons import IntegerSpike
 from lrfdyn.ops.lif import integer_to_binary
 from tests.golden_rule import check_behaviour, check_layout, load
 from tests.models.host_checks import (

@@ -9,7 +9,7 @@ from lrfdyn.ops.bn_lif import Integer, Norm, bn_lif_reference
 from lrfdyn.ops.bn_lif.triton import bn_lif_triton
 from lrfdyn.ops.lif import Dynamics, integer_spike, lif_reference
 from lrfdyn.ops.lif.triton import integer_spike_triton, lif_triton
-from lrfdyn.ops.packed import bits_of
+from lrfdyn.ops.spike_bits import bits_of
 from lrfdyn.ops.spike_conv import spike_conv
 from lrfdyn.ops.spike_conv.triton import unpack
 from tests.ops.kernels import DTYPES, GPU, TOLERANCE, close, compare, rand, same_bits_twice

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from lrfdyn.data.ade20k import IGNORED
 from lrfdyn.errors import LrfdynError
 from lrfdyn.segmentation import inference
 from lrfdyn.segmentation.classes import class_names, palette
+from lrfdyn.segmentation.data import IGNORED
 from lrfdyn.segmentation.inference import pad_to_stride, segment, window_starts
 from lrfdyn.segmentation.metric import build_confusion, class_rows, scores
 from tests.segmentation.make import CLASSES, tiny_model

@@ -14,10 +14,10 @@ from lrfdyn import from_pretrained
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import Segmenter, create_model, create_segmenter
 from lrfdyn.models.base import FeatureInfo
-from lrfdyn.models.fpn import FPNHead
-from lrfdyn.models.segmenter import enlarge
 from lrfdyn.models.summary import count_parameters
-from lrfdyn.neurons import IntegerSpike
+from lrfdyn.nn.neurons import IntegerSpike
+from lrfdyn.segmentation.fpn import FPNHead
+from lrfdyn.segmentation.model import enlarge
 from tests.segmentation.make import CLASSES, tiny_model
 
 SMALL = {

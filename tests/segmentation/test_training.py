@@ -18,7 +18,7 @@ from lrfdyn.data import Augmentation, create_data
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
 from lrfdyn.segmentation import metric
-from lrfdyn.tasks.segmentation import Segmentation
+from lrfdyn.segmentation.task import Segmentation
 from lrfdyn.training import state
 from lrfdyn.training.optim import build_optimizer, rate_at, set_rate
 from lrfdyn.training.processes import build_accelerator

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-import lrfdyn.weights
+import lrfdyn.io.weights
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.training import state
@@ -25,7 +25,7 @@ from tests.training.runs import STEPS, final_state, tiny, train, write_recipe
     ids=["OSError", "SafetensorError"],
 )
 def test_full_disk(error, tmp_path, monkeypatch, capsys):
-    save = lrfdyn.weights.save_file
+    save = lrfdyn.io.weights.save_file
 
     def full(data, path, metadata):
         if "step-000000008" in str(path):
@@ -35,7 +35,7 @@ def test_full_disk(error, tmp_path, monkeypatch, capsys):
 
     recipe, out = write_recipe(tmp_path / "tiny.yaml"), tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(lrfdyn.weights, "save_file", full)
+        patch.setattr(lrfdyn.io.weights, "save_file", full)
         assert main(["train", str(recipe), "--out", str(out)]) == 2
     message = capsys.readouterr().err
     assert message.startswith(f"lrfdyn train: error: out: cannot write in {out} (")

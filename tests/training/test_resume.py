@@ -62,9 +62,9 @@ def test_killed_at_random_steps(whole, tmp_path):
 
 
 def test_killed_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):
-    import lrfdyn.weights
+    import lrfdyn.io.weights
 
-    save = lrfdyn.weights.save_file
+    save = lrfdyn.io.weights.save_file
 
     def half(data, path, metadata):
         save(data, path, metadata=metadata)
@@ -74,7 +74,7 @@ def test_killed_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lrfdyn.weights, "save_file", half)
+        patch.setattr(lrfdyn.io.weights, "save_file", half)
         assert in_child(lambda: train(tiny(), tmp_path)) == signal.SIGKILL
     assert list((tmp_path / "checkpoints").glob(".*.tmp"))
     (tmp_path / "checkpoints" / ".tmp8KttAR").touch()  # what safetensors leaves, killed a moment earlier

@@ -35,9 +35,9 @@ from lrfdyn.ops.bn_lif.passes_triton import (
 from lrfdyn.ops.bn_lif.pool_triton import pool_kernel, unpool_kernel
 from lrfdyn.ops.bn_lif.reference import Integer, Norm
 from lrfdyn.ops.dispatch import first_derivative_only
+from lrfdyn.ops.gradient_memory import exclusive, learn_counts
 from lrfdyn.ops.lif.reference import Dynamics
-from lrfdyn.ops.ownership import exclusive, learn_counts
-from lrfdyn.ops.packed import attach_bits
+from lrfdyn.ops.spike_bits import attach_bits
 
 MOST_STEPS = 8
 # Elements of one time step per program: apply kernels, sums, statistics (several such tiles at once).

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lrfdyn.ops.columns_triton import existing_columns
+from lrfdyn.ops.column_mask_triton import existing_columns
 from lrfdyn.ops.dendrite.modes import LARGEST_DECAY
 from lrfdyn.ops.dispatch import first_derivative_only
 

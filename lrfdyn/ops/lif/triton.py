@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lrfdyn.ops.dispatch import first_derivative_only
 from lrfdyn.ops.lif.reference import Dynamics
-from lrfdyn.ops.packed import attach_bits
+from lrfdyn.ops.spike_bits import attach_bits
 
 BLOCK = 1024
 # The spikes of one neuron, a bit per step, fit a byte up to here.

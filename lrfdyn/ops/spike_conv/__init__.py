@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lrfdyn.ops.dispatch import first_derivative_only
-from lrfdyn.ops.ownership import exclusive, learn_counts
+from lrfdyn.ops.gradient_memory import exclusive, learn_counts
 
 __all__ = ["spike_conv"]
 

@@ -1,0 +1,197 @@
+"""Synaptic operations and energy, counted from the spikes that a model really sends.
+
+A spike into a layer is one accumulate (AC) per weight it meets: borders are exact, and an integer n is n spikes. A
+layer whose input is not spikes multiplies and accumulates (MAC) with every weight, whatever the value. The first layer
+of a static image is such a layer. `attention_counts` has the products inside attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lrfdyn.analysis.measure.attention_energy import attention_counts
+from lrfdyn.analysis.measure.observe import Spikes, as_batches, observe, watch_attentions
+from lrfdyn.analysis.measure.synapses import conv_uses
+from lrfdyn.attention import Attention
+from lrfdyn.errors import require
+from lrfdyn.models.qkformer import TokenAttention
+from lrfdyn.models.sdt_v2 import RepConv
+from lrfdyn.nn.neurons import IntegerSpike
+
+TOLERANCE = 1e-3  # how far from a whole number a spike may be: 1/3 three times is not 1
+
+
+@dataclass(frozen=True)
+class EnergyModel:
+    """What an operation costs, and what counts as which. The costs are those of 32-bit arithmetic at 45 nm."""
+
+    accumulate_pj: float = 0.9
+    multiply_accumulate_pj: float = 4.6
+    mac_layers: tuple[str, ...] = ()  # shell patterns of layers that multiply even if their input is spikes
+    repeat_first: bool = False  # count the first layer of a static image at every time step, not once
+
+    def __post_init__(self) -> None:
+        for name in ("accumulate_pj", "multiply_accumulate_pj"):
+            value = getattr(self, name)
+            require(math.isfinite(value) and value >= 0, f"{name}: expected a number >= 0, got {value}")
+
+    def assumptions(self) -> list[str]:
+        """In words, for a reader of the numbers."""
+        forced = f" (and {', '.join(self.mac_layers)})" if self.mac_layers else ""
+        repeated = "at every time step" if self.repeat_first else "once, because all time steps show the same image"
+        return [
+            f"{self.accumulate_pj:g} pJ per accumulate and {self.multiply_accumulate_pj:g} pJ per multiply-accumulate "
+            "(32 bit at 45 nm).",
+            "A spike is one accumulate per weight that it meets, exact at the borders; an integer spike n is n spikes.",
+            f"Layers whose input is not spikes{forced} multiply-accumulate with every weight, such as the first "
+            f"convolution of a static image, counted {repeated}, or a classifier behind an average.",
+            "SSA is counted as q (k^T v). The dendrites of LRF-Dyn take 3k multiply-accumulates per token and channel "
+            "(2k for the recurrence, k for the read-out) and its stencils 9 each, because potentials are not spikes.",
+            "A re-parameterised convolution counts as the one 3x3 convolution that it equals.",
+            "Not counted: norms and scales (folded into weights and thresholds), neuron updates, pooling, softmax, "
+            "moving data.",
+        ]
+
+
+@dataclass
+class LayerCount:
+    """Sums over all images so far; `real` says whether an input was anything else than spikes."""
+
+    kind: str
+    accumulates: Tensor
+    dense: float = 0.0
+    real: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))
+
+
+class SynapticOperations:
+    """Counts the operations of every layer in one pass."""
+
+    def __init__(self, energy: EnergyModel | None = None) -> None:
+        self.energy = energy or EnergyModel()
+        self.layers: dict[str, LayerCount] = {}
+        self.first: str | None = None
+        self.images = 0
+
+    def watch(self, model: nn.Module) -> list[RemovableHandle]:
+        integers = [m for m in model.modules() if isinstance(m, IntegerSpike)]
+        self.levels = math.lcm(*(m.levels for m in integers if m.normalize))
+        # The classifier behind a neuron that sends the integers themselves takes those.
+        self.head_levels = 1 if any(not m.normalize for m in integers) else self.levels
+        self.time_steps = getattr(model, "time_steps", 1)
+        handles = [model.register_forward_pre_hook(self._begin)]
+        inside: set[nn.Module] = set()
+        for name, module in model.named_modules():
+            if isinstance(module, RepConv):
+                inside.update(module.modules())
+                handles.append(module.register_forward_pre_hook(self._rep_conv(name)))
+            elif module in inside:
+                continue
+            elif isinstance(module, (nn.Conv2d, nn.Linear)):
+                handles.append(module.register_forward_pre_hook(self._layer(name)))
+            elif isinstance(module, TokenAttention):
+                handles.append(module.q.register_forward_hook(self._token_attention(name)))
+        return handles + watch_attentions(model, self._attention)
+
+    def _begin(self, _module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        images = args[0]
+        self.static = images.dim() == 4
+        self.images += images.shape[-4] if images.dim() >= 4 else len(images)
+        self.batch = images.shape[0]
+
+    def _layer(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            x = args[0].detach()
+            if isinstance(module, nn.Conv2d):
+                groups = module.groups
+                kernel = "x".join(map(str, module.kernel_size))
+                kind = f"{kernel} {'depth-wise ' if groups == module.in_channels > 1 else ''}convolution"
+                uses = conv_uses(module, x.shape[-2], x.shape[-1], x.device) * (module.out_channels // groups)
+                self._count(name, kind, x, uses, self.levels)
+            else:
+                assert isinstance(module, nn.Linear)
+                uses = torch.tensor(float(module.out_features), device=x.device)
+                self._count(name, "linear", x, uses, self.head_levels)
+
+        return hook
+
+    def _rep_conv(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            assert isinstance(module, RepConv)
+            x, (c_in, c_out) = args[0].detach(), (module.conv1.in_channels, module.conv2.out_channels)
+            whole = nn.Conv2d(c_in, c_out, 3, padding=1, device="meta")
+            uses = conv_uses(whole, x.shape[-2], x.shape[-1], x.device) * c_out
+            self._count(name, "3x3 convolution", x, uses, self.levels)
+
+        return hook
+
+    def _count(self, name: str, kind: str, x: Tensor, uses: Tensor, levels: int) -> None:
+        """`uses`: how many weights an input meets, by its place."""
+        spikes = x.double() * levels
+        whole = spikes.round()
+        is_first = self.static and self.first in (None, name)
+        self.first = self.first or name
+        repeats = 1
+        if is_first and self.energy.repeat_first and x.shape[0] == self.batch:
+            repeats = self.time_steps
+        dense = float(x.numel() / uses.numel() * uses.sum()) * repeats
+        forced = is_first or any(fnmatch(name, pattern) for pattern in self.energy.mac_layers)
+        real = ((spikes - whole).abs() > TOLERANCE).any() | forced
+        self._add(name, kind, (whole.abs() * uses).sum(), dense, real)
+
+    def _add(self, name: str, kind: str, accumulates: Tensor, dense: float, real: Tensor) -> None:
+        layer = self.layers.setdefault(name, LayerCount(kind, torch.zeros_like(accumulates)))
+        layer.accumulates = layer.accumulates + accumulates
+        layer.dense += dense
+        layer.real = layer.real.to(real.device) | real
+
+    def _attention(self, name: str, module: Attention, x: Tensor, spikes: Spikes) -> None:
+        counted = {key: (value.double() * self.levels).round() for key, value in spikes.items()}
+        for part, (accumulates, macs) in attention_counts(module, counted, (x.shape[3], x.shape[4])).items():
+            forced = any(fnmatch(f"{name}.{part}", pattern) for pattern in self.energy.mac_layers)
+            real = torch.tensor(bool(macs) or forced, device=x.device)
+            self._add(f"{name}.{part}", "attention", accumulates, macs or float(accumulates) * forced, real)
+
+    def _token_attention(self, name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: Any, q: Tensor) -> None:
+            total = (q.double() * self.levels).sum()  # added up over the channels of a head
+            self._add(f"{name}.q sum", "attention", total, float(q.numel()), torch.tensor(False, device=q.device))
+
+        return hook
+
+    def record(self) -> dict[str, Any]:
+        """Per image: operations and energy of every layer, in the order in which they run, and their sums."""
+        layers: list[dict[str, Any]] = []
+        for name, layer in self.layers.items():
+            real = bool(layer.real)
+            accumulates = 0.0 if real else float(layer.accumulates) / self.images
+            macs = layer.dense / self.images if real else 0.0
+            picojoule = accumulates * self.energy.accumulate_pj + macs * self.energy.multiply_accumulate_pj
+            layers.append(
+                {
+                    "name": name,
+                    "kind": layer.kind,
+                    "accumulates": accumulates,
+                    "multiply_accumulates": macs,
+                    "energy_pj": picojoule,
+                }
+            )
+        keys = ("accumulates", "multiply_accumulates", "energy_pj")
+        totals = {key: math.fsum(layer[key] for layer in layers) for key in keys}
+        return {**totals, "layers": layers, "assumptions": self.energy.assumptions()}
+
+
+def energy(
+    model: nn.Module, images: Tensor | Iterable[Tensor], energy_model: EnergyModel | None = None
+) -> dict[str, Any]:
+    """Synaptic operations and energy per image, in all and by layer."""
+    counter = SynapticOperations(energy_model)
+    observe(model, as_batches(images), [counter])
+    return counter.record()

@@ -1,0 +1,162 @@
+"""Inference memory: what must be stored, term by term, and what a run really allocates."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from lrfdyn.attention import Attention, LRFDyn
+from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.errors import require
+from lrfdyn.silence import quiet_stderr
+
+SPAN = "memory span: "
+
+
+def layer_states(model: nn.Module, buffers: str = BUFFERS[0]) -> dict[str, list[dict[str, Any]]]:
+    """The terms of every attention layer, for one image and time step. `buffers` is what LRF-Dyn holds of rows (see
+    `deploy.streaming`)."""
+    layers = {
+        name: module.state_terms(buffers=buffers) if isinstance(module, LRFDyn) else module.state_terms()
+        for name, module in model.named_modules()
+        if isinstance(module, Attention)
+    }
+    require(len(layers) > 0, f"model: expected one with attention layers, got {type(model).__name__}")
+    return {
+        name: [
+            {"name": term.name, "formula": term.formula, "elements": term.elements, "bytes": term.bytes}
+            for term in terms
+        ]
+        for name, terms in layers.items()
+    }
+
+
+def attention_state(model: nn.Module, buffers: str = BUFFERS[0]) -> list[dict[str, Any]]:
+    """The terms of one attention layer and time step, for one image: of the layer that holds most."""
+    return largest_state(layer_states(model, buffers))
+
+
+def largest_state(layers: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The terms of the layer that holds most."""
+    return max(layers.values(), key=lambda terms: sum(term["bytes"] for term in terms))
+
+
+def peak_allocation(run: Callable[[], object], device: torch.device | None = None) -> int:
+    """The most bytes of tensors that `run` holds at one time beyond what was there before."""
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    return max((held for _, held in _held_over_time(_recorded(run))), default=0)
+
+
+def _recorded(run: Callable[[], object]) -> list[Any]:
+    """The profiler's events of `run` on the CPU."""
+    with quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
+        run()
+    recording: Any = recorded.profiler and recorded.profiler.kineto_results
+    return recording.events()
+
+
+def _held_over_time(events: list[Any]) -> Iterator[tuple[int, int]]:
+    """Time and bytes held behind every allocation and release; before the first nothing is."""
+    held = 0
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        yield event.start_ns(), max(held, 0)
+
+
+class SpanPeaks:
+    """Peaks of named parts of a run: `span(name)` goes around a part, `measure(run)` gives bytes by name.
+
+    A part's bytes are the most that it holds beyond what was there when it began. Parts must not overlap.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.peaks: dict[str, int] = {}
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        return self._cuda_span(name) if self.device.type == "cuda" else record_function(f"{SPAN}{name}")
+
+    @contextmanager
+    def _cuda_span(self, name: str) -> Iterator[None]:
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        yield
+        self._note(name, torch.cuda.max_memory_allocated(self.device) - before)
+
+    def _note(self, name: str, peak: int) -> None:
+        self.peaks[name] = max(self.peaks.get(name, 0), peak)
+
+    def around(self, modules: dict[str, nn.Module]) -> AbstractContextManager[object]:
+        """While it is open, every call of these modules is a part."""
+        stack = ExitStack()
+        for name, module in modules.items():
+            open_spans: list[AbstractContextManager[object]] = []
+
+            def enter(_module: nn.Module, _args: Any, name: str = name, spans: list[Any] = open_spans) -> None:
+                spans.append(self.span(name))
+                spans[-1].__enter__()
+
+            def leave(_module: nn.Module, _args: Any, _out: Any, spans: list[Any] = open_spans) -> None:
+                spans.pop().__exit__(None, None, None)
+
+            for handle in (module.register_forward_pre_hook(enter), module.register_forward_hook(leave)):
+                stack.callback(handle.remove)
+        return stack
+
+    def measure(self, run: Callable[[], object]) -> dict[str, int]:
+        self.peaks = {}
+        if self.device.type == "cuda":
+            run()
+            return self.peaks
+        events = _recorded(run)
+        held = list(_held_over_time(events))
+        for event in sorted((e for e in events if e.name().startswith(SPAN)), key=lambda e: e.start_ns()):
+            start, end = event.start_ns(), event.start_ns() + event.duration_ns()
+            before = next((size for at, size in reversed(held) if at < start), 0)
+            self._note(
+                event.name().removeprefix(SPAN), max([0, *(size - before for at, size in held if start <= at <= end)])
+            )
+        return self.peaks
+
+
+def resident_growth(run: Callable[[], object]) -> int | None:
+    """How far the resident set of this process grows while `run` runs; None where the system does not tell."""
+    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not be used again unseen
+        clear.write_text("5")  # the peak starts anew
+        before = _status_bytes(status, "VmRSS")
+    except (OSError, AttributeError):
+        return None
+    run()
+    return max(_status_bytes(status, "VmHWM") - before, 0)
+
+
+def _status_bytes(status: Path, field: str) -> int:
+    line = next(line for line in status.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
+
+
+def inference_peak(model: nn.Module, images: Tensor) -> int:
+    """Peak bytes of activations in one evaluation pass over `images`."""
+    model.eval()
+
+    def run() -> None:
+        with torch.inference_mode():
+            model(images)
+
+    run()  # one-time allocations of the library stay out of the figure
+    return peak_allocation(run, images.device)

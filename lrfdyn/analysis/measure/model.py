@@ -1,0 +1,103 @@
+"""Everything that is measured on one model, as the report and the tables show it."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lrfdyn.analysis.measure.energy import EnergyModel, SynapticOperations
+from lrfdyn.analysis.measure.firing import FiringRates
+from lrfdyn.analysis.measure.locality import Locality
+from lrfdyn.analysis.measure.memory import attention_state, inference_peak
+from lrfdyn.analysis.measure.observe import Observer, observe
+from lrfdyn.analysis.measure.receptive_field import receptive_field_record
+from lrfdyn.attention import Attention
+from lrfdyn.models import SpikingModel
+
+Progress = Callable[[str, int], None]  # what is measured, and how many images of it are done now
+PASSES = 3  # over the images: one that observes, two for the gradients, with and without those of attention
+
+
+def measure(
+    model: SpikingModel,
+    batches: Sequence[Tensor],
+    energy: EnergyModel | None = None,
+    progress: Progress = lambda *_: None,
+) -> dict[str, Any]:
+    """Parameters, memory, firing, operations and energy, speed, locality and receptive field. A model without
+    attention layers has no locality and no attention state."""
+    firing, operations, local = FiringRates(), SynapticOperations(energy), Locality()
+    has_attention = any(isinstance(module, Attention) for module in model.modules())
+    observers: list[Observer] = [firing, operations]
+    if has_attention:
+        observers.append(local)
+    observe(model, batches, observers, lambda n: progress("spikes and attention", n))
+    field = receptive_field_record(model, batches, lambda n: progress("receptive field", n))
+    rates = firing.record()
+    terms = attention_state(model) if has_attention else []
+    record = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "state_terms": terms,
+        "state_bytes": sum(term["bytes"] for term in terms) if terms else None,
+        "peak_inference_bytes": inference_peak(model, batches[0].narrow(-4, 0, 1)),
+        "firing_rate": rates["mean"],
+        "firing_by_layer": rates["by_layer"],
+        "energy": operations.record(),
+        "images_per_second": images_per_second(model, batches[0]),
+        "receptive_field": field,
+    }
+    return record | ({"locality": local.record()} if has_attention else {})
+
+
+def images_per_second(model: nn.Module, images: Tensor, seconds: float = 1.0, most: int = 7) -> float:
+    """Of the fastest evaluation pass: `most` of them, fewer where one takes long."""
+    model.eval()
+    spent: list[float] = []
+    with torch.inference_mode():
+        model(images)
+        while len(spent) < most and (not spent or math.fsum(spent) < seconds):
+            spent.append(seconds_of(lambda: model(images), images.device))
+    return images.shape[-4] / min(spent)
+
+
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """Of one call. The fastest of several is what to report: other work on the machine only ever slows one down."""
+    _wait(device)
+    start = time.perf_counter()
+    run()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def machine(device: torch.device | None = None) -> dict[str, Any]:
+    facts = {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if device is not None and device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    return facts
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,133 @@
+"""Effective receptive field: how much every input pixel moves the output at the centre."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from lrfdyn.analysis.measure.observe import as_batches
+from lrfdyn.attention import Attention
+from lrfdyn.errors import require
+from lrfdyn.models.base import SpikingModel
+from lrfdyn.ops.dispatch import plain_operations
+
+DIGITS = 6  # of the map: more would only make files larger
+LARGEST_MAP = 64  # cells a side; larger images are averaged in blocks
+
+
+class EvenTies(TorchFunctionMode):
+    """While it is open, the gradient of a max pool is shared by all inputs that reach the maximum. Among spikes many
+    do, and PyTorch gives all of it to the first in raster order, which moves the field up and to the left."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func in (F.max_pool2d, torch.max_pool2d) and not given.get("return_indices"):
+            return even_max_pool(*args, **given)
+        return func(*args, **given)
+
+
+def even_max_pool(
+    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor:  # fmt: skip
+    """`F.max_pool2d` along one axis and then the other: `amax` shares its gradient among equals."""
+    size = F.max_pool2d(x.detach(), kernel_size, stride, padding, dilation, ceil_mode).shape[-2:]
+    for axis in (-2, -1):
+        kernel, step, pad, gap = (
+            value if isinstance(value, int) else value[axis]
+            for value in (kernel_size, stride or kernel_size, padding, dilation)
+        )
+        reach = (size[axis] - 1) * step + (kernel - 1) * gap + 1
+        after = max(0, reach - pad - x.shape[axis])
+        x = F.pad(x, (pad, after) if axis == -1 else (0, 0, pad, after), value=-torch.inf)
+        taps = [x.narrow(axis, i * gap, (size[axis] - 1) * step + 1) for i in range(kernel)]
+        x = torch.stack([tap[..., ::step] if axis == -1 else tap[..., ::step, :] for tap in taps]).amax(0)
+    return x
+
+
+def receptive_field(
+    model: SpikingModel,
+    images: Tensor | Iterable[Tensor],
+    on_batch: Callable[[int], None] = lambda _: None,
+    through_attention: bool = True,
+) -> Tensor:
+    """|d centre output / d input|, summed over channels and averaged over images, `[H, W]`. Spikes pass their
+    surrogate gradient, max pools share theirs among equals. Without `through_attention`, no gradient passes q, k and v:
+    only that of the convolutions and shortcuts is left."""
+    handles = [] if through_attention else _cut_attention(model)
+    training = model.training
+    model.eval()
+    total, count = None, 0
+    try:
+        for batch in as_batches(images):
+            x = batch.detach().clone().requires_grad_()
+            # The kernels are made for training, where nobody asks for the gradient of the image.
+            with plain_operations(), EvenTies():
+                features = model.forward_features(x)
+                row, column = features.shape[-2] // 2, features.shape[-1] // 2
+                (gradient,) = torch.autograd.grad(features[..., row, column].sum(), x)
+            moved = gradient.abs().sum(-3).flatten(0, -3).sum(0)
+            total = moved if total is None else total + moved
+            count += batch.shape[-4]
+            on_batch(batch.shape[-4])
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.train(training)
+    require(total is not None, "images: expected at least one batch")
+    assert total is not None
+    return total / count
+
+
+def _cut_attention(model: nn.Module) -> list[RemovableHandle]:
+    attentions = [m for m in model.modules() if isinstance(m, Attention)]
+    layers = [getattr(attention, name) for attention in attentions for name in attention.projections]
+    return [layer.register_forward_hook(lambda _module, _args, spikes: spikes.detach()) for layer in layers]
+
+
+def share_inside(field: Tensor, centre: tuple[int, int]) -> list[dict[str, Any]]:
+    """The share of `field` inside squares of side 1, 3, 5, ... around `centre`."""
+    height, width = field.shape
+    row = (torch.arange(height) - centre[0]).abs().unsqueeze(1)
+    column = (torch.arange(width) - centre[1]).abs()
+    ring = torch.maximum(row, column)
+    sums = torch.zeros(int(ring.max()) + 1, dtype=field.dtype).index_add_(0, ring.flatten(), field.flatten())
+    total = field.sum()
+    shares = sums.cumsum(0) / total if total > 0 else torch.zeros_like(sums)
+    return [{"side": 2 * r + 1, "share": float(share)} for r, share in enumerate(shares)]
+
+
+def receptive_field_record(
+    model: SpikingModel, images: Tensor | Iterable[Tensor], on_batch: Callable[[int], None] = lambda _: None
+) -> dict[str, Any]:
+    """The map in cells of `pixels_per_cell`, scaled to a maximum of 1, the pixel `centre` that the output looks at, the
+    share inside growing squares around it, and the side of the square that holds half. `without_attention` has the
+    same shares with the gradient of attention cut, and how much of all gradient is left then."""
+    batches = list(as_batches(images))
+    field = receptive_field(model, batches, on_batch).double().cpu()
+    stride = model.feature_info[-1].stride
+    grid = (-(-field.shape[0] // stride), -(-field.shape[1] // stride))
+    # All hosts shrink with odd kernels and a padding of half of one: output i looks straight at pixel i * stride.
+    centre = (grid[0] // 2 * stride, grid[1] // 2 * stride)
+    shares = share_inside(field, centre)
+    block = -(-max(field.shape) // LARGEST_MAP)
+    cells = F.avg_pool2d(field[None, None], block, ceil_mode=True)[0, 0]
+    scaled = cells / cells.max() if cells.max() > 0 else cells
+    record: dict[str, Any] = {
+        "pixels_per_cell": block,
+        "centre": list(centre),
+        "map": [[round(value, DIGITS) for value in row] for row in scaled.tolist()],
+        "share_inside": shares,
+        "half_side": next((s["side"] for s in shares if s["share"] >= 0.5), None),
+    }
+    if any(isinstance(module, Attention) for module in model.modules()):
+        rest = receptive_field(model, batches, on_batch, through_attention=False).double().cpu()
+        left = float(rest.sum() / field.sum()) if field.sum() > 0 else None
+        record["without_attention"] = {"gradient": left, "share_inside": share_inside(rest, centre)}
+    return record

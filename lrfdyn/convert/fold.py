@@ -1,0 +1,42 @@
+"""Batch norms folded into the weights before them, for inference."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from lrfdyn.attention.lrf_dyn import LRFDyn
+from lrfdyn.errors import require
+from lrfdyn.models.base import SpikingModel
+from lrfdyn.nn.layers import ConvBN
+from lrfdyn.nn.neurons import FoldedNorm
+
+
+def scale_and_shift(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    assert bn.running_mean is not None
+    assert bn.running_var is not None
+    scale = bn.weight * torch.rsqrt(bn.running_var + bn.eps)
+    return scale, bn.bias - bn.running_mean * scale
+
+
+@torch.no_grad()
+def fold_batch_norm(model: SpikingModel) -> SpikingModel:
+    """A copy in evaluation mode whose convolutions (and the dendrites' read-out) carry the scales and shifts of the
+    norms behind them: the same function with fewer numbers."""
+    require(not model.training, "model: expected evaluation mode (batch statistics cannot be folded)")
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, ConvBN) and type(module.bn) is nn.BatchNorm2d:
+            scale, shift = scale_and_shift(module.bn)
+            conv = module.conv
+            conv.weight.mul_(scale.reshape(-1, 1, 1, 1))
+            conv.bias = nn.Parameter(shift if conv.bias is None else conv.bias * scale + shift)
+            module.register_module("bn", FoldedNorm(module.bn))
+        elif isinstance(module, LRFDyn) and type(module.norm) is nn.BatchNorm2d:
+            # Everything between the read-out and the norm is linear, and the gate by q multiplies.
+            scale, shift = scale_and_shift(module.norm)
+            module.dendrites.weight.mul_(scale.reshape(-1, 1, 1))
+            module.register_module("norm", FoldedNorm(module.norm, shift))
+    return model

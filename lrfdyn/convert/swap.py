@@ -1,0 +1,123 @@
+"""Another attention in a model that is already built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from lrfdyn.attention import Attention, attention_options, create_attention
+from lrfdyn.convert.spikingjelly import FlatAttention, is_spikingjelly, stated_grid
+from lrfdyn.errors import require
+from lrfdyn.nn.layers import init_weights
+
+# Made by the host, so alike in every kind of attention that has them.
+PROJECTIONS = ("q", "k", "v", "proj")
+
+
+@dataclass(frozen=True)
+class SwapReport:
+    """Which attention layers were swapped, and what became of their parameters."""
+
+    kind: str
+    layers: tuple[str, ...]
+    kept: tuple[str, ...]
+    dropped: tuple[str, ...]
+    new: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"swapped to {self.kind}: {', '.join(self.layers)}"]
+        for what in ("kept", "dropped", "new"):
+            lines.append(f"{what}: {', '.join(self._within_layers(getattr(self, what))) or 'nothing'}")
+        return "\n".join(lines)
+
+    def _within_layers(self, names: Iterable[str]) -> list[str]:
+        """The names inside their layers, each once."""
+        inside: dict[str, None] = {}
+        for name in names:
+            layer = next(layer for layer in self.layers if name.startswith(f"{layer}."))
+            inside[name.removeprefix(f"{layer}.")] = None
+        return list(inside)
+
+
+def swap_attention(model: nn.Module, kind: str, *, grid: tuple[int, int] | None = None, **options: Any) -> SwapReport:
+    """Replaces every attention layer of `model` in place by one of `kind`; `options` are those of the kind.
+
+    What both kinds have stays the same parameter: the projections, local receptive fields of the same dilations,
+    dendrites of the same number, and the norm in front of the firing neuron where the kind stays. The rest is new, so
+    an optimiser must be made again. An error leaves the model as it was.
+
+    Works on the models of this package and on SpikingJelly's `SpikingSelfAttention`. Only the latter need `grid`, the
+    rows and columns of tokens that the new layers are made for, and only where the model does not state it (default:
+    14 x 14, that of images of 224 pixels; other sizes may still be shown).
+    """
+    attention_options(kind)  # an unknown kind is the first thing to tell
+    modules = dict(model.named_modules(remove_duplicate=False))
+    layers = {path: module for path, module in modules.items() if isinstance(module, Attention)}
+    foreign = {path: module for path, module in modules.items() if is_spikingjelly(module)}
+    found = [*layers, *foreign]
+    require(bool(found), f"model: expected attention layers to swap, found none in {type(model).__name__}")
+    require("" not in found, "model: is itself an attention layer; pass the model around it, to replace it in there")
+    require(grid is None or bool(foreign), "grid: expected none, the attention layers of this model know their grid")
+
+    # All layers are built before any is replaced.
+    adapters = {module: FlatAttention.take_over(module, grid or stated_grid(model)) for module in foreign.values()}
+    layers |= {f"{path}.attention": adapters[module].attention for path, module in foreign.items()}
+    built = {old: _rebuild(old, kind, options) for old in layers.values()}
+
+    for path, module in foreign.items():
+        parent = _place(model, path, adapters[module])
+        parent.register_forward_pre_hook(adapters[module].note_grid)
+    for path, old in layers.items():
+        _place(model, path, built[old])
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, dict) and "attention" in config:
+            updated: Any = {**config, "attention": kind, "attention_options": dict(options) or None}
+            module.config = updated
+    return _report(kind, layers, built)
+
+
+def _rebuild(old: Attention, kind: str, options: Mapping[str, Any]) -> Attention:
+    new = create_attention(kind, old.dim, old.heads, old.grid, old.host, **options)
+    init_weights(new)
+    like = next(old.parameters())
+    new.to(device=like.device, dtype=like.dtype).train(old.training)
+    for name, module in old.named_children():
+        if _is_shared(name, old, new):
+            setattr(new, name, module)  # the module itself: its mode, dtypes and frozen parameters come with it
+    return new
+
+
+def _is_shared(name: str, old: Attention, new: Attention) -> bool:
+    before, after = getattr(old, name), getattr(new, name, None)
+    if after is None or name in PROJECTIONS:
+        return after is not None
+    if name == "norm" and type(old) is not type(new):
+        return False  # what it normalises is another thing
+    if getattr(before, "dilations", None) != getattr(after, "dilations", None):
+        return False
+    shapes, new_shapes = ({key: value.shape for key, value in m.state_dict().items()} for m in (before, after))
+    return bool(shapes) and shapes == new_shapes
+
+
+def _place(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    """Puts `module` at `path` and returns its parent."""
+    parent_path, _, name = path.rpartition(".")
+    parent = model.get_submodule(parent_path)
+    setattr(parent, name, module)
+    return parent
+
+
+def _report(kind: str, layers: Mapping[str, Attention], built: Mapping[Attention, Attention]) -> SwapReport:
+    kept, dropped, new = [], [], []
+    for path, old in layers.items():
+        before = {f"{path}.{name}": parameter for name, parameter in old.named_parameters()}
+        after = {f"{path}.{name}": parameter for name, parameter in built[old].named_parameters()}
+        same = {name for name, parameter in after.items() if parameter is before.get(name)}
+        kept += [name for name in after if name in same]
+        dropped += [name for name in before if name not in same]
+        new += [name for name in after if name not in same]
+    return SwapReport(kind, tuple(layers), tuple(kept), tuple(dropped), tuple(new))

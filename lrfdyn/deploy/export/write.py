@@ -1,0 +1,146 @@
+"""A model as a file that runs without this package, checked before it is kept."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
+from lrfdyn.deploy.export.check import TOLERANCE, Check, check, check_images
+from lrfdyn.deploy.export.executorch import ExecutorchRunner, sidecar, write_executorch
+from lrfdyn.deploy.export.form import export_form
+from lrfdyn.deploy.export.onnx import OnnxRunner, write_onnx
+from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
+from lrfdyn.files import writable_folder
+from lrfdyn.models import Segmenter, SpikingModel
+from lrfdyn.version import __version__
+
+FORMATS = {"onnx": ".onnx", "executorch": ".pte"}
+FACTS_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    format: str
+    bytes: int
+    check: Check
+
+
+def export_model(
+    model: SpikingModel,
+    out: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    weights: str | None = None,
+    images: Sequence[Path] = (),
+    random_images: int = 8,
+    most_images: int = 8,
+    tolerance: float = TOLERANCE,
+) -> Exported:
+    """Writes `out` for any number of images at once (ExecuTorch: up to `most_images`), of the size that the model's
+    preprocessing states. `format` is "onnx" or "executorch"; without it the ending of `out` says which.
+
+    The file is run against PyTorch on `images` (files; without any, on scikit-learn's digits where it is installed) and
+    on random ones; if it does not compute the model, that is an error and no file is left. `weights` says where the
+    weights are from, for the file's own description.
+    """
+    path = Path(out)
+    format = format or format_of(path)
+    if format not in FORMATS:
+        raise unknown_name("format", format, FORMATS)
+    require(not model.training, "model: expected evaluation mode")
+    require(not isinstance(model, Segmenter), "model: expected a classifier, got a segmentation model")
+    require(model.num_classes > 0, "model: expected a classifier (num_classes is 0)")
+    require_integer("random_images", random_images, 1)
+    require_integer("most_images", most_images, 1)
+    require(path.suffix == FORMATS[format], f"out: expected a name that ends in {FORMATS[format]}, got {path}")
+    require(not path.is_dir(), f"out: expected a file, got the folder {path}")
+    writable_folder(path.parent, "out")
+    preprocessing = model.preprocessing or Preprocessing.usual(model)
+    shape = (model.in_channels, preprocessing.size, preprocessing.size)
+    real = real_images(preprocessing, images)
+    facts = describe(model, preprocessing, weights)
+    model = copy.deepcopy(model).float().cpu()  # the caller's stays where it is
+    form = export_form(model, shape[1:])
+    sample = torch.zeros(2, *shape)
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        runner: OnnxRunner | ExecutorchRunner
+        if format == "onnx":
+            write_onnx(form, sample, temporary, facts)
+            runner = OnnxRunner(temporary)
+        else:
+            write_executorch(form, sample, temporary, facts, most_images)
+            runner = ExecutorchRunner(temporary)
+        result = check(
+            runner, model, check_images(shape, random_images, real), len(real), runner.most_images, tolerance
+        )
+        del runner
+        if format == "executorch":
+            os.replace(sidecar(temporary), sidecar(path))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise LrfdynError(f"out: cannot write {path} ({error.strerror or error})") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+        sidecar(temporary).unlink(missing_ok=True)
+    return Exported(path, format, path.stat().st_size, result)
+
+
+def format_of(path: Path) -> str:
+    """By the ending of its name."""
+    found = next((name for name, ending in FORMATS.items() if ending == path.suffix), None)
+    require(found is not None, f"out: expected a name that ends in {' or '.join(FORMATS.values())}, got {path}")
+    assert found is not None
+    return found
+
+
+def describe(model: SpikingModel, preprocessing: Preprocessing, weights: str | None) -> dict[str, Any]:
+    """What a file says about itself."""
+    return {
+        "format": FACTS_FORMAT,
+        "lrfdyn_version": __version__,
+        "model": model.name or type(model).__name__,
+        "host": type(model).__name__,
+        "attention": model.config.get("attention"),
+        "attention_options": model.config.get("attention_options"),
+        "time_steps": model.time_steps,
+        "weights": weights,
+        "num_classes": model.num_classes,
+        "class_names": None if model.class_names is None else list(model.class_names),
+        "preprocessing": preprocessing.as_dict(),
+        "preprocessing_assumed": model.preprocessing is None,
+    }
+
+
+def real_images(preprocessing: Preprocessing, paths: Sequence[Path], count: int = 8) -> list[np.ndarray]:
+    """The given files, or without any the first of scikit-learn's digits; none where that is not installed."""
+    if paths:
+        require_pillow()
+        return [_read(preprocessing, path) for path in paths]
+    try:
+        from PIL import Image
+        from sklearn.datasets import load_digits
+    except ImportError:
+        return []
+    if preprocessing.channels not in (1, 3):
+        return []
+    digits: Any = load_digits()
+    return [
+        preprocessing.apply(Image.fromarray((d * (255 / 16)).round().astype(np.uint8))) for d in digits.images[:count]
+    ]
+
+
+def _read(preprocessing: Preprocessing, path: Path) -> np.ndarray:
+    try:
+        return preprocessing.load(path)
+    except Exception as error:  # damaged files make decoders fail in any way
+        raise LrfdynError(f"images: cannot read {path} ({reason(error)})") from None

@@ -1,0 +1,54 @@
+"""Neurons that carry their membrane from call to call, so that time steps can pass a network one after the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lrfdyn.deploy.streaming.attention import StreamingAttention
+from lrfdyn.errors import LrfdynError
+from lrfdyn.nn.neurons import IntegerSpike, Neuron, SpikingNeuron
+from lrfdyn.ops.lif import Dynamics
+
+
+class SteppedNeuron(Neuron):
+    """A `SpikingNeuron` that goes on from the membrane H of the call before. `rest()` forgets it."""
+
+    def __init__(self, dynamics: Dynamics) -> None:
+        super().__init__()
+        self.dynamics = dynamics
+        self.membrane: Tensor | None = None
+
+    def rest(self) -> None:
+        self.membrane = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        spikes = torch.empty_like(x)
+        for current, fired in zip(x, spikes, strict=True):
+            self._step(current, fired)
+        return spikes
+
+    def _step(self, current: Tensor, fired: Tensor) -> None:
+        d, h = self.dynamics, self.membrane
+        # In place of H: currents, membrane and spikes are all that exists.
+        h = torch.mul(current, d.gain) if h is None else h.mul_(d.leak).add_(current, alpha=d.gain)
+        (torch.gt if d.strict else torch.ge)(h, d.threshold, out=fired)
+        h.addcmul_(h, fired, value=-1)  # U (1 - S)
+        if d.decay != 1:
+            h.mul_(d.decay)
+        if d.v_reset:
+            h.add_(fired, alpha=d.v_reset)
+        self.membrane = h
+
+
+def step_neurons(model: nn.Module) -> None:
+    """Puts `SteppedNeuron` in the place of every neuron with a membrane; streaming layers see all steps and stay."""
+    streaming = {m for layer in model.modules() if isinstance(layer, StreamingAttention) for m in layer.modules()}
+    for parent in [m for m in model.modules() if m not in streaming]:
+        for name, child in list(parent.named_children()):
+            if isinstance(child, SpikingNeuron):
+                if type(child).forward is not SpikingNeuron.forward:
+                    raise LrfdynError(f"model: neuron {type(child).__name__} cannot be run step by step")
+                setattr(parent, name, SteppedNeuron(child.dynamics))
+            elif isinstance(child, Neuron) and not isinstance(child, (SteppedNeuron, IntegerSpike)):
+                raise LrfdynError(f"model: neuron {type(child).__name__} cannot be run step by step")

@@ -1,0 +1,1 @@
+"""Attention row by row, in the state that it must hold."""

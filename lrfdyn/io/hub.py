@@ -1,0 +1,253 @@
+"""Models as folders, local or on the Hugging Face hub: safetensors, a JSON configuration and a model card.
+
+Nothing is unpickled, and a configuration can only name a host of this package and its constructor's arguments. Local
+folders need no further package; the hub needs huggingface_hub (`pip install 'lrfdyn[hub]'`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+
+from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.errors import LrfdynError, first_line, require, unknown_name
+from lrfdyn.files import read_json, writable_folder, write_atomic, write_json
+from lrfdyn.io.model_card import CARD_MARK, model_card
+from lrfdyn.io.weights import check_fit, load_tensors, save_weights
+from lrfdyn.models import SpikingModel
+from lrfdyn.version import __version__
+
+CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
+FORMAT = 1
+REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+Host = TypeVar("Host", bound=SpikingModel)
+
+
+def save_pretrained(model: SpikingModel, folder: str | os.PathLike[str], *, description: str = "", **card: Any) -> None:
+    """Writes configuration, weights and model card. `description` is Markdown for the card, `card` further entries of
+    its header (`license`, `datasets`, ...). A card that a person took over is kept."""
+    _save(model, writable_folder(Path(folder), "folder"), "path/to/this/folder", description, card)
+
+
+def _save(model: SpikingModel, place: Path, source: str, description: str, card: dict[str, Any]) -> None:
+    config = model_config(model)
+    check_rebuilds(model, config, place / CONFIG_FILE)
+    text = model_card(model, config, source, description, card)
+    try:
+        # The weights carry the configuration too: of a save that was cut short, the two do not agree.
+        save_weights(place / WEIGHTS_FILE, model, config)
+        write_json(place / CONFIG_FILE, config)
+        path = place / CARD_FILE
+        if not path.exists() or CARD_MARK in path.read_text(encoding="utf-8"):
+            write_atomic(path, lambda file: file.write_text(text, encoding="utf-8"))
+    except OSError as error:
+        raise LrfdynError(f"folder: cannot write in {place} ({error.strerror})") from None
+
+
+def from_pretrained(
+    source: str | os.PathLike[str],
+    *,
+    host: type[Host] = SpikingModel,  # type: ignore[assignment]  # the default of a type variable
+    device: str | torch.device = "cpu",
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
+    **options: Any,
+) -> Host:
+    """The model in a folder or hub repository, in evaluation mode and in the types of its weights.
+
+    `options` replace constructor's arguments that leave the weights' shapes alone (`drop_path`, `time_steps`, ...).
+    `revision`, `token`, `cache_dir` and `local_files_only` are huggingface_hub's.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        folder = _download(
+            source, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only
+        )
+    path = folder / CONFIG_FILE
+    config = read_config(path)
+    tensors, header = load_tensors(folder / WEIGHTS_FILE)
+    require(
+        header.get("library_name") is None or header == config,
+        f"source: {path} and {folder / WEIGHTS_FILE} were not saved together; "
+        "save the model again, or pass changed options to from_pretrained",
+    )
+    model = _build(config, options, host, path)
+    check_fit(folder / WEIGHTS_FILE, model, tensors)
+    # The model has no memory yet; it takes over the file's tensors, types included. They are copied because those of
+    # the file are mapped from it.
+    model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
+    return model.to(device).eval()
+
+
+def push_to_hub(
+    model: SpikingModel,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload with lrfdyn",
+    create_pr: bool = False,
+    description: str = "",
+    **card: Any,
+) -> str:
+    """Uploads what `save_pretrained` writes to a hub repository, which is created if need be; returns its address."""
+    hub = _huggingface_hub(f"repo_id: cannot upload to {repo_id!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        _save(model, Path(folder), repo_id, description, card)
+        try:
+            api = hub.HfApi(token=token, library_name="lrfdyn", library_version=__version__)
+            rights = {} if private is None else {"private": private}
+            address = api.create_repo(repo_id, exist_ok=True, **rights)
+            api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                commit_message=commit_message,
+                revision=revision,
+                create_pr=create_pr,
+            )
+        except Exception as error:  # connection, rights, names: the library has many kinds
+            raise LrfdynError(f"repo_id: cannot upload to {repo_id!r} ({first_line(error)})") from error
+    return str(address)
+
+
+def model_config(model: SpikingModel) -> dict[str, Any]:
+    """What `from_pretrained` builds the model from, as JSON gives it back."""
+    config = {
+        "library_name": "lrfdyn",
+        "lrfdyn_version": __version__,
+        "format": FORMAT,
+        "model": model.name,
+        "host": type(model).__name__,
+        "options": model.config,
+    }
+    # Absent where nobody said, so that folders without them stay as they are.
+    if model.class_names is not None:
+        config["class_names"] = list(model.class_names)
+    if model.preprocessing is not None:
+        config["preprocessing"] = model.preprocessing.as_dict()
+    try:
+        return json.loads(json.dumps(config, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise LrfdynError(f"model: its configuration cannot be written as JSON ({error})") from None
+
+
+def check_rebuilds(model: SpikingModel, config: dict[str, Any], path: Path) -> None:
+    """An error for a model whose layers were changed behind its configuration: nobody could load it."""
+    rebuilt = _build(config, {}, type(model), path).state_dict()
+    for name, value in model.state_dict().items():
+        other = rebuilt.pop(name, None)
+        if other is None or other.shape != value.shape:
+            rebuilt[name] = value
+    require(
+        not rebuilt,
+        f"model: cannot be saved, because a {type(model).__name__} of its configuration has other weights "
+        f"({', '.join(list(rebuilt)[:3])}); were its layers changed?",
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    config = read_json(path, "source")
+    known = isinstance(config, dict) and config.get("library_name") == "lrfdyn"
+    require(known and isinstance(config.get("options"), dict), f"source: {path} is not a configuration of lrfdyn")
+    require(
+        config.get("format") == FORMAT,
+        f"source: {path} has format {config.get('format')!r}, written by lrfdyn {config.get('lrfdyn_version')}; "
+        f"lrfdyn {__version__} reads format {FORMAT}",
+    )
+    return config
+
+
+def known_hosts() -> dict[str, type[SpikingModel]]:
+    """All host classes by name, those that a user has defined included."""
+    hosts: dict[str, type[SpikingModel]] = {}
+    classes = [SpikingModel]
+    while classes:
+        hosts.setdefault(classes[0].__name__, classes[0])
+        classes += classes.pop(0).__subclasses__()
+    del hosts[SpikingModel.__name__]
+    return hosts
+
+
+def _build(config: dict[str, Any], options: dict[str, Any], wanted: type[Host], path: Path) -> Host:
+    """The configured model on the meta device: a wrong configuration costs no memory, and nothing is drawn at
+    random."""
+    hosts = known_hosts()
+    name = config.get("host")
+    if name not in hosts:
+        raise unknown_name(f"source: {path}: host", name, hosts)
+    host = hosts[name]
+    if not issubclass(host, wanted):
+        raise LrfdynError(f"source: {path} holds a {name}, expected a {wanted.__name__}")
+    known = host.options()
+    for option in config["options"]:
+        if option not in known:
+            raise unknown_name(f"source: {path}: option of {name}", option, known)
+    for option in options:
+        if option not in known:
+            raise unknown_name(f"option of {name}", option, known)
+    try:
+        with torch.device("meta"):
+            model = host(**{**_tuples(config["options"]), **options})
+    except Exception as error:  # the values come from a file, so anything may be wrong with them
+        raise LrfdynError(f"source: {path}: {name} cannot be built ({first_line(error)})") from error
+    model.name = config.get("model")
+    model.class_names = class_names_of(config, model.num_classes, f"source: {path}")
+    if config.get("preprocessing") is not None:
+        model.preprocessing = Preprocessing.from_dict(config["preprocessing"], f"source: {path}")
+    return model
+
+
+def class_names_of(config: Mapping[str, Any], num_classes: int, where: str) -> tuple[str, ...] | None:
+    """The names of the classes; none where there are none, or where an option gave the model other classes."""
+    names = config.get("class_names")
+    if names is None:
+        return None
+    valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    require(valid, f"{where}: class_names: expected a list of names, got {names!r}")
+    return tuple(names) if len(names) == num_classes else None
+
+
+def _tuples(value: Any) -> Any:
+    """JSON has lists only; the constructors' arguments are tuples."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _download(source: str | os.PathLike[str], **arguments: Any) -> Path:
+    repo_id = os.fspath(source)
+    require(REPO_ID.fullmatch(repo_id) is not None, f"source: no such folder: {repo_id}")
+    hub = _huggingface_hub(f"source: no folder {repo_id!r} here")
+    try:
+        folder = hub.snapshot_download(
+            repo_id,
+            allow_patterns=[CONFIG_FILE, WEIGHTS_FILE],
+            library_name="lrfdyn",
+            library_version=__version__,
+            **arguments,
+        )
+    except Exception as error:  # connection, rights, names: the library has many kinds
+        raise LrfdynError(
+            f"source: no folder {repo_id!r} here, and the Hugging Face hub does not give it ({first_line(error)})"
+        ) from error
+    return Path(folder)
+
+
+def _huggingface_hub(problem: str) -> ModuleType:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise LrfdynError(f"{problem}; the Hugging Face hub needs huggingface_hub: pip install 'lrfdyn[hub]'") from None
+    return huggingface_hub

@@ -1,0 +1,1 @@
+"""Neurons, norms and the layers that hosts share."""

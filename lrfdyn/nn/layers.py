@@ -1,0 +1,249 @@
+"""The few blocks that the hosts share. Tensors are `[T, B, C, H, W]`; convolutions see time folded into the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lrfdyn.errors import require
+from lrfdyn.nn.neurons import FoldedNorm, fused_dynamics, fused_norm, observed
+from lrfdyn.ops.bn_lif import bn_lif, joined
+from lrfdyn.ops.dispatch import autocast_dtype, use_triton
+from lrfdyn.ops.spike_bits import attach_bits, bits_of
+from lrfdyn.ops.spike_conv import spike_conv
+from lrfdyn.ops.split_channels import split
+
+
+def fold_time(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`function` on `[T * B, ...]`, with time and batch apart again behind it."""
+    return function(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+def max_pool(x: Tensor) -> Tensor:
+    """3x3, stride 2: halves the grid."""
+    return fold_time(lambda y: F.max_pool2d(y, 3, 2, 1), x)
+
+
+def is_repeated(x: Tensor) -> bool:
+    """Whether all time steps of `x` are one and the same memory: a static image shown T times."""
+    return x.shape[0] > 1 and x.stride(0) == 0
+
+
+def convolve(conv: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`conv` over `[T, B, ...]`, computed once where all time steps are the same."""
+    if is_repeated(x):
+        return conv(x[0]).unsqueeze(0).expand(x.shape[0], -1, -1, -1, -1)
+    return fold_time(conv, x)
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: in training drops the residual branch of whole samples, at all time steps alike."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return branch
+        keep = 1 - self.rate
+        shape = (1, branch.shape[1], *[1] * (branch.dim() - 2))
+        return branch * (torch.empty(shape, dtype=branch.dtype, device=branch.device).bernoulli_(keep) / keep)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:g}"
+
+
+def drop_path_rates(rate: float, depth: int) -> list[float]:
+    """Rates that grow linearly from 0 at the first block to `rate` at the last."""
+    require(isinstance(rate, int | float) and 0 <= rate < 1, f"drop_path: expected a rate in [0, 1), got {rate!r}")
+    return [rate * i / max(depth - 1, 1) for i in range(depth)]
+
+
+def hidden_width(dim: int, mlp_ratio: float) -> int:
+    require(int(dim * mlp_ratio) >= 1, f"mlp_ratio: expected a positive number, got {mlp_ratio}")
+    return int(dim * mlp_ratio)
+
+
+def run_stages(stages: Iterable[nn.Module], x: Tensor, only_last: bool = False) -> list[Tensor]:
+    """The output of every stage, each on top of the one before, or only the last."""
+    maps = []
+    for stage in stages:
+        x = stage(x)
+        if not only_last:
+            maps.append(x)
+    return maps or [x]
+
+
+class ConvBN(nn.Module):
+    """A convolution that keeps the size (over its stride), then batch norm over time, batch and space."""
+
+    def __init__(
+        self, c_in: int, c_out: int, kernel: int = 1, stride: int = 1, groups: int = 1, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, groups=groups, bias=bias)
+        self.bn = nn.BatchNorm2d(c_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = convolve(self.conv, x)
+        # A norm that went into the convolution leaves nothing to do, and time steps that are the same stay one memory.
+        return y if isinstance(self.bn, FoldedNorm) and not self.bn.shifts else fold_time(self.bn, y)
+
+
+class SpikingConv(ConvBN):
+    """`residual` + maxpool?(SN{BN(Conv(x))}); on a GPU, norm, neuron, pool and sum are one operation."""
+
+    def __init__(
+        self, c_in: int, c_out: int, neuron: nn.Module, kernel: int = 1, stride: int = 1, bias: bool = False
+    ) -> None:
+        super().__init__(c_in, c_out, kernel, stride, bias=bias)
+        self.neuron = neuron
+
+    def forward(self, x: Tensor, residual: Tensor | None = None, pool: bool = False) -> Tensor:
+        if use_triton(x, self.conv.weight, residual):
+            fused = self._fused(x, residual, pool)
+            if fused is not None:
+                return fused
+        spikes = self.neuron(super().forward(x))
+        spikes = max_pool(spikes) if pool else spikes
+        return spikes if residual is None else residual + spikes
+
+    def _fused(self, x: Tensor, residual: Tensor | None, pool: bool) -> Tensor | None:
+        """None where a part is observed by hooks or is of another kind."""
+        dynamics = fused_dynamics(self.neuron)
+        conv = self.conv
+        if dynamics is None or not _plain_convolution(conv):
+            return None
+        norm = fused_norm(self.bn)
+        if norm is None:
+            return None
+        repeats = x.shape[0] if is_repeated(x) else 1
+        packed = bits_of(x)
+        dtype = autocast_dtype(x)
+        steps = x[:1] if repeats > 1 else x
+        # The norm takes the bias of the convolution, so that no pass over memory is spent on adding it.
+        padding = conv.padding
+        assert not isinstance(padding, str)
+        y = spike_conv(steps.to(dtype), conv.weight.to(dtype), conv.stride, padding, conv.groups, packed)
+        return bn_lif(y, norm, dynamics, offset=conv.bias, repeats=repeats, residual=residual, pool=pool)
+
+    @staticmethod
+    def together(layers: Sequence[Any], x: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        """The spikes of several layers of one input, and the input again, for a shortcut around what follows.
+
+        On a GPU, 1x1 convolutions of the same kind are one matrix product, one norm and one neuron, and the gradient of
+        the shortcut costs no pass of its own.
+        """
+        merged = _merged(layers, x) if use_triton(x, layers[0].conv.weight) else None
+        return ([layer(x) for layer in layers], x) if merged is None else merged
+
+
+def _plain_convolution(conv: nn.Module) -> bool:
+    """Whether the fused path may read its weights and compute it: an ordinary one, not replaced, pruned or watched."""
+    return (
+        type(conv) is nn.Conv2d
+        and not observed(conv)
+        and not isinstance(conv.padding, str)
+        and conv.dilation == (1, 1)
+        and conv.padding_mode == "zeros"
+    )
+
+
+def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor], Tensor] | None:
+    """See `SpikingConv.together`; None where a part is observed by hooks, or the layers differ in kind."""
+    convs = [layer.conv for layer in layers]
+    kinds = [fused_dynamics(layer.neuron) for layer in layers]
+    plain = all(
+        type(layer) is SpikingConv and not observed(layer) and _plain_convolution(layer.conv) for layer in layers
+    )
+    if not plain or kinds[0] is None or any(kind != kinds[0] for kind in kinds) or is_repeated(x):
+        return None
+    if any(c.kernel_size != (1, 1) or c.stride != (1, 1) or c.padding != (0, 0) or c.groups != 1 for c in convs):
+        return None
+    if any((c.bias is None) != (convs[0].bias is None) for c in convs):
+        return None
+    norms = [norm for norm in (fused_norm(layer.bn, count_batch=False) for layer in layers) if norm is not None]
+    if len(norms) < len(layers) or len({(norm.training, norm.momentum, norm.eps) for norm in norms}) > 1:
+        return None
+    if norms[0].training:
+        counts = [layer.bn.num_batches_tracked for layer in layers]
+        torch._foreach_add_([count for count in counts if count is not None], 1)
+    dtype, packed = autocast_dtype(x), bits_of(x)
+    weights = [c.weight.to(dtype) for c in convs]
+    # Not by a name: nothing holds the joined weights while the neurons run, unless a backward pass needs them.
+    y, shortcut = spike_conv(
+        x.to(dtype), torch.cat(weights) if len(convs) > 1 else weights[0], packed=packed, fork=True
+    )
+    shortcut = shortcut if x.dtype == dtype else x  # sums of a type of their own keep it
+    if len(layers) == 1:
+        return [bn_lif(y, norms[0], kinds[0], offset=convs[0].bias)], shortcut
+    biases = [c.bias for c in convs if c.bias is not None]
+    offset = torch.cat(biases) if biases else None
+    with joined(norms) as norm:
+        spikes = bn_lif(y, norm, kinds[0], offset=offset)
+    sizes = [c.out_channels for c in convs]
+    parts = split(spikes, sizes, 2)
+    bits = bits_of(spikes)
+    if bits is not None:
+        for part, of_part in zip(parts, bits.split(sizes, 1), strict=True):
+            attach_bits(part, of_part)
+    return parts, shortcut
+
+
+class MembraneConv(ConvBN):
+    """BN(Conv(SN{x})): the neuron comes first, so potentials go in and potentials come out."""
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        neuron: nn.Module,
+        kernel: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(c_in, c_out, kernel, stride, groups, bias)
+        self.neuron = neuron
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.neuron(x))
+
+
+class MembraneMLP(nn.Module):
+    """Two 1x1 convolutions with bias, each behind its neuron."""
+
+    def __init__(self, dim: int, hidden: int, neuron: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.fc1 = MembraneConv(dim, hidden, neuron(), bias=True)
+        self.fc2 = MembraneConv(hidden, dim, neuron(), bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.fc1(x))
+
+
+class MembraneBlock(nn.Module):
+    """Residual attention and MLP on potentials: `neuron` makes the spikes that the attention takes."""
+
+    def __init__(self, neuron: nn.Module, attn: nn.Module, mlp: nn.Module, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.neuron, self.attn, self.mlp = neuron, attn, mlp
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path(self.attn(self.neuron(x)))
+        return x + self.drop_path(self.mlp(x))
+
+
+def init_weights(model: nn.Module) -> None:
+    """Truncated normal for linear layers and 1x1 convolutions, as in ViT; other kernels keep PyTorch's default."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1)):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

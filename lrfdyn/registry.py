@@ -1,0 +1,66 @@
+"""Things by name: attentions, models, data sets and tasks, those of other packages included.
+
+A package adds its own by an entry point of the group `lrfdyn.plugins` that names a module; importing that module runs
+its `register_...` decorators.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+from lrfdyn.errors import first_line, require, unknown_name
+
+PLUGIN_GROUP = "lrfdyn.plugins"
+Item = TypeVar("Item")
+_loaded = False
+
+
+def load_plugins() -> None:
+    """Imports what installed packages offer, once; a package that cannot be imported is a warning, not an error."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True  # before the imports: a plugin may look up names itself
+    for point in entry_points(group=PLUGIN_GROUP):
+        try:
+            point.load()
+        except Exception as error:  # another package's, so anything
+            warnings.warn(f"plugin {point.name!r} ({point.value}) is left out: {first_line(error)}", stacklevel=2)
+
+
+class Registry(Mapping[str, Item]):
+    """A mapping from names to `what` they stand for, in the order of registration. An unknown name is an error that
+    lists the near matches."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._items: dict[str, Item] = {}
+
+    def add(self, name: str, item: Item) -> Item:
+        require(isinstance(name, str) and bool(name), f"{self.what}: expected a name, got {name!r}")
+        known = self._items.get(name)
+        # A module that is loaded again brings the same thing again.
+        same = getattr(known, "__qualname__", known) == getattr(item, "__qualname__", item)
+        require(known is None or same, f"{self.what}: the name {name!r} is taken")
+        self._items[name] = item
+        return item
+
+    def __getitem__(self, name: str) -> Item:
+        if name not in self:
+            raise unknown_name(self.what, name, self)
+        return self._items[name]
+
+    def __contains__(self, name: object) -> bool:
+        load_plugins()
+        return name in self._items
+
+    def __iter__(self) -> Iterator[str]:
+        load_plugins()
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        load_plugins()
+        return len(self._items)

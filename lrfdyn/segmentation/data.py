@@ -1,0 +1,240 @@
+"""ADE20K SceneParse150 as it comes: `images/{training,validation}/*.jpg` and `annotations/{training,validation}/*.png`.
+
+A mask's 0 is no class and is ignored, 1..150 become the classes 0..149. Other data sets in the same layout are read
+with another `num_classes`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lrfdyn.data import hashed_random as draws
+from lrfdyn.data.augment import Augmentation, normalise
+from lrfdyn.data.base import Batch, DataSource, Step, Steps
+from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
+from lrfdyn.data.device import to_device
+from lrfdyn.data.loading import load_in_order
+from lrfdyn.errors import LrfdynError, require, require_integer
+from lrfdyn.segmentation.augment import IGNORED, Pictures, photometric, random_crops
+from lrfdyn.segmentation.pairs import (
+    CLASSES,
+    Pair,
+    Picture,
+    check_pair,
+    find_pairs,
+    find_root,
+    read_mask,
+    read_pair,
+)
+
+USED = ("flip", "scale", "photometric", "repeats")  # of the augmentation
+
+
+def stack(arrays: Sequence[np.ndarray], fill: int) -> np.ndarray:
+    """`[B, H, W, ...]`, with `fill` at the right and the bottom of what is smaller than the largest."""
+    height, width = np.max([array.shape[:2] for array in arrays], 0)
+    stacked = np.full((len(arrays), height, width, *arrays[0].shape[2:]), fill, np.uint8)
+    for array, place in zip(arrays, stacked, strict=True):
+        place[: array.shape[0], : array.shape[1]] = array
+    return stacked
+
+
+class Loaded(NamedTuple):  # a tuple, because the DataLoader pins the memory of tuples
+    pixels: Tensor
+    masks: Tensor
+    places: np.ndarray  # starts, heights, widths
+    error: str
+
+
+@dataclass(frozen=True)
+class Loader(Dataset):
+    """From a training step to its pictures. Runs in the worker processes, where an error can only be told."""
+
+    pairs: list[Pair]
+    classes: int
+
+    def __getitem__(self, step: Step) -> Loaded:
+        try:
+            packed = Pictures.pack([read_pair(self.pairs[i], self.classes) for i in step.samples])
+        except LrfdynError as error:
+            return Loaded(torch.zeros(0), torch.zeros(0), np.zeros((3, 0)), str(error))
+        return Loaded(packed.pixels, packed.masks, np.stack((packed.starts, packed.heights, packed.widths)), "")
+
+
+class Ade20k(DataSource):
+    """Training crops of `image_size`, test images whole.
+
+    `resident`: all pictures are decoded once, by `workers` threads, and stay in the memory of the device; else
+    `workers` processes decode while training runs. `test_size` is the short side that test images are scaled to (None:
+    as they are; the prediction is scaled back and compared with the whole mask). `window` evaluates them in
+    overlapping squares of that side, `flip` together with their mirror image.
+    """
+
+    in_channels = 3
+    mean, deviation = IMAGENET_MEAN, IMAGENET_DEVIATION
+
+    def __init__(
+        self,
+        root: Path,
+        augment: Augmentation,
+        *,
+        image_size: int = 512,
+        num_classes: int = CLASSES,
+        resident: bool = False,
+        workers: int = 0,
+        test_size: int | None = None,
+        window: int | None = None,
+        flip: bool = False,
+    ) -> None:
+        try:
+            import PIL  # noqa: F401
+        except ImportError:
+            raise LrfdynError("data: decoding images needs Pillow; pip install 'lrfdyn[segmentation]'") from None
+        require_integer("image_size", image_size, 1)
+        require_integer("num_classes", num_classes, 2)  # with one there is nothing to decide
+        for name, side in (("test_size", test_size), ("window", window)):
+            if side is not None:
+                require_integer(name, side, 1)
+        for name, on in (("resident", resident), ("flip", flip)):
+            require(isinstance(on, bool), f"{name}: expected true or false, got {on!r}")
+        require(num_classes <= CLASSES, f"num_classes: masks of bytes hold up to {CLASSES}, got {num_classes}")
+        require_integer("workers", workers, 0)
+        check_augmentation(augment)
+        root = find_root(root)
+        self._train_pairs, self.test_pairs = find_pairs(root, "training"), find_pairs(root, "validation")
+        self.train_images, self.test_images = len(self._train_pairs), len(self.test_pairs)
+        self.num_classes, self.image_size, self.augment = num_classes, image_size, augment
+        self.window, self.flip = window, flip
+        self._workers, self._test_size, self._resident = workers, test_size, resident
+        self._pictures: dict[torch.device, Pictures] = {}
+        self._test_pictures: list[Picture] = []
+        if resident:  # those for training when they are first asked for: a test does without them
+            self._test_pictures = self._decode(self.test_pairs, test_size)
+
+    def _decode(self, pairs: Sequence[Pair], short_side: int | None) -> list[Picture]:
+        with ThreadPoolExecutor(max(1, self._workers)) as pool:  # decoders release the interpreter
+            return list(pool.map(lambda pair: read_pair(pair, self.num_classes, short_side), pairs))
+
+    def check_test_pairs(self) -> None:
+        """Raises what the first test would, which may come after hours of training."""
+        if not self._resident:  # else they have been read
+            with ThreadPoolExecutor(max(1, self._workers)) as pool:
+                list(pool.map(lambda pair: check_pair(pair, self.num_classes), self.test_pairs))
+
+    def _load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        for step, (pictures, index) in zip(steps, self._pictures_of(steps, device), strict=True):
+            keys = draws.Keys(step.seed, step.epoch, step.samples, step.repeats)
+            levels, mask, inside = random_crops(pictures, index, self.augment, keys, self.image_size)
+            if self.augment.photometric:
+                levels = photometric(levels, keys)
+            # What is padded has the mean colour: zero in the normalised image.
+            images = normalise(levels, self.mean, self.deviation) * inside
+            yield images.contiguous(memory_format=torch.channels_last), mask
+
+    def _pictures_of(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Pictures, np.ndarray]]:
+        """The pictures that hold those of a step, and which of them are its own."""
+        if self._resident:
+            if device not in self._pictures:
+                self._pictures[device] = Pictures.pack(self._decode(self._train_pairs, None)).to(device)
+            yield from ((self._pictures[device], step.samples) for step in steps)
+            return
+        loader = Loader(self._train_pairs, self.num_classes)
+        for batch in load_in_order(loader, steps, self._workers, device):
+            require(not batch.error, batch.error)
+            pictures = Pictures(batch.pixels, batch.masks, *batch.places)
+            yield pictures.to(device), np.arange(len(pictures.starts))
+
+    def _train(self, steps: Steps, device: torch.device) -> Iterator[Batch]:
+        for images, labels in self._load_train(steps, device):
+            yield Batch(images, labels, labels, len(images))
+
+    def _load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        for pictures in self._test_pictures_of(slices):
+            levels = to_device(stack([image for image, _ in pictures], 0), device).permute(0, 3, 1, 2)
+            images = normalise(levels.float(), self.mean, self.deviation)
+            for (image, _), padded in zip(pictures, images, strict=True):
+                height, width = image.shape[:2]
+                if padded.shape[-2:] != (height, width):
+                    padded[:, height:], padded[:, :, width:] = 0, 0
+            masks = to_device(stack([mask for _, mask in pictures], IGNORED), device).long()
+            yield images.contiguous(memory_format=torch.channels_last), masks
+
+    def _test_pictures_of(self, slices: Sequence[np.ndarray]) -> Iterator[list[Picture]]:
+        if self._resident:
+            yield from ([self._test_pictures[i] for i in indices] for indices in slices)
+            return
+        # A few slices ahead, so that the network does not wait for the decoder.
+        with ThreadPoolExecutor(max(1, self._workers)) as pool:
+            ahead: deque[list[Future[Picture]]] = deque()
+            for indices in [*slices, *[None] * (1 + self._workers)]:
+                if indices is not None:
+                    pairs = [self.test_pairs[i] for i in indices]
+                    ahead.append([pool.submit(read_pair, pair, self.num_classes, self._test_size) for pair in pairs])
+                if ahead and (indices is None or len(ahead) > self._workers):
+                    yield [picture.result() for picture in ahead.popleft()]
+
+    def test_batches(
+        self,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        device: torch.device | str = "cpu",
+        multiple: int = 1,
+    ) -> Iterator[Batch]:
+        """Every test image once over all ranks, as large as it is; images of one size come together. `labels` may be
+        larger or smaller than the image. All ranks get the same number of batches; `count` is 0 in those that fill
+        up.
+
+        A network that pads images to a `multiple` anyway gets them padded, and so those of several sizes together.
+        """
+        require(batch_size >= 1, f"batch_size: expected an integer >= 1, got {batch_size}")
+        whole = self._test_size is None and self.window is None and not self.flip  # else padding would be seen
+        batches = self._same_size(batch_size, multiple if whole else 1)
+        mine = batches[rank::world_size]
+        missing = -(-len(batches) // world_size) - len(mine)
+        for i, (images, labels) in enumerate(self._load_test([*mine, *batches[:missing]], torch.device(device))):
+            yield Batch(images, labels, labels, len(images) if i < len(mine) else 0)
+
+    def _same_size(self, batch_size: int, multiple: int) -> list[np.ndarray]:
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for i in range(self.test_images):
+            groups.setdefault(tuple(-(-side // multiple) for side in self._size(i)), []).append(i)
+        return [
+            np.array(group[i : i + batch_size]) for group in groups.values() for i in range(0, len(group), batch_size)
+        ]
+
+    def _size(self, index: int) -> tuple[int, ...]:
+        """Of the mask; it decides that of the image."""
+        if self._resident:
+            return self._test_pictures[index][1].shape
+        from PIL import Image
+
+        path = self.test_pairs[index].mask
+        try:
+            with Image.open(path) as file:
+                return file.size
+        except OSError as error:
+            raise LrfdynError(f"data: cannot read the mask {path} ({type(error).__name__}: {error})") from None
+
+
+def check_augmentation(augment: Augmentation) -> None:
+    for field in fields(Augmentation):
+        given, usual = getattr(augment, field.name), field.default
+        require(
+            field.name in USED or given == usual,
+            f"augmentation.{field.name}: images with masks take {', '.join(USED)} only, got {given}",
+        )
+
+
+__all__ = ["IGNORED", "Ade20k", "Pair", "find_pairs", "find_root", "read_mask", "read_pair"]

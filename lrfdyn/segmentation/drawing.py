@@ -1,0 +1,130 @@
+"""Coloured masks, overlays and side-by-side figures, drawn with Pillow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lrfdyn.errors import LrfdynError
+from lrfdyn.segmentation.augment import IGNORED
+from lrfdyn.segmentation.classes import class_names, palette
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+BLEND = 0.55  # of the colour in an overlay
+MARGIN, GAP, INK, FAINT, PAPER = 8, 6, (25, 25, 25), (110, 110, 110), (255, 255, 255)
+LEGEND_CLASSES = 14
+LEGEND_HEIGHT = 160  # at least, beside an image: eight classes and the number of the others
+
+
+def pillow() -> Any:
+    try:
+        import PIL.Image
+        import PIL.ImageDraw
+        import PIL.ImageFont
+        import PIL.ImageOps
+    except ImportError:
+        raise LrfdynError("pictures: drawing needs Pillow; pip install 'lrfdyn[segmentation]'") from None
+    return PIL
+
+
+def class_shares(mask: np.ndarray, classes: int) -> dict[str, float]:
+    """The share of the pixels of every class that occurs, the largest first; pixels without a class are left out."""
+    counts = np.bincount(mask[mask != IGNORED].ravel(), minlength=classes)
+    total = max(1, counts.sum())
+    names = class_names(classes)
+    return {names[i]: float(counts[i] / total) for i in np.argsort(-counts, kind="stable") if counts[i]}
+
+
+def mask_image(mask: np.ndarray, classes: int) -> Image:
+    """A palette picture: its numbers are the classes (255 for none), its colours the data set's."""
+    image = pillow().Image.fromarray(mask.astype(np.uint8), "L")
+    image.putpalette(palette(classes).tobytes())
+    return image
+
+
+def blend(image: Image, mask: np.ndarray, classes: int) -> Image:
+    """The colours of the classes over the image; pixels without a class stay as they are."""
+    pixels = np.asarray(image.convert("RGB"), np.float32)
+    colours = palette(classes)[mask].astype(np.float32)
+    weight = np.where(mask == IGNORED, 0.0, BLEND)[..., None]
+    mixed = pixels * (1 - weight) + colours * weight
+    return pillow().Image.fromarray(mixed.round().astype(np.uint8))
+
+
+def overlay(image: Image, mask: np.ndarray, classes: int) -> Image:
+    """`blend` with a legend at its side, which is higher than a small image."""
+    return beside([blend(image, mask, classes), legend([mask], classes, max(image.height, LEGEND_HEIGHT))])
+
+
+def legend(
+    masks: Sequence[np.ndarray], classes: int, height: int, limit: int = LEGEND_CLASSES, percent: bool = True
+) -> Image:
+    """The largest classes of the masks, as many as fit, with their share of the pixels."""
+    shares = class_shares(np.concatenate([mask.ravel() for mask in masks]), classes)
+    size = int(np.clip(height / 24, 11, 28))
+    line = round(1.5 * size)
+    room = max(1, min(limit, (height - MARGIN) // line))
+    shown = dict(list(shares.items())[:room])
+    if len(shares) > room > 1:
+        shown.popitem()
+    rest = len(shares) - len(shown)
+    font = load_font(size)
+    texts = {name: f"{name} {100 * share:.1f} %" if percent else name for name, share in shown.items()}
+    last = f"and {rest} more" if rest else ""
+    width = round(max((font.getlength(text) for text in [*texts.values(), last]), default=0)) + 2 * MARGIN + 2 * size
+    image = pillow().Image.new("RGB", (width, height), PAPER)
+    draw = pillow().ImageDraw.Draw(image)
+    colours, names = palette(classes), class_names(classes)
+    y = MARGIN // 2
+    for name, text in texts.items():
+        colour = tuple(colours[names.index(name)].tolist())
+        draw.rectangle((MARGIN, y + 1, MARGIN + size, y + size + 1), fill=colour, outline=FAINT)
+        draw.text((MARGIN + round(1.5 * size), y), text, fill=INK, font=font)
+        y += line
+    if last:
+        draw.text((MARGIN + round(1.5 * size), y), last, fill=FAINT, font=font)
+    return image
+
+
+def load_font(size: int) -> Any:
+    return pillow().ImageFont.load_default(size)
+
+
+def beside(images: Sequence[Image], gap: int = 0) -> Image:
+    height = max(image.height for image in images)
+    width = sum(image.width for image in images) + gap * (len(images) - 1)
+    sheet = pillow().Image.new("RGB", (width, height), PAPER)
+    x = 0
+    for image in images:
+        sheet.paste(image, (x, 0))
+        x += image.width + gap
+    return sheet
+
+
+def grid(titles: Sequence[str], rows: Sequence[Sequence[Image]], captions: Sequence[str], side: int = 300) -> Image:
+    """A table of pictures of one row height, with a title over each column and a caption under each row."""
+    font, small = load_font(20), load_font(14)
+    scaled = [[_fit(image, side) for image in row] for row in rows]
+    columns = [max(round(font.getlength(title)), *(row[i].width for row in scaled)) for i, title in enumerate(titles)]
+    width = sum(columns) + GAP * (len(columns) - 1) + 2 * MARGIN
+    sheet = pillow().Image.new("RGB", (width, 34 + len(rows) * (side + 26) + MARGIN), PAPER)
+    draw = pillow().ImageDraw.Draw(sheet)
+    lefts = [MARGIN + sum(columns[:i]) + GAP * i for i in range(len(columns))]
+    for left, column, title in zip(lefts, columns, titles, strict=True):
+        draw.text((left + column / 2, 6), title, fill=INK, font=font, anchor="ma")
+    for y, (row, caption) in enumerate(zip(scaled, captions, strict=True)):
+        top = 34 + y * (side + 26)
+        for left, column, image in zip(lefts, columns, row, strict=True):
+            sheet.paste(image, (left + (column - image.width) // 2, top + (side - image.height) // 2))
+        draw.text((MARGIN, top + side + 4), caption, fill=FAINT, font=small)
+    return sheet
+
+
+def _fit(image: Image, side: int) -> Image:
+    factor = min(side / image.height, 1.6 * side / image.width)
+    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+    return image.resize(size, pillow().Image.Resampling.LANCZOS)

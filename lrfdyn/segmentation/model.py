@@ -1,0 +1,178 @@
+"""Semantic segmentation: any host's stages, or a timm network's, under a Semantic FPN head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lrfdyn.errors import LrfdynError, require, require_integer
+from lrfdyn.io.weights import check_fit, load_tensors
+from lrfdyn.models.base import FeatureInfo, SpikingModel
+from lrfdyn.models.registry import create_model, model_class
+from lrfdyn.nn.neurons import LIF, IntegerSpike
+from lrfdyn.segmentation.fpn import FPNHead
+
+TIMM = "timm/"
+ANN_HEAD = {"neck_width": 256}  # Semantic FPN as the ANN rows of the table were published
+FINEST_ANN_STRIDE = 4
+
+
+class TimmStages(nn.Module):
+    """The stages of a timm network as a host's: one time step, strides from 4 on."""
+
+    time_steps = 1
+
+    def __init__(self, name: str, in_channels: int, pretrained: bool = False, **options: Any) -> None:
+        super().__init__()
+        try:
+            import timm
+        except ImportError:
+            raise LrfdynError(f"model: timm/{name} needs timm; pip install 'lrfdyn[timm]'") from None
+        try:
+            self.net = timm.create_model(
+                name, pretrained=pretrained, features_only=True, in_chans=in_channels, **options
+            )  # fmt: skip
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise LrfdynError(f"model: timm cannot build {name!r} with feature maps ({error})") from None
+        info = list(zip(self.net.feature_info.channels(), self.net.feature_info.reduction(), strict=True))
+        self.wanted = [i for i, (_, stride) in enumerate(info) if stride >= FINEST_ANN_STRIDE]
+        self.feature_info = [FeatureInfo(*info[i]) for i in self.wanted]
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        maps = self.net(images)
+        return [maps[i].unsqueeze(0) for i in self.wanted]
+
+
+class Segmenter(SpikingModel):
+    """Images `[B, C, H, W]` to logits `[B, classes, H, W]`.
+
+    `backbone` is a host's name, or "timm/NAME" for an ANN to compare with. `attention` and `attention_options`,
+    `time_steps` and `backbone_options` are the host's; `head_options` are those of `FPNHead`.
+    """
+
+    def __init__(
+        self,
+        backbone: str = "sdt_v3_s",
+        num_classes: int = 150,
+        image_size: int = 512,
+        in_channels: int = 3,
+        time_steps: int | None = None,
+        attention: str | None = None,
+        attention_options: dict[str, Any] | None = None,
+        backbone_options: dict[str, Any] | None = None,
+        head_options: dict[str, Any] | None = None,
+    ) -> None:
+        config = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        require_integer("num_classes", num_classes, 1)
+        named = {"time_steps": time_steps, "attention": attention, "attention_options": attention_options}
+        options = {**(backbone_options or {}), **{key: value for key, value in named.items() if value is not None}}
+        host: Any
+        if backbone.startswith(TIMM):
+            host = TimmStages(backbone.removeprefix(TIMM), in_channels, **options)
+            options.pop("pretrained", None)  # it is in the weights now
+            config["backbone_options"] = options or None
+        else:
+            if "image_size" in model_class(backbone).options():
+                options["image_size"] = image_size
+            host = create_model(backbone, num_classes=0, in_channels=in_channels, **options)
+            config["attention"] = host.config.get("attention")
+        super().__init__({**config, "time_steps": host.time_steps})
+        self.backbone = host
+        self.feature_info = host.feature_info
+        self.smallest_image = self.stride
+        self.head = self._fresh_head(num_classes)
+        self.name = f"{backbone}_fpn"
+
+    def _fresh_head(self, num_classes: int) -> FPNHead:
+        ann = {} if isinstance(self.backbone, SpikingModel) else ANN_HEAD
+        options = {**ann, **(self.config["head_options"] or {})}
+        try:
+            return FPNHead(self.feature_info, num_classes, self._neuron(), **options)
+        except TypeError as error:
+            raise LrfdynError(f"head_options: {error}") from None
+
+    def _neuron(self) -> Callable[[], nn.Module] | None:
+        """The host's kind of neuron; None for an ANN."""
+        if not isinstance(self.backbone, SpikingModel):
+            return None
+        levels = self.backbone.config.get("levels")
+        return LIF if levels is None else partial(IntegerSpike, levels)
+
+    @property
+    def stride(self) -> int:
+        """Images are padded to a multiple of this."""
+        return self.feature_info[-1].stride
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits, size = self.forward_logits(images), images.shape[-2:]
+        if logits.is_cuda and logits.requires_grad:
+            return enlarge(logits, size)
+        return F.interpolate(logits, size=size, mode="bilinear")
+
+    def forward_logits(self, images: Tensor) -> Tensor:
+        """On the grid of the head, `[B, classes, H / output_stride, W / output_stride]`."""
+        return self.head(self.feature_maps(images))
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        return self.backbone.feature_maps(images)
+
+    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        return self.backbone.forward_stages(x, only_last)
+
+    def get_classifier(self) -> nn.Module:
+        return self.head.classifier  # type: ignore[return-value]
+
+    def fresh_classifier(self, num_classes: int) -> nn.Module:
+        require_integer("num_classes", num_classes, 1)
+        like = next(self.parameters())
+        return self._fresh_head(num_classes).to(like.device, like.dtype)
+
+
+def enlarge(x: Tensor, size: Sequence[int]) -> Tensor:
+    """`F.interpolate(x, size, mode="bilinear")` as two matrix products, for training on a GPU: there the gradient of
+    `interpolate` is atomic additions, slow in 16 bits and of no fixed order, and these are its largest maps."""
+
+    def weights(length: int, new: int) -> Tensor:  # [length, new]
+        unit = torch.eye(length, device=x.device)
+        return F.interpolate(unit[None], size=new, mode="linear")[0].to(x.dtype)
+
+    (height, width), (high, wide) = x.shape[-2:], size
+    rows = x.flatten(0, 1) @ weights(width, wide)
+    return torch.bmm(weights(height, high).mT.expand(len(rows), -1, -1), rows).unflatten(0, x.shape[:2])
+
+
+def create_segmenter(name: str, **options: Any) -> Segmenter:
+    """A segmentation model on the backbone `name`. Options are those of `Segmenter`, and further ones of
+    `create_model`: `attention`, `dilations`, `dendrites`, `token`, `drop_path`, ..."""
+    own = {key: options.pop(key) for key in list(options) if key in Segmenter.options()}
+    if name.startswith(TIMM) or not options:
+        merged = {**(own.pop("backbone_options", None) or {}), **options}
+        return Segmenter(name, backbone_options=merged or None, **own)
+    # The registry tells the attention's options from the host's.
+    kind = {"attention": own["attention"]} if own.get("attention") else {}
+    with torch.device("meta"):
+        config = create_model(name, **kind, **options).config
+    more = dict(own.pop("attention_options", None) or {})
+    more |= {key: value for key, value in (config.get("attention_options") or {}).items() if key in options}
+    host = {key: value for key, value in options.items() if key not in more}
+    host |= own.pop("backbone_options", None) or {}
+    return Segmenter(name, attention_options=more or None, backbone_options=host or None, **own)
+
+
+def load_backbone(model: SpikingModel, source: Path) -> None:
+    """Fills the backbone from a trained classifier of the same host: a .safetensors file, a folder of
+    `save_pretrained`, or the folder of a run. Its classifier is left out."""
+    assert isinstance(model, Segmenter)
+    path = next(
+        (p for p in (source / "model.safetensors", source / "model" / "model.safetensors") if p.is_file()), source
+    )  # fmt: skip
+    require(path.is_file(), f"model.backbone: no such file, and no folder with a model: {source}")
+    tensors = {name: value for name, value in load_tensors(path)[0].items() if not name.startswith("head.")}
+    check_fit(path, model.backbone, tensors)
+    model.backbone.load_state_dict(tensors)

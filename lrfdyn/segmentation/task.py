@@ -1,0 +1,100 @@
+"""One class per pixel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lrfdyn.data import Batch, DataSource
+from lrfdyn.errors import require
+from lrfdyn.models import SpikingModel
+from lrfdyn.segmentation.classes import class_names
+from lrfdyn.segmentation.data import IGNORED, Ade20k
+from lrfdyn.segmentation.inference import check_window, segment
+from lrfdyn.segmentation.metric import build_confusion, class_rows, require_torchmetrics, scores
+from lrfdyn.segmentation.model import Segmenter, create_segmenter
+
+if TYPE_CHECKING:
+    from lrfdyn.training.config import TrainConfig
+    from lrfdyn.training.tasks import Seen
+
+
+class Segmentation:
+    results: tuple[str, ...] = ("miou", "mean_accuracy", "pixel_accuracy", "test_loss")
+    headline = "miou"
+    pipeline = "image-segmentation"
+
+    def build(self, config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> Segmenter:
+        require(config.distill.teacher is None, "distill.teacher: is for classification, and this is segmentation")
+        return create_segmenter(
+            config.model.name,
+            num_classes=num_classes,
+            image_size=image_size,
+            in_channels=in_channels,
+            head_options=config.model.head or None,
+            **config.model.arguments(),
+        )
+
+    def check(self, model: SpikingModel, source: DataSource) -> None:
+        assert isinstance(model, Segmenter)
+        assert isinstance(source, Ade20k)
+        require_torchmetrics()
+        check_window(source.window, model.stride)
+        source.check_test_pairs()
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Over all pixels, those without a class as zeros: then the share of a process or of an accumulated part does
+        not depend on how many it happens to have."""
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum") / targets.numel()
+
+    def targets(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        return batch.targets
+
+    def blank_targets(self, logits: Tensor) -> Tensor:
+        return torch.zeros(logits.shape[0], *logits.shape[2:], dtype=torch.long)
+
+    @torch.no_grad()
+    def test(
+        self,
+        model: nn.Module,
+        source: DataSource,
+        batch_size: int,
+        accelerator: Any,
+        dtype: torch.dtype,
+        seen: Seen | None = None,
+    ) -> dict[str, Any]:
+        """mIoU, mean and pixel accuracy in percent from one confusion matrix, the loss per labelled pixel, and the
+        numbers of every class."""
+        assert isinstance(source, Ade20k)
+        model.eval()
+        device = accelerator.device
+        # Without the wrapper of several processes: they test different sizes, and must not wait for each other.
+        plain: Any = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        confusion = build_confusion(source.num_classes).to(device)
+        sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss, labelled pixels
+        batches = source.test_batches(
+            batch_size=batch_size,
+            rank=accelerator.process_index,
+            world_size=accelerator.num_processes,
+            device=device,
+            multiple=plain.stride,
+        )
+        for batch in batches:
+            with accelerator.autocast():
+                size = tuple(batch.labels.shape[-2:])
+                logits = segment(plain, batch.images.to(dtype), size, window=source.window, flip=source.flip)
+            if batch.count == 0:
+                continue
+            confusion.update(logits.argmax(1), batch.labels)
+            losses = F.cross_entropy(logits, batch.labels, ignore_index=IGNORED, reduction="none")
+            sums += torch.stack((losses.double().sum(), (batch.labels != IGNORED).sum().double()))
+            if seen is not None:
+                seen(batch.count)
+        loss_sum, count = accelerator.reduce(sums, "sum").tolist()
+        require(count > 0, "data: expected at least one labelled pixel in the test images")
+        matrix = confusion.compute().double().cpu()  # the sum over all processes
+        rows = class_rows(matrix, class_names(source.num_classes))
+        return {"test_loss": loss_sum / count, **scores(matrix), "classes": rows}
