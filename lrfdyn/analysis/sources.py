@@ -156,6 +156,7 @@ def _build(host: str, options: dict[str, Any], path: Path) -> SpikingModel:
     tensors, _ = load_tensors(path)
     check_fit(path, model, tensors)
     model.load_state_dict(tensors)
+    assert isinstance(model, SpikingModel)
     return model
 
 

@@ -14,7 +14,6 @@ from lrfdyn.attention import attention_options
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
 from lrfdyn.io.checkpoints import list_checkpoints, model_weights, newest_checkpoint, read_checkpoint
-from lrfdyn.io.hub import save_pretrained
 from lrfdyn.io.resolve import device_name
 from lrfdyn.models import SpikingModel
 from lrfdyn.training.build import data_model
@@ -89,7 +88,7 @@ def _finish(trainer: Trainer, records: list[dict[str, Any]], recipe: str, comman
     description = f"Trained with `{command or recipe}`."
     summary = summarise(trainer, model, records[-1], recipe, command)
     with trainer.writing():
-        save_pretrained(model, out / "model", description=description, pipeline_tag=trainer.task.pipeline)
+        model.save_pretrained(out / "model", description=description, pipeline_tag=trainer.task.pipeline)
         if "classes" in trainer.tested:
             write_table(out / "classes.csv", trainer.tested["classes"])
         write_json(out / "summary.json", summary)
