@@ -1,5 +1,6 @@
 """Spiking vision transformers with local receptive fields and neural dynamics self-attention."""
 
+from lrfdyn import segmentation  # noqa: F401  (its data set and task register themselves)
 from lrfdyn.attention import ATTENTIONS, create_attention
 from lrfdyn.convert.swap import swap_attention
 from lrfdyn.errors import LrfdynError

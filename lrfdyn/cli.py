@@ -17,6 +17,7 @@ from lrfdyn.commands import (
     predict,
     profile,
     reproduce,
+    sweep,
     theory,
     train,
 )
@@ -27,6 +28,7 @@ COMMANDS = {
     "reproduce": reproduce,
     "models": models,
     "train": train,
+    "sweep": sweep,
     "evaluate": evaluate,
     "figure-segmentation": figure_segmentation,
     "analyze": analyze,

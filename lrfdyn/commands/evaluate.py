@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lrfdyn.commands.arguments import add_keys, command_line, given_keys
 from lrfdyn.commands.bar import bar
-from lrfdyn.commands.train import add_keys, overrides
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io.weights import load_tensors
 from lrfdyn.training.config import TrainConfig, parse_config
@@ -25,7 +24,6 @@ from lrfdyn.training.tasks import describe_results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.allow_abbrev = False
     parser.usage = "lrfdyn evaluate SOURCE [--option ...] [--section.key VALUE ...]"
     add = parser.add_argument
     add("source", help="the folder of a run, a checkpoint, or the name or path of a recipe")
@@ -48,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
         def progress(images: int, total: int) -> None:
             shown.update(task, advance=images, total=total)
 
-        result: dict[str, Any] = {"source": source, "command": shlex.join(["lrfdyn", *sys.argv[1:]])}
+        result: dict[str, Any] = {"source": source, "command": command_line()}
         result |= evaluate_weights(config, weights, Path(source), progress)
     if first:  # all processes have the same numbers
         print_result(result, arguments)
@@ -79,7 +77,7 @@ def load_ended(run: Path, arguments: argparse.Namespace) -> tuple[TrainConfig, d
         f"source: {run} holds no checkpoint; for a saved model give its recipe and --weights {run}",
     )
     require(not arguments.raw, f"raw: {run} has no checkpoint, and its model is what the run ended with")
-    return load_recipe(recipe, overrides(arguments)), load_tensors(model)[0], str(model)
+    return load_recipe(recipe, given_keys(arguments)), load_tensors(model)[0], str(model)
 
 
 def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:
@@ -99,12 +97,12 @@ def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], st
         else:
             path, (tensors, meta) = source, checkpoints.read_checkpoint(source)
         values = meta["config"]
-        for key, text in overrides(arguments).items():
+        for key, text in given_keys(arguments).items():
             apply_override(values, key, text)
         return parse_config(values, str(path)), checkpoints.model_weights(tensors, raw=arguments.raw), str(path)
     if arguments.weights is None and arguments.source not in list_recipes() and source.suffix not in ENDINGS:
         raise LrfdynError(f"source: no such folder, and no recipe of that name: {source}")
-    config = load_recipe(find_recipe(arguments.source), overrides(arguments))
+    config = load_recipe(find_recipe(arguments.source), given_keys(arguments))
     require(arguments.weights is not None, "weights: a recipe needs --weights, a file or folder")
     path = arguments.weights / "model.safetensors" if arguments.weights.is_dir() else arguments.weights
     return config, load_tensors(path)[0], str(path)

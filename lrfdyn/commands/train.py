@@ -7,21 +7,18 @@ Under torchrun or accelerate launch the same command uses all processes.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lrfdyn.training.config import TrainConfig, key_types
-from lrfdyn.training.convert import type_name
-from lrfdyn.training.key_help import HELP
-from lrfdyn.training.recipes import dump_yaml, find_recipe, list_recipes, load_recipe
+from lrfdyn.commands.arguments import add_keys, command_line, given_keys
+from lrfdyn.commands.bar import bars
+from lrfdyn.training.build import build_config
+from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.recipes import dump_yaml, list_recipes
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.tasks import describe_results, shown_results
 
@@ -32,7 +29,6 @@ MEGA = 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.allow_abbrev = False  # a shortened key would silently be another one tomorrow
     parser.usage = "lrfdyn train [RECIPE] [--option ...] [--section.key VALUE ...]"
     add = parser.add_argument
     add("recipe", nargs="?", help="the name of a recipe, or the path of a .yaml file; none lists the recipes")
@@ -47,24 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_keys(parser)
 
 
-def add_keys(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("keys of the recipe", "lrfdyn train RECIPE --dry-run prints their values")
-    for key, kind in key_types().items():
-        group.add_argument(f"--{key}", dest=key, default=argparse.SUPPRESS, metavar=type_name(kind), help=HELP[key])
-
-
-def overrides(arguments: argparse.Namespace) -> dict[str, str]:
-    return {key: value for key, value in vars(arguments).items() if "." in key}
-
-
 def run(arguments: argparse.Namespace) -> int:
     if arguments.recipe is None:
         print("\n".join(list_recipes()))
         return 0
-    path = find_recipe(arguments.recipe)
-    config = load_recipe(path, overrides(arguments))
-    if arguments.epochs is not None:
-        config = dataclasses.replace(config, schedule=config.schedule.within(arguments.epochs))
+    path, config = build_config(arguments.recipe, given_keys(arguments), arguments.epochs)
     if arguments.dry_run:
         dry_run(config, arguments)
         return 0
@@ -74,14 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     stop, code = Stop(arguments.minutes), 0
     out = arguments.out or Path("results") / "training" / path.stem / f"seed{config.run.seed}"
-    command = shlex.join(["lrfdyn", *sys.argv[1:]])
     with Bar(Console(stderr=arguments.json)) as bar, stop.listening():
         try:
             summary = run_training(
                 config,
                 out,
                 recipe=path.stem,
-                command=command,
+                command=command_line(),
                 resume=arguments.resume,
                 restart=arguments.restart,
                 reporter=bar,
@@ -105,9 +87,9 @@ def print_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
 
 
 def dry_run(config: TrainConfig, arguments: argparse.Namespace) -> None:
-    from lrfdyn.training.describe import describe
+    from lrfdyn.training.estimate import estimate
 
-    facts = describe(config, arguments.processes)
+    facts = estimate(config, arguments.processes)
     if arguments.json:
         print(json.dumps({"recipe": config.as_dict(), **facts}, indent=1))
         return
@@ -126,15 +108,7 @@ class Bar(Reporter):
     """Progress on the terminal, of the first process only."""
 
     def __init__(self, console: Console) -> None:
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self.progress = bars(console)
         self.active = False
         self.news, self.headline = "", ""
 

@@ -70,19 +70,24 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     return _yaml().safe_dump(dict(values), sort_keys=False, default_flow_style=None, width=100)
 
 
-def _read(path: Path, seen: Sequence[Path]) -> dict[str, Any]:
+def read_yaml(path: Path, argument: str = "recipe") -> Any:
+    """The content of a YAML file; an error names `argument`."""
     yaml = _yaml()
-    require(path.resolve() not in seen, f"recipe: {path} extends itself")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise LrfdynError(f"recipe: cannot read {path} ({error.strerror})") from None
+        raise LrfdynError(f"{argument}: cannot read {path} ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise LrfdynError(f"recipe: {path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
+        raise LrfdynError(f"{argument}: {path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
-        raise LrfdynError(f"recipe: {path} is not YAML{line} ({getattr(error, 'problem', error)})") from None
+        raise LrfdynError(f"{argument}: {path} is not YAML{line} ({getattr(error, 'problem', error)})") from None
+
+
+def _read(path: Path, seen: Sequence[Path]) -> dict[str, Any]:
+    require(path.resolve() not in seen, f"recipe: {path} extends itself")
+    values = read_yaml(path)
     require(isinstance(values, dict), f"recipe: {path}: expected sections with keys, got {values!r}")
     # A section whose keys are all commented out says nothing, and must not undo what it extends.
     values = {key: value for key, value in values.items() if value is not None}

@@ -26,7 +26,6 @@ from lrfdyn.io import checkpoints
 from lrfdyn.io.hub import model_config
 from lrfdyn.io.weights import load_weights
 from lrfdyn.models import SpikingModel
-from lrfdyn.segmentation.model import load_backbone
 from lrfdyn.training import checkpoint
 from lrfdyn.training.build import build_data, check_same_data, data_identity, data_model
 from lrfdyn.training.config import TrainConfig, differences
@@ -38,7 +37,7 @@ from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.step import TrainStep, capture_obstacle, in_process_group
 from lrfdyn.training.stopping import Stop, Stopped
 from lrfdyn.training.sync_norm import synchronize_norms
-from lrfdyn.training.tasks import task_of
+from lrfdyn.training.tasks import TestRun, task_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -68,8 +67,7 @@ class Trainer:
         self.model_config = model_config(model)
         if config.model.weights is not None:
             load_weights(Path(config.model.weights), model)
-        if config.model.backbone is not None:
-            load_backbone(model, Path(config.model.backbone).expanduser())
+        self.task.load_start(model, config)
         model.to(self.device)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes never change
@@ -244,8 +242,8 @@ class Trainer:
         if (epoch + 1) % run.test_epochs == 0 or epoch + 1 == schedule.total_epochs:
             with nullcontext() if self.average is None else self.average.swapped():
                 self.tested = self.task.test(
-                    self.model, self.source, run.test_batch_size, self.accelerator, self.dtype
-                )  # fmt: skip
+                    self.model, TestRun(self.source, run.test_batch_size, self.accelerator, self.dtype)
+                )
             record |= {key: self.tested[key] for key in self.task.results}
         self.loss_sum.zero_()
         self.wall_seconds = time.perf_counter() - started
