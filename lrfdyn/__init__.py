@@ -1,6 +1,6 @@
 """Spiking vision transformers with local receptive fields and neural dynamics self-attention."""
 
-from lrfdyn.attention import ATTENTIONS, create_attention
+from lrfdyn.attention import ATTENTIONS, create_attention, register_attention
 from lrfdyn.convert.swap import swap_attention
 from lrfdyn.errors import LrfdynError
 from lrfdyn.io.hub import from_pretrained
@@ -18,5 +18,6 @@ __all__ = [
     "from_pretrained",
     "list_models",
     "load_official",
+    "register_attention",
     "swap_attention",
 ]

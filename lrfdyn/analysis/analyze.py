@@ -172,7 +172,7 @@ def _results(
     names = list(dict.fromkeys(group.name for group in groups))
     first = groups[0].model
     what = "noise" if images.name == RANDOM else images.name
-    notes = list(NOTES)
+    notes = [*dict.fromkeys(note for group in groups for note in group.measured["notes"]), *NOTES]
     few = [label for label, group in zip(labels, groups, strict=True) if group.on_images_only]
     if few:
         notes.insert(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lrfdyn.analysis.measure.images import Images
-from lrfdyn.attention import LABELS, attention_options
+from lrfdyn.attention import attention_label, attention_options
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import read_json
 from lrfdyn.io.hub import CONFIG_FILE, WEIGHTS_FILE, from_pretrained, known_hosts
@@ -190,7 +190,7 @@ def describe(model: SpikingModel) -> tuple[str, dict[str, Any]]:
     defaults = attention_options(kind)
     options = {**defaults, **(model.config.get("attention_options") or {})}
     changed = [f"{key} {_text(value)}" for key, value in options.items() if _text(value) != _text(defaults[key])]
-    return ", ".join([LABELS[kind], *changed]), options
+    return ", ".join([attention_label(kind), *changed]), options
 
 
 def _text(value: Any) -> str:
