@@ -11,7 +11,6 @@ from typing import Any
 import torch.distributed as dist
 
 from lrfdyn.attention import attention_options
-from lrfdyn.data.base import MASKED
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
@@ -161,7 +160,7 @@ def trained_model(trainer: Trainer, checkpoint: Path) -> SpikingModel:
     model.load_state_dict(state.model_weights(state.read_checkpoint(checkpoint)[0]))
     source = trainer.source
     model.class_names = None if source.class_names is None else tuple(source.class_names)
-    if trainer.config.data.name not in MASKED:  # images are segmented whole, and not cropped
+    if source.task == "classification":  # images are segmented whole, and not cropped
         model.preprocessing = Preprocessing.of_data(source)
     return model
 
