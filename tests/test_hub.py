@@ -17,7 +17,7 @@ from torch import nn
 import lrfdyn
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.errors import LrfdynError
-from lrfdyn.io.hub import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, from_pretrained, known_hosts, save_pretrained
+from lrfdyn.io.hub import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, from_pretrained, known_hosts
 from lrfdyn.models import SDTV1, SDTV2, SDTV3, MSResNet, QKFormer, SEWResNet, Spikformer, SpikingModel
 from tests.models.host_checks import randomize
 
@@ -79,7 +79,7 @@ def test_every_host_comes_back_bit_for_bit(tmp_path, host):
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_every_attention_comes_back_bit_for_bit(tmp_path, kind):
     model = small(attention=kind)
-    save_pretrained(model, tmp_path / "new" / "folder")
+    model.save_pretrained(tmp_path / "new" / "folder")
     assert_same_model(from_pretrained(tmp_path / "new" / "folder"), model)
 
 

@@ -6,6 +6,7 @@ folders need no further package; the hub needs huggingface_hub (`pip install 'lr
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -13,50 +14,130 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import LrfdynError, first_line, require, unknown_name
 from lrfdyn.files import read_json, writable_folder, write_atomic, write_json
 from lrfdyn.io.model_card import CARD_MARK, model_card
 from lrfdyn.io.weights import check_fit, load_tensors, save_weights
-from lrfdyn.models import SpikingModel
+from lrfdyn.registry import load_plugins
 from lrfdyn.version import __version__
 
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
 FORMAT = 1
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
-Host = TypeVar("Host", bound=SpikingModel)
+
+class HubMixin(nn.Module):
+    """What a model needs to be saved, loaded and uploaded: `SpikingModel` inherits it, and every class below that is a
+    host that a configuration can name.
+
+    It is written on huggingface_hub's functions instead of inherited from its PyTorchModelHubMixin: that is a base
+    class, so the package could not be imported without huggingface_hub.
+    """
+
+    pipeline_tag: ClassVar[str] = "image-classification"  # what the hub calls the task
+    config: dict[str, Any]  # the constructor's arguments
+    time_steps: int
+    name: str | None = None  # in the registry
+    class_names: tuple[str, ...] | None = None  # what the logits stand for
+    preprocessing: Preprocessing | None = None  # of image files
+
+    @classmethod
+    def options(cls) -> dict[str, inspect.Parameter]:
+        """The constructor's arguments by name."""
+        return dict(inspect.signature(cls).parameters)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes, 0 for a model without a classifier."""
+        return self.config["num_classes"]
+
+    @property
+    def input_size(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images that the model was laid out for."""
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, description: str = "", **card: Any) -> None:
+        """Saves the model to a folder: config.json, model.safetensors and a model card, README.md.
+
+        `description` is Markdown for the card, and `card` holds further entries of its header (`license="mit"`,
+        `datasets=["cifar100"]`). A card that a person has taken over is kept.
+
+            model = lrfdyn.create_model("spikformer_4_384", attention="lrf_dyn")
+            model.save_pretrained("my_model", license="mit")
+            model = lrfdyn.from_pretrained("my_model")
+        """
+        self._save(writable_folder(Path(folder), "folder"), "path/to/this/folder", description, card)
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str], **arguments: Any) -> Self:
+        """Loads a saved model as `lrfdyn.from_pretrained` does; a model of another class is an error."""
+        return from_pretrained(source, host=cls, **arguments)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload with lrfdyn",
+        create_pr: bool = False,
+        description: str = "",
+        **card: Any,
+    ) -> str:
+        """Uploads what `save_pretrained` writes to a repository of the Hugging Face hub and returns its address.
+
+        The repository is created if need be. `description` and `card` are those of `save_pretrained`, the other
+        arguments are huggingface_hub's.
+
+            address = model.push_to_hub("someone/my_model", private=True, license="mit")
+        """
+        hub = _huggingface_hub(f"repo_id: cannot upload to {repo_id!r}")
+        with tempfile.TemporaryDirectory() as folder:
+            self._save(Path(folder), repo_id, description, card)
+            try:
+                api = hub.HfApi(token=token, library_name="lrfdyn", library_version=__version__)
+                rights = {} if private is None else {"private": private}
+                address = api.create_repo(repo_id, exist_ok=True, **rights)
+                api.upload_folder(
+                    repo_id=repo_id,
+                    folder_path=folder,
+                    commit_message=commit_message,
+                    revision=revision,
+                    create_pr=create_pr,
+                )
+            except Exception as error:  # connection, rights, names: the library has many kinds
+                raise LrfdynError(f"repo_id: cannot upload to {repo_id!r} ({first_line(error)})") from error
+        return str(address)
+
+    def _save(self, place: Path, source: str, description: str, card: dict[str, Any]) -> None:
+        config = model_config(self)
+        check_rebuilds(self, config, place / CONFIG_FILE)
+        text = model_card(self, config, source, description, card)
+        try:
+            # The weights carry the configuration too: of a save that was cut short, the two do not agree.
+            save_weights(place / WEIGHTS_FILE, self, config)
+            write_json(place / CONFIG_FILE, config)
+            path = place / CARD_FILE
+            if not path.exists() or CARD_MARK in path.read_text(encoding="utf-8"):
+                write_atomic(path, lambda file: file.write_text(text, encoding="utf-8"))
+        except OSError as error:
+            raise LrfdynError(f"folder: cannot write in {place} ({error.strerror})") from None
 
 
-def save_pretrained(model: SpikingModel, folder: str | os.PathLike[str], *, description: str = "", **card: Any) -> None:
-    """Writes configuration, weights and model card. `description` is Markdown for the card, `card` further entries of
-    its header (`license`, `datasets`, ...). A card that a person took over is kept."""
-    _save(model, writable_folder(Path(folder), "folder"), "path/to/this/folder", description, card)
-
-
-def _save(model: SpikingModel, place: Path, source: str, description: str, card: dict[str, Any]) -> None:
-    config = model_config(model)
-    check_rebuilds(model, config, place / CONFIG_FILE)
-    text = model_card(model, config, source, description, card)
-    try:
-        # The weights carry the configuration too: of a save that was cut short, the two do not agree.
-        save_weights(place / WEIGHTS_FILE, model, config)
-        write_json(place / CONFIG_FILE, config)
-        path = place / CARD_FILE
-        if not path.exists() or CARD_MARK in path.read_text(encoding="utf-8"):
-            write_atomic(path, lambda file: file.write_text(text, encoding="utf-8"))
-    except OSError as error:
-        raise LrfdynError(f"folder: cannot write in {place} ({error.strerror})") from None
+Host = TypeVar("Host", bound=HubMixin)
 
 
 def from_pretrained(
     source: str | os.PathLike[str],
     *,
-    host: type[Host] = SpikingModel,  # type: ignore[assignment]  # the default of a type variable
+    host: type[Host] = HubMixin,  # type: ignore[assignment]  # the default of a type variable
     device: str | torch.device = "cpu",
     revision: str | None = None,
     token: str | bool | None = None,
@@ -64,10 +145,14 @@ def from_pretrained(
     local_files_only: bool = False,
     **options: Any,
 ) -> Host:
-    """The model in a folder or hub repository, in evaluation mode and in the types of its weights.
+    """Loads a model from a folder of `save_pretrained` or from a repository of the Hugging Face hub.
 
-    `options` replace constructor's arguments that leave the weights' shapes alone (`drop_path`, `time_steps`, ...).
+    The model is in evaluation mode and in the types of its weights. `host` is the class that it must have; `options`
+    replace arguments of its constructor that leave the shapes of the weights alone (`drop_path`, `time_steps`, ...).
     `revision`, `token`, `cache_dir` and `local_files_only` are huggingface_hub's.
+
+        model = lrfdyn.from_pretrained("runs/cifar100/model", device="cuda")
+        logits = model(images)  # [B, C, H, W] to [B, classes]
     """
     folder = Path(source)
     if not folder.is_dir():
@@ -75,54 +160,30 @@ def from_pretrained(
             source, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only
         )
     path = folder / CONFIG_FILE
-    config = read_config(path)
+    config = check_config(read_json(path, "source"), path)
     tensors, header = load_tensors(folder / WEIGHTS_FILE)
     require(
         header.get("library_name") is None or header == config,
         f"source: {path} and {folder / WEIGHTS_FILE} were not saved together; "
         "save the model again, or pass changed options to from_pretrained",
     )
+    return build_trained(config, tensors, path, folder / WEIGHTS_FILE, host=host, **options).to(device)
+
+
+def build_trained(
+    config: dict[str, Any], tensors: Mapping[str, Tensor], path: Path, weights: Path, host: type[Host], **options: Any
+) -> Host:
+    """The model of a configuration with weights, in evaluation mode; `path` and `weights` are the files that both came
+    from."""
     model = _build(config, options, host, path)
-    check_fit(folder / WEIGHTS_FILE, model, tensors)
+    check_fit(weights, model, tensors)
     # The model has no memory yet; it takes over the file's tensors, types included. They are copied because those of
     # the file are mapped from it.
     model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
-    return model.to(device).eval()
+    return model.eval()
 
 
-def push_to_hub(
-    model: SpikingModel,
-    repo_id: str,
-    *,
-    private: bool | None = None,
-    token: str | bool | None = None,
-    revision: str | None = None,
-    commit_message: str = "Upload with lrfdyn",
-    create_pr: bool = False,
-    description: str = "",
-    **card: Any,
-) -> str:
-    """Uploads what `save_pretrained` writes to a hub repository, which is created if need be; returns its address."""
-    hub = _huggingface_hub(f"repo_id: cannot upload to {repo_id!r}")
-    with tempfile.TemporaryDirectory() as folder:
-        _save(model, Path(folder), repo_id, description, card)
-        try:
-            api = hub.HfApi(token=token, library_name="lrfdyn", library_version=__version__)
-            rights = {} if private is None else {"private": private}
-            address = api.create_repo(repo_id, exist_ok=True, **rights)
-            api.upload_folder(
-                repo_id=repo_id,
-                folder_path=folder,
-                commit_message=commit_message,
-                revision=revision,
-                create_pr=create_pr,
-            )
-        except Exception as error:  # connection, rights, names: the library has many kinds
-            raise LrfdynError(f"repo_id: cannot upload to {repo_id!r} ({first_line(error)})") from error
-    return str(address)
-
-
-def model_config(model: SpikingModel) -> dict[str, Any]:
+def model_config(model: HubMixin) -> dict[str, Any]:
     """What `from_pretrained` builds the model from, as JSON gives it back."""
     config = {
         "library_name": "lrfdyn",
@@ -143,7 +204,7 @@ def model_config(model: SpikingModel) -> dict[str, Any]:
         raise LrfdynError(f"model: its configuration cannot be written as JSON ({error})") from None
 
 
-def check_rebuilds(model: SpikingModel, config: dict[str, Any], path: Path) -> None:
+def check_rebuilds(model: HubMixin, config: dict[str, Any], path: Path) -> None:
     """An error for a model whose layers were changed behind its configuration: nobody could load it."""
     rebuilt = _build(config, {}, type(model), path).state_dict()
     for name, value in model.state_dict().items():
@@ -157,8 +218,8 @@ def check_rebuilds(model: SpikingModel, config: dict[str, Any], path: Path) -> N
     )
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    config = read_json(path, "source")
+def check_config(config: Any, path: Path) -> dict[str, Any]:
+    """`config` if it is one of a format that this version reads; else an error that names the file."""
     known = isinstance(config, dict) and config.get("library_name") == "lrfdyn"
     require(known and isinstance(config.get("options"), dict), f"source: {path} is not a configuration of lrfdyn")
     require(
@@ -169,14 +230,14 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def known_hosts() -> dict[str, type[SpikingModel]]:
-    """All host classes by name, those that a user has defined included."""
-    hosts: dict[str, type[SpikingModel]] = {}
-    classes = [SpikingModel]
+def known_hosts() -> dict[str, type[HubMixin]]:
+    """All host classes by name: what is below the classes that inherit the mixin, those of users and plugins too."""
+    load_plugins()
+    hosts: dict[str, type[HubMixin]] = {}
+    classes = [host for base in HubMixin.__subclasses__() for host in base.__subclasses__()]
     while classes:
         hosts.setdefault(classes[0].__name__, classes[0])
         classes += classes.pop(0).__subclasses__()
-    del hosts[SpikingModel.__name__]
     return hosts
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lrfdyn.attention import LABELS
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.models import Segmenter, SpikingModel
+
+if TYPE_CHECKING:
+    from lrfdyn.io.hub import HubMixin
 
 # A card without this line belongs to whoever took it out.
 CARD_MARK = "<!-- Made by lrfdyn, and made anew by every save. Remove this line to keep your changes. -->"
@@ -16,11 +18,10 @@ TAGS = ["lrfdyn", "spiking-neural-network", "vision"]
 
 
 def model_card(
-    model: SpikingModel, config: Mapping[str, Any], source: str, description: str, header: Mapping[str, Any]
+    model: HubMixin, config: Mapping[str, Any], source: str, description: str, header: Mapping[str, Any]
 ) -> str:
     """`source` is where a reader loads the model from, `header` are further entries of the hub's header."""
-    pipeline = "image-segmentation" if isinstance(model, Segmenter) else "image-classification"
-    entries: dict[str, Any] = {"library_name": "lrfdyn", "pipeline_tag": pipeline, "tags": TAGS, **header}
+    entries = {"library_name": "lrfdyn", "pipeline_tag": model.pipeline_tag, "tags": TAGS, **header}
     title = model.name or type(model).__name__
     parts = [
         f"---\n{front_matter(entries)}---\n{CARD_MARK}\n",
@@ -35,9 +36,9 @@ def model_card(
     return "\n".join(part for part in parts if part)
 
 
-def usage(model: SpikingModel) -> str:
+def usage(model: HubMixin) -> str:
     channels, height, width = model.input_size
-    if isinstance(model, Segmenter):  # of any size that its stride divides
+    if model.pipeline_tag == "image-segmentation":  # of any size that its stride divides
         return (
             f"scores = model(images)  # [B, {channels}, H, W] to [B, {model.num_classes}, H, W], of image files:\n"
             "# lrfdyn predict --task segmentation --model FOLDER --out MASKS IMAGE...\n"
@@ -62,7 +63,7 @@ def front_matter(entries: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def sentence(model: SpikingModel) -> str:
+def sentence(model: HubMixin) -> str:
     kind = model.config.get("attention")
     attention = f" with {LABELS.get(kind, kind)} attention" if kind else ""
     channels, height, width = model.input_size
@@ -74,7 +75,7 @@ def sentence(model: SpikingModel) -> str:
     )
 
 
-def parameter_table(model: SpikingModel) -> str:
+def parameter_table(model: HubMixin) -> str:
     counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
     rows = [f"| {name} | {count:,} |" for name, count in counts.items() if count]
     rows.append(f"| all | {sum(p.numel() for p in model.parameters()):,} |")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lrfdyn.errors import require, require_integer, require_integers
-
-if TYPE_CHECKING:
-    from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.io.hub import HubMixin
 
 USUAL_IMAGE_SIZE = 224  # of hosts that take any size
 # The integers among the hosts' arguments, and the least that each may be.
@@ -43,15 +39,12 @@ def classifier(width: int, num_classes: int) -> nn.Module:
     return nn.Linear(width, num_classes) if num_classes else nn.Identity()
 
 
-class SpikingModel(nn.Module):
+class SpikingModel(HubMixin):
     """`forward` takes static images `[B, C, H, W]`, shown for `time_steps` steps, or event frames `[T, B, C, H, W]`."""
 
     # Regular expressions from official keys to ours; a replacement of None drops the entry (never used in forward).
     official_keys: ClassVar[tuple[tuple[str, str | None], ...]] = ()
     smallest_image: int = 1
-    name: str | None = None  # in the registry
-    class_names: tuple[str, ...] | None = None  # what the logits stand for
-    preprocessing: Preprocessing | None = None  # of image files
     head: nn.Module
     feature_info: list[FeatureInfo]
     grid: tuple[int, int]
@@ -139,10 +132,6 @@ class SpikingModel(nn.Module):
         )
 
     @property
-    def num_classes(self) -> int:
-        return self.config["num_classes"]
-
-    @property
     def num_features(self) -> int:
         """Channels of the last feature map, which the classifier takes."""
         return self.feature_info[-1].channels
@@ -171,32 +160,6 @@ class SpikingModel(nn.Module):
         like = next(self.parameters())
         return layer.to(like.device, like.dtype)
 
-    # Written on huggingface_hub's functions instead of inherited from its PyTorchModelHubMixin: that is a base class,
-    # so the package could not be imported without huggingface_hub.
-    def save_pretrained(self, folder: str | os.PathLike[str], **card: Any) -> None:
-        """See `lrfdyn.io.hub.save_pretrained`."""
-        from lrfdyn.io.hub import save_pretrained
-
-        save_pretrained(self, folder, **card)
-
-    @classmethod
-    def from_pretrained(cls, source: str | os.PathLike[str], **arguments: Any) -> Self:
-        """See `lrfdyn.io.hub.from_pretrained`; the model must be of this class."""
-        from lrfdyn.io.hub import from_pretrained
-
-        return from_pretrained(source, host=cls, **arguments)
-
-    def push_to_hub(self, repo_id: str, **arguments: Any) -> str:
-        """See `lrfdyn.io.hub.push_to_hub`."""
-        from lrfdyn.io.hub import push_to_hub
-
-        return push_to_hub(self, repo_id, **arguments)
-
     def official_warning(self) -> str | None:
         """What to know when official weights are loaded into this model."""
         return None
-
-    @classmethod
-    def options(cls) -> dict[str, inspect.Parameter]:
-        """The constructor's arguments."""
-        return dict(inspect.signature(cls).parameters)

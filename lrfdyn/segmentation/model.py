@@ -56,6 +56,8 @@ class Segmenter(SpikingModel):
     `time_steps` and `backbone_options` are the host's; `head_options` are those of `FPNHead`.
     """
 
+    pipeline_tag = "image-segmentation"
+
     def __init__(
         self,
         backbone: str = "sdt_v3_s",
