@@ -139,7 +139,7 @@ def _entry(
 ) -> dict[str, Any]:
     """Everything about one model but its accuracies over the seeds."""
     model = model.to(images.device)
-    label, options = attention_label(model)
+    label, options = model_label(model)
     measured = measure_model(model, images.of(model), energy, lambda what, n: progress(source.origin, what, n))
     return {
         "label": label + RANDOM_LABEL * (not source.trained),
@@ -160,7 +160,7 @@ def model_name(model: SpikingModel) -> str:
     return model.name or type(model).__name__
 
 
-def attention_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
+def model_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
     """A short label of the attention of `model` with those of its options that are not the default, and all options; of
     a model without attention its name."""
     kind = model.config.get("attention")
