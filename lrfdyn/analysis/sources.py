@@ -71,9 +71,9 @@ def _folder(path: Path, images: Images) -> list[Source]:
     if saved is not None:
         load = partial(from_pretrained, saved)
         return [Source(str(path), load) if saved == path else _run(path, load)]
-    weights = sorted((path / "weights").glob("*.safetensors"), key=_place)
-    if (path / "settings.json").is_file() and weights:
-        return [_file(file, images) for file in weights]
+    runs = sorted((path / "runs").glob("*"), key=_place)
+    if runs:
+        return [source for run in runs for source in _folder(run, images)]
     checkpoints = path / "checkpoints"
     if checkpoints.is_dir():
         from lrfdyn.io.checkpoints import newest_checkpoint

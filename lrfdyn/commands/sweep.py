@@ -112,7 +112,8 @@ class Bars(SweepReporter):
 def sweep_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The runs, and behind those of several seeds their mean and standard deviation."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("run", "attention", "options"):
+    table.add_column("run", no_wrap=True)
+    for name in ("attention", "options"):
         table.add_column(name, overflow="fold")
     for name in ("accuracy", "best", "parameters", "images/s", "wall s"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -125,7 +126,7 @@ def sweep_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             table.add_row(row["name"], row["attention"] or "", row["options"], *numbers)
         if group["accuracy_std"] is not None:
             mean = f"{group['accuracy_mean']:.2f} ± {group['accuracy_std']:.2f}"
-            table.add_row(group["group"], "", f"mean of {group['runs']} seeds", mean, style="bold")
+            table.add_row(f"{group['group']}, mean of {group['runs']}", "", "", mean, style="bold")
     return table
 
 

@@ -1,3 +1,3 @@
 """Semantic segmentation: classes, inference on images of any size, metrics, pictures."""
 
-from lrfdyn.segmentation import task  # noqa: F401  (registers itself)
+from lrfdyn.segmentation import data, task  # noqa: F401  (they register themselves)

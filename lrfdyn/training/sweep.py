@@ -283,8 +283,8 @@ class Sweep:
         )
 
     def keep(self, target: Path) -> None:
-        """Copies what a results page reads of the runs that have ended to `target/NAME`. Where data and runs lay on this
-        machine is left out; the summary says beside what a run shared the device."""
+        """Copies what a results page reads of the runs that have ended to `target/NAME`. Where data and runs lay on
+        this machine is left out; the summary says beside what a run shared the device."""
         for run in filter(self.ended, self.runs):
             root = run.config.data.root
             for name in KEPT_FILES:

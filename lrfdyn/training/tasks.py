@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lrfdyn.data import Batch, DataSource
-from lrfdyn.data.base import MASKED
+from lrfdyn.data import Batch, DataSource, data_class
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel, create_model
@@ -103,7 +102,7 @@ def register_task(name: str) -> Callable[[type[Task]], type[Task]]:
 
 def task_of(data: str) -> Task:
     """The task of a data set, by its name."""
-    return TASKS["segmentation" if data in MASKED else "classification"]()
+    return TASKS[data_class(data).task]()
 
 
 @register_task("classification")

@@ -14,8 +14,6 @@ import pytest
 
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
-from lrfdyn.reproduce import Settings
-from lrfdyn.training.build import build_model
 from lrfdyn.training.config import key_types
 from lrfdyn.training.estimate import estimate
 from lrfdyn.training.key_help import HELP
@@ -197,15 +195,6 @@ def test_help_explains_every_key(capsys):
     assert "--augmentation.crop none|pad|resized" in rest
     assert "images per step of the optimiser" in " ".join(rest.split())
     assert "default: ==SUPPRESS==" not in rest
-
-
-def test_digits_recipe_is_that_of_reproduce():
-    recipe, settings = load_recipe(list_recipes()["digits_lrf_dyn"]), Settings()
-    assert recipe.model.options["dim"] == settings.dim
-    model = build_model(recipe, 10, 8, 1)
-    assert model.config == settings.model("lrf_dyn").config
-    assert recipe.optimizer.learning_rate == settings.recipe.learning_rate
-    assert recipe.schedule.epochs == settings.recipe.epochs
 
 
 def test_installed_package_has_its_recipes(tmp_path):
