@@ -186,7 +186,7 @@ def low_memory() -> str:
 
 
 def figures(results: dict[str, Any], name: str) -> Iterator[str]:
-    from lrfdyn.analysis.report.plots import figures as drawable
+    from lrfdyn.analysis.report.figures import figures as drawable
 
     made = drawable(results)
     for figure, title in FIGURES.items():
@@ -266,7 +266,7 @@ def theory_notes() -> list[str]:
 
 
 def draw() -> None:
-    from lrfdyn.analysis.report.plots import write_figures
+    from lrfdyn.analysis.report.write import write_figures
 
     digits, cifar = load(DIGITS), load(CIFAR)
     drawn = [("digits", digits)] if digits else []
@@ -277,6 +277,7 @@ def draw() -> None:
                 path.replace(IMAGES / f"findings_{name}_{path.name}")
             else:
                 path.unlink()
+        (IMAGES / "new" / "captions.txt").unlink()
         (IMAGES / "new").rmdir()
 
 
