@@ -27,7 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import ATTENTIONS, free_memory
-from lrfdyn.attention import LABELS
+from lrfdyn.attention import attention_label
 from lrfdyn.errors import require
 from lrfdyn.files import write_json
 from lrfdyn.segmentation.data import find_pairs, find_root
@@ -184,7 +184,7 @@ def told(kind: str) -> Iterator[None]:
 def draw(args: argparse.Namespace, ended: Mapping[str, Path]) -> None:
     tell("figure")
     pairs = choose_pairs(Path(args.root), count=args.scenes)
-    models = {LABELS[kind]: str(run) for kind, run in ended.items()}
+    models = {attention_label(kind): str(run) for kind, run in ended.items()}
     accuracy = segmentation_figure(models, pairs, args.out / "figure.jpg")
     scenes = [pair.image.stem for pair in pairs]
     write_json(args.out / "figure.json", {"scenes": scenes, "pixel_accuracy": accuracy})

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from docs import make_export
 from docs.pages import table
 from lrfdyn.analysis.measure.memory import attention_state
-from lrfdyn.attention import LABELS
+from lrfdyn.attention import attention_label
 from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.deploy.lowmem.model import IMAGES
 from lrfdyn.models.summary import meta_model
@@ -169,7 +169,7 @@ def measured(name: str) -> str:
         resident = "" if r["resident_mib"] is None else f"{r['resident_mib']:,.0f}"
         processor = "" if r["cpu_ms"] is None else f"{r['cpu_ms']:,.0f}"
         body.append([
-            str(r["batch"]), LABELS[r["attention"]], r["implementation"], f"{r['peak_mib']:,.1f}",
+            str(r["batch"]), attention_label(r["attention"]), r["implementation"], f"{r['peak_mib']:,.1f}",
             f"{r['of_reference']:.1%}", resident, f"{r['latency_ms']:,.1f}", processor,
         ])  # fmt: skip
     text = f"{machine}, torch {rows[0]['versions']['torch']}:\n\n{table(header, body)}"
@@ -191,7 +191,7 @@ def comparison() -> str:
             low = [r for r in own if r["implementation"] == "low-memory"]
             if not low:
                 continue
-            found = [f"{LABELS[r['attention']]} {r['of_reference']:.1%} ({ms(r)})" for r in low]
+            found = [f"{attention_label(r['attention'])} {r['of_reference']:.1%} ({ms(r)})" for r in low]
             lines.append(
                 f"- {where}, batch {batch}: {' and '.join(found)} of the memory of the reference ({ms(own[0])})"
             )
@@ -227,7 +227,7 @@ def draw() -> None:
     rows = [
         {
             "group": f"{where}, batch {r['batch']}",
-            "label": LABELS[r["attention"]],
+            "label": attention_label(r["attention"]),
             "implementation": r["implementation"],
             "mib": r["peak_mib"],
         }

@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.pages import table
-from lrfdyn.attention import LABELS
+from lrfdyn.attention import attention_label
 from lrfdyn.errors import require
 from lrfdyn.paper import SEGMENTATION
 
@@ -162,7 +162,7 @@ def parameter_table(rows: list[dict[str, Any]]) -> str:
         name = row["model"].removeprefix("timm/") + (" (timm)" if row["model"].startswith("timm/") else "")
         total = millions(row["backbone"] + row["head"])
         stride_2 = millions(row["head_stride_2"]) if "head_stride_2" in row else ""
-        kind = LABELS.get(row["attention"], "")
+        kind = attention_label(row["attention"]) if row["attention"] else ""
         body.append(
             [
                 name,
@@ -194,7 +194,7 @@ def read_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def state(folder: Path) -> str:
-    runs = ", ".join(f"{run['model']} with {LABELS[run['attention']]}" for run in read_runs(folder))
+    runs = ", ".join(f"{run['model']} with {attention_label(run['attention'])}" for run in read_runs(folder))
     return wrap(STATE.format(runs=runs or "nothing yet"))
 
 
@@ -215,14 +215,14 @@ def measured(folder: Path) -> str:
     backbones = [run["backbone"] for run in runs if run["backbone"] is not None]
     require(len(backbones) in (0, len(runs)), f"{folder}: backbone: expected one in all runs or in none")
     body = [
-        [LABELS[run["attention"]], f"{run['miou']:.2f}", f"{run['mean_accuracy']:.2f}", f"{run['pixel_accuracy']:.2f}",
-         str(sum(iou > 0 for iou in ious[run["attention"]])), f"{run['parameters']:,}",
+        [attention_label(run["attention"]), f"{run['miou']:.2f}", f"{run['mean_accuracy']:.2f}",
+         f"{run['pixel_accuracy']:.2f}", str(sum(iou > 0 for iou in ious[run["attention"]])), f"{run['parameters']:,}",
          f"{run['images_per_s']:,.0f}", f"{run['wall_s']:,.0f}"]
         for run in runs
     ]  # fmt: skip
     header = ["attention", "mIoU %", "mean accuracy %", "pixel accuracy %", "classes found", "parameters",
               "training images/s", "wall s"]  # fmt: skip
-    beside = [f"{LABELS[run['attention']]} beside {run['beside']}" for run in runs if run.get("beside")]
+    beside = [f"{attention_label(run['attention'])} beside {run['beside']}" for run in runs if run.get("beside")]
     drawn = (folder / "figure.jpg").is_file()
     figure = "\n![image, ground truth and three models](../results/ade20k_subset/figure.jpg)\n" if drawn else ""
     return MEASURED.format(
