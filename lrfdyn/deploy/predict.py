@@ -40,7 +40,7 @@ class TorchRunner:
         self.device = choose_device(device)
         model, weights = load_model(source)
         require(not isinstance(model, Segmenter), f"task: {source} is a segmentation model; pass --task segmentation")
-        self.facts = describe(model, model.preprocessing or Preprocessing.usual(model), weights)
+        self.facts = describe(model, model.preprocessing or Preprocessing.usual(*model.input_size[:2]), weights)
         self.model = fold_batch_norm(model).to(self.device)
 
     @torch.inference_mode()
