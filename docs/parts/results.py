@@ -1,8 +1,8 @@
 """Parts of results.md, and its figures, from the runs in results/cifar100.
 
 A run is a folder that `lrfdyn train --out results/cifar100/NAME` filled: `recipe.yaml`, `log.jsonl`, `summary.json`,
-and what `lrfdyn evaluate --json` said of it later in `evaluate_*.json`. A run without a summary did not end; it is listed
-and drawn, but not compared. Runs that differ in nothing but the seed are one cell: mean, standard deviation and number.
+and what `lrfdyn evaluate --json` said of it later in `evaluate_*.json`. A run without a summary did not end; it is
+listed and drawn, but not compared. Runs that differ in nothing but the seed are one cell: mean, deviation and number.
 """
 
 from __future__ import annotations
