@@ -6,7 +6,7 @@ from typing import Any
 
 from docs.parts import ROOT, kib, read, table
 from lrfdyn.analysis.measure.memory import attention_state
-from lrfdyn.attention import LABELS
+from lrfdyn.attention import attention_label
 from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.models.summary import meta_model
 
@@ -64,7 +64,7 @@ def measured(name: str) -> str:
     for r in rows:
         optional = ["" if r[key] is None else f"{r[key]:,.0f}" for key in ("resident_mib", "cpu_ms")]
         numbers = [f"{r['peak_mib']:,.1f}", f"{r['of_reference']:.1%}", optional[0], f"{r['latency_ms']:,.1f}"]
-        body.append([str(r["batch"]), LABELS[r["attention"]], r["implementation"], *numbers, optional[1]])
+        body.append([str(r["batch"]), attention_label(r["attention"]), r["implementation"], *numbers, optional[1]])
     header = ["batch", "attention", "implementation", "peak MiB", "of reference", "resident MiB", "ms", "processor ms"]
     notes = dict.fromkeys(part for r in rows if r["note"] for part in r["note"].split("; "))
     note = f"\n\nNote: {'; '.join(notes)}." if notes else ""
@@ -135,7 +135,7 @@ def draw() -> None:
     for name in BUFFERS:
         states[f"LRF-Dyn\n{name}"] = attention_state(meta_model(MODEL, attention="lrf_dyn"), buffers=name)
     rows = [
-        {"group": f"{where}, batch {r['batch']}", "label": LABELS[r["attention"]],
+        {"group": f"{where}, batch {r['batch']}", "label": attention_label(r["attention"]),
          "implementation": r["implementation"], "mib": r["peak_mib"]}
         for name, where in FILES.items()
         for r in load(name)

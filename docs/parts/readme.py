@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from docs.parts import kib, performance, read, table
 from docs.parts.results import accuracies, finished, groups, read_runs, several
-from lrfdyn.attention import LABELS
+from lrfdyn.attention import attention_label
 
 
 def digits() -> str:
@@ -54,7 +54,7 @@ def speed() -> str:
         ]
         cells = [f"{found[0]['images_per_s']:,.0f}", f"{found[0]['peak_mib']:,.0f}"]
         cells += [f"{found[1]['latency_ms']:,.0f}", f"{found[1]['peak_mib']:,.0f}"]
-        return [f"{LABELS[kind]}, {'here' if ours else 'SpikingJelly'}", *cells]
+        return [f"{attention_label(kind)}, {'here' if ours else 'SpikingJelly'}", *cells]
 
     header = ["attention", "training, images/s", "training, MiB", "inference of 64, ms", "inference, MiB"]
     return table(header, [row("ssa", False), row("ssa", True), row("lrf_dyn", True)], numbers=True)

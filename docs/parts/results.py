@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from docs.parts import RESULTS, ROOT, table
-from lrfdyn.attention import LABELS, attention_options
+from lrfdyn.attention import attention_label, attention_options
 from lrfdyn.errors import require
 from lrfdyn.paper import TABLE3, TABLE3_DILATIONS
 from lrfdyn.training.logs import read_log
@@ -64,7 +64,7 @@ class Run:
     @property
     def title(self) -> str:
         token = " (qkv token)" if self.recipe["model"]["token"] == "qkv" else ""
-        return LABELS.get(self.recipe["model"]["attention"], self.recipe["model"]["attention"]) + token
+        return attention_label(self.recipe["model"]["attention"]) + token
 
     @property
     def cell(self) -> Cell:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.parts import RESULTS, read, table
-from lrfdyn.attention import LABELS
+from lrfdyn.attention import attention_label
 from lrfdyn.errors import require
 from lrfdyn.paper import SEGMENTATION
 
@@ -31,7 +31,15 @@ def parameters() -> str:
         name = row["model"].removeprefix("timm/") + (" (timm)" if row["model"].startswith("timm/") else "")
         counts = [f"{n / 1e6:.2f}" for n in (row["backbone"], row["head"], row["backbone"] + row["head"])]
         stride_2 = f"{row['head_stride_2'] / 1e6:.2f}" if "head_stride_2" in row else ""
-        body.append([name, LABELS.get(row["attention"], ""), *counts, paper.get(row["recipe"], ""), stride_2])
+        body.append(
+            [
+                name,
+                attention_label(row["attention"]) if row["attention"] else "",
+                *counts,
+                paper.get(row["recipe"], ""),
+                stride_2,
+            ]
+        )
     header = ["backbone", "attention", "backbone (M)", "head (M)", "together", "paper (M)", "head at stride 2 (M)"]
     return table(header, body)
 
@@ -55,7 +63,11 @@ def subset(folder: Path = RESULTS / "ade20k_subset") -> str:
         ["epochs, crops a step, pixels of a crop", f"{first['epochs']}, {first['batch_size']}, {first['crop']}"],
         ["device, precision", f"{first['device']}, {first['precision']}"],
         ["command", f"`{first['command']}`"],
-        *(["the GPU was shared", f"{LABELS[r['attention']]} beside {r['beside']}"] for r in runs if r.get("beside")),
+        *(
+            ["the GPU was shared", f"{attention_label(r['attention'])} beside {r['beside']}"]
+            for r in runs
+            if r.get("beside")
+        ),
     ]
     body = []
     for run in runs:
@@ -63,7 +75,7 @@ def subset(folder: Path = RESULTS / "ade20k_subset") -> str:
         scores = [f"{run[key]:.2f}" for key in ("miou", "mean_accuracy", "pixel_accuracy")]
         seen = f"{sum(iou > 0 for iou in ious)} of {len(ious)}"
         speed = [f"{run['images_per_s']:,.0f}", f"{run['wall_s']:,.0f}"]
-        body.append([LABELS[run["attention"]], *scores, seen, f"{run['parameters']:,}", *speed])
+        body.append([attention_label(run["attention"]), *scores, seen, f"{run['parameters']:,}", *speed])
     header = ["attention", "mIoU %", "mean accuracy %", "pixel accuracy %", "classes found", "parameters"]
     return f"{table([*header, 'training images/s', 'wall s'], body)}\n\n{table(['all three', ''], facts)}"
 
