@@ -3,7 +3,7 @@
 The three get the same number of epochs: --epochs, or as many as fit in --minutes by the speed of training and testing
 that is measured first (this also compiles the kernels). Results go to --out as soon as a run ends: RUN/summary.json,
 log.jsonl, log.csv, classes.csv, recipe.yaml; the figure comes last. A run that fails is told and the others go on. The
-page is then made by docs/make_segmentation.py.
+page is then filled by `python docs/fill.py`.
 
     python benchmarks/ade20k_subset.py --root DATA --minutes 5
 """
