@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.pages import table
 from lrfdyn.models import list_models
-from lrfdyn.models.paper import PAPER
 from lrfdyn.models.summary import count_parameters, meta_model
+from lrfdyn.paper import IMAGENET
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden"
@@ -70,8 +70,8 @@ def published_row(name: str) -> list[str]:
         official = f"{fixture['num_parameters']:,}"
         unused = f"{fixture['num_parameters_never_used_in_forward']:,}"
     paper, difference = "", ""
-    if name in PAPER:
-        published = PAPER[name]["base"].parameters
+    if name in IMAGENET:
+        published = IMAGENET[name]["base"].parameters
         paper, difference = f"{published:.2f}", f"{round(published - ours / 1e6, 3) + 0.0:+.3f}"
     return [f"`{name}`", f"{ours:,}", official, unused, paper, difference]
 
@@ -85,7 +85,7 @@ def attention_row(name: str) -> list[str]:
         ("lrf_dyn", {"attention": "lrf_dyn", "token": "qkv"}),
     ):
         ours = count_parameters(meta_model(name, **options)) / 1e6
-        cells.append(f"{ours:.2f} ({PAPER[name][method].parameters:.2f})")
+        cells.append(f"{ours:.2f} ({IMAGENET[name][method].parameters:.2f})")
     return cells
 
 
@@ -97,7 +97,7 @@ def render() -> str:
     )
     attentions = table(
         ["model", "host", "LRF-SSA", "LRF-Dyn", 'LRF-Dyn, `token="qkv"`'],
-        [attention_row(name) for name in list_models() if "lrf_dyn" in PAPER.get(name, {})],
+        [attention_row(name) for name in list_models() if "lrf_dyn" in IMAGENET.get(name, {})],
         numbers=True,
     )
     return "\n".join([INTRODUCTION, published + EXPLANATION, attentions + END])

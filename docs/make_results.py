@@ -23,9 +23,10 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.pages import table
-from docs.results_claims import OMEGA, PAPER, Accuracies, above_paper, readings, tokens
+from docs.results_claims import Accuracies, above_paper, readings, tokens
 from lrfdyn.attention import attention_options
 from lrfdyn.errors import require
+from lrfdyn.paper import TABLE3, TABLE3_DILATIONS
 from lrfdyn.training.config import differences as config_differences
 from lrfdyn.training.logs import read_log
 from lrfdyn.training.recipes import find_recipe, load_recipe
@@ -201,13 +202,13 @@ def comparison(runs: list[Run]) -> str:
     """Of runs with the same number of epochs: ours and the paper's, side by side."""
     check_comparable(runs)
     found = accuracies(runs)
-    extra = sorted({dilations for _, dilations in found} - {*OMEGA.values()})
-    columns = {**OMEGA, **{f"dilations {', '.join(map(str, d))}": d for d in extra}}
+    extra = sorted({dilations for _, dilations in found} - {*TABLE3_DILATIONS.values()})
+    columns = {**TABLE3_DILATIONS, **{f"dilations {', '.join(map(str, d))}": d for d in extra}}
     body = []
-    for method in [*PAPER, *sorted({m for m, _ in found} - {*PAPER})]:
+    for method in [*TABLE3, *sorted({m for m, _ in found} - {*TABLE3})]:
         body.append([f"{method}, here", *(spread(found.get((method, d), [])) for d in columns.values())])
-        if method in PAPER:
-            body.append([f"{method}, paper", *(f"{value:.2f}" for value in PAPER[method]), *[""] * len(extra)])
+        if method in TABLE3:
+            body.append([f"{method}, paper", *(f"{value:.2f}" for value in TABLE3[method]), *[""] * len(extra)])
     return table(["method", *columns], body)
 
 
@@ -217,7 +218,7 @@ def missing(runs: list[Run]) -> list[str]:
     absent = [
         f"cifar100_spikformer_4_384_{kind}_{NAMES[column]}"
         for method, kind in METHODS.items()
-        for column, dilations in OMEGA.items()
+        for column, dilations in TABLE3_DILATIONS.items()
         if (method, dilations) not in done
     ]
     if not any("qkv" in method for method, _ in done):
@@ -271,7 +272,7 @@ def highest(finished: list[Run]) -> str:
     ours = max(finished, key=lambda run: run.summary["top1"] if run.summary else 0.0)
     assert ours.summary is not None
     top1, method, column = max(
-        (top1, method, c) for method in PAPER for c, top1 in zip(OMEGA, PAPER[method], strict=True)
+        (top1, method, c) for method in TABLE3 for c, top1 in zip(TABLE3_DILATIONS, TABLE3[method], strict=True)
     )
     where = f"{ours.label}, after {ours.schedule} epochs{ours.settings}"
     late, epochs = late_accuracies([ours])

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from docs.pages import table
 from lrfdyn.attention import LABELS
 from lrfdyn.errors import require
-from lrfdyn.segmentation.paper import PAPER
+from lrfdyn.paper import SEGMENTATION
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -156,7 +156,7 @@ def millions(count: int) -> str:
 
 
 def parameter_table(rows: list[dict[str, Any]]) -> str:
-    paper = {row.recipe: row.parameters for row in PAPER}
+    paper = {row.recipe: row.parameters for row in SEGMENTATION}
     body = []
     for row in sorted(rows, key=order):
         name = row["model"].removeprefix("timm/") + (" (timm)" if row["model"].startswith("timm/") else "")
@@ -250,7 +250,7 @@ def class_ious(path: Path) -> list[float]:
 
 
 def render(results: Path = RESULTS) -> str:
-    paper = [[row.name, row.parameters, str(row.time_steps), f"{row.miou:.1f}"] for row in PAPER]
+    paper = [[row.name, row.parameters, str(row.time_steps), f"{row.miou:.1f}"] for row in SEGMENTATION]
     return TEXT.format(
         parameters=parameter_table(json.loads((RESULTS / "segmentation" / "parameters.json").read_text())),
         state=state(results / "ade20k_subset"),

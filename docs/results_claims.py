@@ -6,14 +6,8 @@ from statistics import mean
 from textwrap import fill
 
 from docs.pages import table
+from lrfdyn.paper import TABLE3, TABLE3_DILATIONS
 
-OMEGA = {"w/o LRF": (), "Ω<=1": (1,), "Ω<=3": (1, 3), "Ω<=5": (1, 3, 5)}
-# Method: top-1 of the paper's Table 3 in percent, by the columns above.
-PAPER = {
-    "LRF-SSA": (77.86, 78.26, 78.52, 78.64),
-    "LRF-Dyn": (77.78, 78.16, 78.50, 78.57),
-    "causal SSA": (74.30, 75.30, 76.20, 76.50),
-}
 # What the paper reads from its table: the first cell minus the second.
 CLAIMS = {
     "LRF helps SSA": (("LRF-SSA", "Ω<=5"), ("LRF-SSA", "w/o LRF")),
@@ -54,9 +48,9 @@ def above_paper(found: Accuracies) -> list[str]:
     """Of runs by another recipe than the paper's: by how much they are above it, and what of that is no attention's
     doing because all have it."""
     above = {}
-    for method, values in PAPER.items():
-        for column, theirs in zip(OMEGA, values, strict=True):
-            ours = found.get((method, OMEGA[column]))
+    for method, values in TABLE3.items():
+        for column, theirs in zip(TABLE3_DILATIONS, values, strict=True):
+            ours = found.get((method, TABLE3_DILATIONS[column]))
             if ours:
                 above[cell_name(method, column)] = mean(ours) - theirs
     if len(above) < 2:
@@ -78,11 +72,11 @@ def readings(found: Accuracies, late: Accuracies, epochs: list[int]) -> list[str
     their mean accuracies over the tests at `epochs`."""
     body, reasons = [], []
     for claim, cells in CLAIMS.items():
-        keys = [(method, OMEGA[column]) for method, column in cells]
+        keys = [(method, TABLE3_DILATIONS[column]) for method, column in cells]
         if not all(key in found for key in keys):
             continue
         here, near = (mean(values[keys[0]]) - mean(values[keys[1]]) for values in (found, late))
-        first, second = (PAPER[method][list(OMEGA).index(column)] for method, column in cells)
+        first, second = (TABLE3[method][list(TABLE3_DILATIONS).index(column)] for method, column in cells)
         reading = read(here, near, first - second)
         if reading == CONTRARY:
             reasons.append(f"- {claim}: {REASONS.get(claim, 'we do not know why it is not so here.')}")

@@ -10,8 +10,8 @@ import torch
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
 from lrfdyn.models import Spikformer, create_model, list_models
-from lrfdyn.models.paper import PAPER
 from lrfdyn.models.summary import count_parameters, meta_model, summarize
+from lrfdyn.paper import IMAGENET
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_attention_is_counted_where_there_is_one(capsys):
 def test_json_has_the_paper_s_rows(capsys):
     (row,) = json.loads(output(capsys, "spikformer_8_51?", "--json"))
     assert row["paper"]["lrf_dyn"] == {"parameters": 29.71, "accuracy": 74.51}
-    assert set(PAPER) <= set(list_models())
+    assert set(IMAGENET) <= set(list_models())
 
 
 def test_one_model(capsys):

@@ -19,9 +19,9 @@ from rich.text import Text
 from lrfdyn.attention import ATTENTIONS, LABELS, attention_options
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.models import SpikingModel, list_models
-from lrfdyn.models.paper import PAPER, paper_accuracy
 from lrfdyn.models.registry import model_class
 from lrfdyn.models.summary import Layer, count_parameters, meta_model, summarize
+from lrfdyn.paper import IMAGENET
 
 METHODS = ("base", "lrf_ssa", "lrf_dyn")
 SORTS = ("name", "parameters", "input", "accuracy")
@@ -87,7 +87,7 @@ def describe(name: str, attention: str | None) -> dict[str, Any]:
         "attention": model.config.get("attention"),
         "default_attention": options["attention"].default if "attention" in options else None,
         "attentions": list(ATTENTIONS) if "attention" in options else [],
-        "paper": {method: asdict(row) for method, row in PAPER.get(name, {}).items()},
+        "paper": {method: row._asdict() for method, row in IMAGENET.get(name, {}).items()},
     }
 
 
@@ -97,7 +97,7 @@ def sort_key(arguments: argparse.Namespace) -> Any:
         "name": lambda row: row["name"],
         "parameters": lambda row: (row["parameters"], row["name"]),
         "input": lambda row: (row["input_size"][-1], row["name"]),
-        "accuracy": lambda row: (-(paper_accuracy(row["name"], method) or 0), row["name"]),
+        "accuracy": lambda row: (-row["paper"].get(method, {}).get("accuracy", 0), row["name"]),
     }
     return keys[arguments.sort]
 
