@@ -76,7 +76,7 @@ def _folder(path: Path, images: Images) -> list[Source]:
         return [_file(file, images) for file in weights]
     checkpoints = path / "checkpoints"
     if checkpoints.is_dir():
-        from lrfdyn.training.state import newest_checkpoint
+        from lrfdyn.io.checkpoints import newest_checkpoint
 
         found = newest_checkpoint(checkpoints, print)
         if found is not None:
@@ -164,9 +164,9 @@ def _checkpoint(
     path: Path, tensors: dict[str, Any], meta: dict[str, Any], images: Images
 ) -> Callable[[], SpikingModel]:
     def load() -> SpikingModel:
+        from lrfdyn.io.checkpoints import model_weights
         from lrfdyn.training.build import build_model
         from lrfdyn.training.config import parse_config
-        from lrfdyn.training.state import model_weights
 
         facts = images.model_options()
         require(
