@@ -26,9 +26,9 @@ from docs.pages import table
 from docs.results_claims import Accuracies, above_paper, readings, tokens
 from lrfdyn.attention import attention_options
 from lrfdyn.errors import require
+from lrfdyn.files import read_json_lines
 from lrfdyn.paper import TABLE3, TABLE3_DILATIONS
 from lrfdyn.training.config import differences as config_differences
-from lrfdyn.training.logs import read_log
 from lrfdyn.training.recipes import find_recipe, load_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -148,7 +148,7 @@ def read_runs(folder: Path) -> list[Run]:
     for recipe in sorted(folder.glob("*/recipe.yaml")):
         path = recipe.with_name("summary.json")
         summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        epochs = [record for record in read_log(recipe.with_name("log.jsonl")) if record["kind"] == "epoch"]
+        epochs = [record for record in read_json_lines(recipe.with_name("log.jsonl")) if record["kind"] == "epoch"]
         later = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(recipe.parent.glob("evaluate_*.json"))]
         runs.append(Run(recipe.parent.name, yaml.safe_load(recipe.read_text(encoding="utf-8")), epochs, summary, later))
     return runs

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lrfdyn.attention import attention_options
 from lrfdyn.errors import LrfdynError, near_names, require
 from lrfdyn.files import read_json, read_json_lines
 from lrfdyn.io.checkpoints import list_checkpoints, model_weights, newest_checkpoint, read_checkpoint
-from lrfdyn.io.hub import CONFIG_FILE, REPO_ID, WEIGHTS_FILE, Host, build_trained, check_config, from_pretrained
+from lrfdyn.io.hub import CONFIG_FILE, REPO_ID, WEIGHTS_FILE, build_trained, check_config
 from lrfdyn.io.weights import check_fit, load_tensors
 from lrfdyn.models import SpikingModel, create_model, list_models
 from lrfdyn.models.registry import model_class
@@ -46,7 +47,7 @@ class Source:
 
     origin: str  # the path or name
     kind: str
-    path: Path = field(default_factory=Path)
+    path: Path = field(default_factory=Path)  # of the file that holds the weights
     argument: str = "model"  # that errors name
     options: Mapping[str, Any] = field(default_factory=dict)  # of `create_model`, for a name
     run: Path | None = None
@@ -65,20 +66,18 @@ class Source:
         path = None if self.run is None else self.run / RECIPE_FILE
         return path if path is not None and path.is_file() else None
 
-    def load(self, host: type[Host] = SpikingModel, seed: int = 0) -> Host:  # type: ignore[assignment]
-        """The model in evaluation mode; one of another class than `host` is an error. The weights of a name depend on
-        `seed` alone."""
+    def load(self, seed: int = 0) -> SpikingModel:
+        """The model in evaluation mode. The weights of a name depend on `seed` alone."""
         with self._errors():
-            if self.kind in ("saved", "hub"):
-                return from_pretrained(self.path if self.kind == "saved" else self.origin, host=host)
             if self.kind == "name":
-                model = self._random(seed)
-                fits = isinstance(model, host)
-                require(fits, f"source: {self.origin} is a {type(model).__name__}, expected a {host.__name__}")
-                return model  # type: ignore[return-value]
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(seed)
+                    return create_model(self.origin.partition(":")[0], **self.options).eval()
+            if self.kind in ("saved", "hub"):
+                return SpikingModel.from_pretrained(self.path.parent if self.kind == "saved" else self.origin)
             tensors, config = self._read()
             require(bool(config), f"source: {self.path} does not say which model its weights are of")
-            return build_trained(check_config(config, self.path), tensors, self.path, self.path, host=host)
+            return build_trained(check_config(config, self.path), tensors, self.path, self.path, host=SpikingModel)
 
     def weights(self, raw: bool = False) -> dict[str, Tensor]:
         """The trained weights by name. Of a checkpoint they are the moving average where it has one, or with `raw`
@@ -93,11 +92,6 @@ class Source:
         check_fit(self.path, model, tensors)
         model.load_state_dict(tensors)
 
-    def _random(self, seed: int) -> SpikingModel:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return create_model(self.origin.partition(":")[0], **self.options).eval()
-
     def _read(self, raw: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and the configuration of their model."""
         require(
@@ -107,7 +101,7 @@ class Source:
         if self.kind == "checkpoint":
             tensors, meta = read_checkpoint(self.path)
             return model_weights(tensors, raw), meta.get("model_config", {})
-        return load_tensors(self.path / WEIGHTS_FILE if self.kind == "saved" else self.path)
+        return load_tensors(self.path)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -118,7 +112,7 @@ class Source:
             raise LrfdynError(re.sub(r"^source:", f"{self.argument}:", str(error))) from error
 
 
-Say = Callable[[str], object]
+Say = Callable[[str], None]
 
 
 def say_on_stderr(message: str) -> None:
@@ -160,7 +154,7 @@ def find_sources(text: str | os.PathLike[str], argument: str = "model", say: Say
     begun = [path for path in inner if not _is_run(path) or _has_weights(path)]
     for path in set(inner) - set(begun):
         say(f"{argument}: {path} is a run without a checkpoint yet; it is left out")
-    return [find_source(path, argument, say) for path in begun or [text]]
+    return [find_source(path, argument, say) for path in begun or [Path(text)]]
 
 
 def _is_run(folder: Path) -> bool:
@@ -173,9 +167,8 @@ def _has_weights(run: Path) -> bool:
 
 def _models_in(folder: Path) -> list[Path]:
     """The runs, saved models and weight files in a folder that is no model itself, in the paper's order."""
-    if not folder.is_dir() or _is_run(folder) or (folder / CONFIG_FILE).is_file() or list_checkpoints(folder):
-        return []
-    for place in (folder / "runs", folder / "weights", folder):
+    one = _is_run(folder) or (folder / CONFIG_FILE).is_file() or bool(list_checkpoints(folder))
+    for place in (folder / "runs", folder / "weights", *([] if one else [folder])):
         inside = sorted(place.iterdir(), key=_paper_order) if place.is_dir() else []
         found = [p for p in inside if p.suffix == WEIGHTS_ENDING or (p / CONFIG_FILE).is_file() or _is_run(p)]
         if found:
@@ -191,9 +184,9 @@ def _paper_order(path: Path) -> tuple[int, str]:
 def _find_folder(origin: str, path: Path, argument: str, say: Say) -> Source:
     if (path / CONFIG_FILE).is_file():
         facts = _training_facts(path.parent) if path.name == "model" and _is_run(path.parent) else {}
-        return Source(origin, "saved", path, argument, **facts)
+        return Source(origin, "saved", path / WEIGHTS_FILE, argument, **facts)
     if (path / "model" / CONFIG_FILE).is_file():
-        return Source(origin, "saved", path / "model", argument, **_training_facts(path))
+        return Source(origin, "saved", path / "model" / WEIGHTS_FILE, argument, **_training_facts(path))
     run = path.parent if list_checkpoints(path) else path
     require(_is_run(run), f"{argument}: {origin} holds no model: no {CONFIG_FILE}, {WEIGHTS_ENDING} file or checkpoint")
     found = newest_checkpoint(run / "checkpoints", say)
@@ -237,7 +230,9 @@ def _find_file(origin: str, path: Path, argument: str, say: Say) -> Source:
     if "checksum" in meta:
         run = path.parent.parent
         return Source(origin, "checkpoint", path, argument, run=run if _is_run(run) else None)
-    return Source(origin, "weights", path, argument)
+    curve = meta.get("curve") or []
+    accuracy = curve[-1]["test_accuracy"] if curve else None
+    return Source(origin, "weights", path, argument, seed=meta.get("seed"), accuracy=accuracy, curve=curve)
 
 
 def _find_name(origin: str, path: Path, argument: str) -> Source:
@@ -245,6 +240,8 @@ def _find_name(origin: str, path: Path, argument: str) -> Source:
     name, _, kind = origin.partition(":")
     if name in list_models():
         options = {"attention": kind} if kind else {}
+        if kind:
+            attention_options(kind)
         require(
             not kind or "attention" in model_class(name).options(),
             f"{argument}: {name} has no attention, got {origin!r}",

@@ -15,7 +15,7 @@ from lrfdyn.analysis.measure.energy import EnergyModel
 from lrfdyn.analysis.measure.images import RANDOM, Images
 from lrfdyn.analysis.measure.model import machine, measure
 from lrfdyn.analysis.report.page import RESULTS_FORMAT
-from lrfdyn.analysis.sources import Source, describe
+from lrfdyn.analysis.sources import Source, describe, training_settings
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
 from lrfdyn.version import __version__
@@ -71,7 +71,9 @@ def analyze(
     for source in sources:
         model = source.load()
         name = model.name or type(model).__name__
-        identity = json.dumps([name, model.config, source.trained, source.recipe], sort_keys=True, default=str)
+        identity = json.dumps(
+            [name, model.config, source.trained, training_settings(source)], sort_keys=True, default=str
+        )
         group = groups.get(identity)
         if group is None or source.seed is None or source.seed in group.seeds:
             key = _unused(model.config.get("attention") or name, {g.key for g in groups.values()})
