@@ -1,7 +1,9 @@
 """Spiking vision transformers with local receptive fields and neural dynamics self-attention."""
 
+from lrfdyn import segmentation  # noqa: F401  its data set registers itself
 from lrfdyn.attention import ATTENTIONS, create_attention
 from lrfdyn.convert.swap import swap_attention
+from lrfdyn.data import register_data
 from lrfdyn.errors import LrfdynError
 from lrfdyn.io.hub import from_pretrained
 from lrfdyn.models import create_model, create_segmenter, list_models
@@ -18,5 +20,6 @@ __all__ = [
     "from_pretrained",
     "list_models",
     "load_official",
+    "register_data",
     "swap_attention",
 ]

@@ -369,7 +369,7 @@ def test_trained_model_finds_what_its_test_found(tmp_path, capsys):
         model={"drop_path": 0.0, "options": {"dim": 16, "depth": 1}},
     )
     summary = train(config, tmp_path / "run")
-    images, labels = Digits(Augmentation())._splits["test"]
+    images, labels = Digits(None, Augmentation()).splits["test"]
     (tmp_path / "images").mkdir()
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         path = tmp_path / "images" / f"{i:03}_{label}.png"

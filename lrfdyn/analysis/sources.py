@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 from lrfdyn import sources
 from lrfdyn.analysis.measure.images import Images
-from lrfdyn.attention import LABELS, attention_options
 from lrfdyn.errors import LrfdynError
-from lrfdyn.models import SpikingModel
 from lrfdyn.models.registry import model_class
 from lrfdyn.sources import Source
 from lrfdyn.training.config import decisive
@@ -28,27 +25,12 @@ def _fit(source: Source, images: Images) -> Source:
     return replace(source, options={**source.options, **facts})
 
 
-def training_settings(source: Source) -> str:
-    """What of a recipe decides the result, the seed apart, as JSON: equal for runs that trained alike. Nothing where
-    the recipe is unknown or cannot be read."""
+def training_settings(source: Source) -> dict[str, Any]:
+    """What of the recipe of a run decides its result, the seed apart, by `section.key`: equal for runs that trained
+    alike. Nothing where the recipe is unknown or cannot be read."""
     if source.recipe is None:
-        return ""
+        return {}
     try:
-        return json.dumps(decisive(load_recipe(source.recipe).as_dict()) | {"run.seed": None}, sort_keys=True)
+        return decisive(load_recipe(source.recipe).as_dict()) | {"run.seed": None}
     except LrfdynError:
-        return ""
-
-
-def describe(model: SpikingModel) -> tuple[str, dict[str, Any]]:
-    """A short label of the attention with what is not default about it, and all its options."""
-    kind = model.config.get("attention")
-    if kind is None:
-        return type(model).__name__, {}
-    defaults = attention_options(kind)
-    options = {**defaults, **(model.config.get("attention_options") or {})}
-    changed = [f"{key} {_text(value)}" for key, value in options.items() if _text(value) != _text(defaults[key])]
-    return ", ".join([LABELS[kind], *changed]), options
-
-
-def _text(value: Any) -> str:
-    return f"({', '.join(map(str, value))})" if isinstance(value, (list, tuple)) else str(value)
+        return {}

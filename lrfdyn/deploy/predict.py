@@ -40,7 +40,9 @@ class TorchRunner:
             model.pipeline_tag == "image-classification",
             f"task: {source.origin} is a segmentation model; pass --task segmentation",
         )
-        self.facts = model_facts(model, model.preprocessing or Preprocessing.usual(model), source.origin)
+        self.facts = model_facts(
+            model, model.preprocessing or Preprocessing.usual(*model.input_size[:2]), source.origin
+        )
         self.model = fold_batch_norm(model).to(self.device)
 
     @torch.inference_mode()

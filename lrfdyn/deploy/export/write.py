@@ -64,7 +64,7 @@ def export_model(
     require(path.suffix == EXPORTED[format], f"out: expected a name that ends in {EXPORTED[format]}, got {path}")
     require(not path.is_dir(), f"out: expected a file, got the folder {path}")
     writable_folder(path.parent, "out")
-    preprocessing = model.preprocessing or Preprocessing.usual(model)
+    preprocessing = model.preprocessing or Preprocessing.usual(*model.input_size[:2])
     shape = (model.in_channels, preprocessing.size, preprocessing.size)
     real = real_images(preprocessing, images)
     facts = model_facts(model, preprocessing, weights)
