@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
     for kind in arguments.attention or ():
         attention_options(kind)
     device = choose_device(arguments.device)
+    require(device.type in ("cpu", "cuda"), f"device: expected cpu or cuda, got {device}")
     if arguments.plot is not None:
         from lrfdyn.analysis.report.memory_plot import check_plot
 
