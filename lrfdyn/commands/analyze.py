@@ -21,7 +21,7 @@ from lrfdyn.analysis.analyze import NOTES, analyze
 from lrfdyn.analysis.measure.energy import EnergyModel
 from lrfdyn.analysis.measure.images import RANDOM, load_images
 from lrfdyn.analysis.measure.model import PASSES
-from lrfdyn.analysis.report.output import FORMATS, check_formats, write_all
+from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
 from lrfdyn.analysis.sources import find_sources
 from lrfdyn.commands.models import wide_console
 from lrfdyn.commands.reproduce import comma_list
