@@ -18,14 +18,14 @@ from lrfdyn.analysis.analyze import NOTES, analyze
 from lrfdyn.analysis.measure.energy import EnergyModel
 from lrfdyn.analysis.measure.images import RANDOM, load_images
 from lrfdyn.analysis.measure.model import PASSES
-from lrfdyn.analysis.report.output import FORMATS, check_formats, write_all
+from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
 from lrfdyn.analysis.sources import find_sources
 from lrfdyn.commands.arguments import comma_list, command_line
 from lrfdyn.commands.bar import bars
 from lrfdyn.commands.models import wide_console
 from lrfdyn.data.base import DATA
+from lrfdyn.devices import choose_device
 from lrfdyn.files import writable_folder
-from lrfdyn.io.resolve import choose_device
 
 ENERGY = EnergyModel()
 

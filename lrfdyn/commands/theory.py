@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lrfdyn.analysis.report.output import FORMATS, check_formats, write_all
+from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
 from lrfdyn.analysis.theorems import TheorySettings, theory_results
 from lrfdyn.commands.arguments import comma_list, command_line, integer_list
 from lrfdyn.files import writable_folder

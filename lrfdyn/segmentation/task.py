@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ class Segmentation(Task):
 
     def load_start(self, model: SpikingModel, config: TrainConfig) -> None:
         if config.model.backbone is not None:
-            load_backbone(model, Path(config.model.backbone).expanduser())
+            load_backbone(model, config.model.backbone)
 
     def preprocessing(self, source: DataSource) -> None:
         """Images are segmented whole, and not cropped."""

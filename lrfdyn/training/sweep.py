@@ -28,10 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from lrfdyn.errors import require, unknown_name
-from lrfdyn.files import read_json, sole_user, write_json, write_table
+from lrfdyn.files import read_json, read_json_lines, sole_user, write_json, write_table
 from lrfdyn.training.build import build_config
 from lrfdyn.training.config import OWN_KEYS, TrainConfig, differences, key_types
-from lrfdyn.training.logs import read_log
 from lrfdyn.training.recipes import load_recipe, read_yaml
 from lrfdyn.training.run import discard_run
 from lrfdyn.training.stopping import PARENT
@@ -193,7 +192,7 @@ class Sweep:
         """What is known of a run: its line of the table."""
         summary = read_json(self.folder(run) / "summary.json", "out") if self.ended(run) else {}
         measure = task_of(run.config.data.name).headline
-        tested = [record[measure] for record in read_log(self.folder(run) / "log.jsonl") if measure in record]
+        tested = [record[measure] for record in read_json_lines(self.folder(run) / "log.jsonl") if measure in record]
         return {
             "name": run.name,
             "group": run.group,

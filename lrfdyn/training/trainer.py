@@ -24,8 +24,8 @@ from lrfdyn.data import Batch
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io import checkpoints
 from lrfdyn.io.hub import model_config
-from lrfdyn.io.weights import load_weights
 from lrfdyn.models import SpikingModel
+from lrfdyn.sources import find_source
 from lrfdyn.training import checkpoint
 from lrfdyn.training.build import build_data, check_same_data, data_identity, data_model
 from lrfdyn.training.config import TrainConfig, differences
@@ -66,7 +66,7 @@ class Trainer:
         self.task.check(model, self.source)
         self.model_config = model_config(model)
         if config.model.weights is not None:
-            load_weights(Path(config.model.weights), model)
+            find_source(config.model.weights, "model.weights").fill(model)
         self.task.load_start(model, config)
         model.to(self.device)
         if self.device.type == "cuda":
