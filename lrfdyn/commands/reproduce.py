@@ -18,8 +18,8 @@ from rich.console import Console
 from lrfdyn.analysis.analyze import analyze
 from lrfdyn.analysis.measure.images import load_images
 from lrfdyn.analysis.measure.model import PASSES
-from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib, write_all
 from lrfdyn.analysis.report.style import NEEDED
+from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib, write_all
 from lrfdyn.analysis.sources import find_sources
 from lrfdyn.attention import ATTENTIONS, attention_options
 from lrfdyn.commands.analyze import table
