@@ -16,6 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.common import parser
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.summary import count_parameters
 from lrfdyn.segmentation.model import create_segmenter
@@ -37,6 +38,7 @@ def count(recipe: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    parser(__doc__).parse_args()
     before = {row["recipe"]: row for row in json.loads(RESULT.read_text())} if RESULT.exists() else {}
     rows = []
     for name, path in list_recipes().items():

@@ -26,8 +26,8 @@ from lrfdyn.analysis.sources import find_sources
 from lrfdyn.commands.models import wide_console
 from lrfdyn.commands.reproduce import comma_list
 from lrfdyn.data.base import DATA
+from lrfdyn.devices import choose_device
 from lrfdyn.files import writable_folder
-from lrfdyn.io.resolve import choose_device
 
 ENERGY = EnergyModel()
 

@@ -16,7 +16,7 @@ from lrfdyn.analysis.analyze import analyze, model_label
 from lrfdyn.analysis.measure.images import load_images
 from lrfdyn.analysis.measure.model import images_per_second, measure_model
 from lrfdyn.analysis.report.write import write_all
-from lrfdyn.analysis.sources import Source, find_sources
+from lrfdyn.analysis.sources import find_sources
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
@@ -230,10 +230,10 @@ def test_images_are_spread_over_the_test_set():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing_here"], "model: 'nothing_here' is no folder, no .safetensors file and no model; known models"),
+        (["nothing_here"], "model: 'nothing_here' is no file or folder here and no model; known: "),
         (
             ["spikfomer_4_384"],
-            "no folder, no .safetensors file and no model; did you mean spikformer_4_384",
+            "no file or folder here and no model; did you mean spikformer_4_384",
         ),
         (["spikformer_4_384:lrf_dym"], "attention: unknown name 'lrf_dym'; did you mean lrf_dyn"),
         (["ms_resnet18:ssa"], "model: ms_resnet18 has no attention"),
@@ -261,7 +261,7 @@ def test_images_that_do_not_fit_the_model(tmp_path):
     with pytest.raises(LrfdynError, match="data: digits has images of 8 pixels, the model was made for 16"):
         analyze(find_sources(str(tmp_path), digits()), digits())
     (tmp_path / "empty").mkdir()
-    with pytest.raises(LrfdynError, match=r"model: .*empty holds neither config.json"):
+    with pytest.raises(LrfdynError, match=r"model: .*empty holds no model: no config.json"):
         find_sources(str(tmp_path / "empty"), digits())
 
 
@@ -354,7 +354,8 @@ def test_a_grid_of_one_token_and_of_odd_sizes(kind, size, tmp_path):
         if isinstance(bn, torch.nn.BatchNorm2d):
             torch.nn.init.constant_(bn.bias, 2.0)
     images = load_images("random", None, 2, 2, CPU, image_size=size)
-    results = analyze([Source("model", lambda: model)], images)
+    model.save_pretrained(tmp_path / "model")
+    results = analyze(find_sources(str(tmp_path / "model"), images), images)
     write_all(results, tmp_path, ("svg",))
     json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
     local = next(iter(results["attentions"].values()))["locality"]
