@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parent.parent / "results" / "performance"
 TEXT = """\
 ## Export
 
-    lrfdyn train digits_lrf_dyn --epochs 5 --out run  # a small model to try it with
+    lrfdyn train digits --attention lrf_dyn --epochs 5 --out run  # a small model to try it with
     lrfdyn export run --out model.onnx
     lrfdyn export run/model --out model.pte --max-batch 4
     lrfdyn export spikformer_8_512 --attention lrf_dyn --out size_and_speed.onnx

@@ -52,7 +52,7 @@ settings, log and summary, and one command repeats it:
 
 MIXED = """\
 The published file says that mixing ends after 200 of 300 epochs, which these runs did in proportion. The published
-program goes on mixing: `recipes/_spikformer_4_384_cifar.yaml` says why, and does so since. With
+program goes on mixing: `lrfdyn/recipes/cifar100_spikformer.yaml` says why, and does so since. With
 `--schedule.mix_epochs 200` it trains as these runs did.
 """
 NOT_YET = "No run by the published settings that mixes to its end is recorded yet.\n"
@@ -251,7 +251,7 @@ def differences(runs: list[Run]) -> list[str]:
         "Settings: but for what the sections above list, those of Spikformer's published CIFAR-10 file with batch"
         f" {' and '.join(map(str, batches))}, in "
         f"{' and '.join(sorted({r.recipe['run']['precision'] for r in runs}))}; the first lines of "
-        "`recipes/_spikformer_4_384_cifar.yaml` list every point in which ours differ. Those of the paper for this "
+        "`lrfdyn/recipes/cifar100_spikformer.yaml` list every point in which ours differ. Those of the paper for this "
         "table are not published.",
         "LRF-Dyn takes the value as its token unless the row says otherwise, so it has fewer parameters than SSA; the "
         "paper's counts fit a form that keeps queries and keys.",

@@ -68,8 +68,8 @@ as they are stored, because masks are drawn on the stored pixels: a turn that EX
 and not in training, tests and the figure. With `--dry-run` the command below counts the pictures and says how many
 steps they make.
 
-    lrfdyn train ade20k_sdt_v3_s_lrf_dyn --data.root /data/ADEChallengeData2016 \\
-        --model.backbone results/training/imagenet_sdt_v3_s_lrf_dyn/seed0
+    lrfdyn train ade20k_sdt_v3 --attention lrf_dyn --model sdt_v3_s --data.root /data/ADEChallengeData2016 \\
+        --model.backbone results/training/imagenet_sdt_v3-sdt_v3_s-lrf_dyn/seed0
 
 `--model.backbone` is the folder of a classifier that was trained on ImageNet first: a run of `lrfdyn train`, or a model
 saved with `save_pretrained` (`lrfdyn.models.official.load_official` reads the published weights). Its last layer is
@@ -79,7 +79,7 @@ batch norm and the confusion matrix are over all processes.
 The recipe is SDT-V3's published one: AdamW 1e-3, weight decay 0.005, twice the rate in the head, 1,500 steps of
 warm-up, then a straight line to zero (`schedule.decay: poly`, `power: 1`) over 160,000 steps of 16 crops of 512. The
 short side is scaled to 0.5 to 2 times the crop, then crop, flip and photometric distortion; pictures smaller than the
-crop are padded. What differs from it is said in `recipes/_ade20k.yaml`. Recipes are
+crop are padded. What differs from it is said in `lrfdyn/recipes/ade20k_sdt_v3.yaml`. Recipes are
 `ade20k_sdt_v3_{{s,m,l}}_{{ssa,lrf_ssa,lrf_dyn}}`, and through timm (`pip install 'lrfdyn[timm]'`)
 `ade20k_{{resnet18,resnet50,pvt_v2_b2,pvt_v2_b3,poolformer_s12,poolformer_s24}}`.
 

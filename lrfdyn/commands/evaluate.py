@@ -20,7 +20,7 @@ from lrfdyn.commands.train import add_keys, overrides
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io.weights import load_tensors
 from lrfdyn.training.config import TrainConfig, parse_config
-from lrfdyn.training.recipes import ENDINGS, apply_override, find_recipe, list_recipes, load_recipe
+from lrfdyn.training.recipes import ENDINGS, apply_override, list_recipes, load_recipe
 from lrfdyn.training.tasks import describe_results
 
 
@@ -104,7 +104,7 @@ def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], st
         return parse_config(values, str(path)), checkpoints.model_weights(tensors, raw=arguments.raw), str(path)
     if arguments.weights is None and arguments.source not in list_recipes() and source.suffix not in ENDINGS:
         raise LrfdynError(f"source: no such folder, and no recipe of that name: {source}")
-    config = load_recipe(find_recipe(arguments.source), overrides(arguments))
+    config = load_recipe(arguments.source, overrides(arguments))
     require(arguments.weights is not None, "weights: a recipe needs --weights, a file or folder")
     path = arguments.weights / "model.safetensors" if arguments.weights.is_dir() else arguments.weights
     return config, load_tensors(path)[0], str(path)
