@@ -3,7 +3,7 @@
 The three get the same number of epochs: --epochs, or as many as fit in --minutes by the speed of training and testing
 that is measured first (this also compiles the kernels). Results go to --out as soon as a run ends: RUN/summary.json,
 log.jsonl, log.csv, classes.csv, recipe.yaml; the figure comes last. A run that fails is told and the others go on. The
-page is then made by docs/make_segmentation.py.
+page is then filled by `python docs/fill.py`.
 
     python benchmarks/ade20k_subset.py --root DATA --minutes 5
 """
@@ -27,13 +27,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import ATTENTIONS, free_memory
-from lrfdyn.attention import LABELS
+from lrfdyn.attention import attention_label
 from lrfdyn.errors import require
 from lrfdyn.files import write_json
 from lrfdyn.segmentation.data import find_pairs, find_root
 from lrfdyn.segmentation.figure import choose_pairs, segmentation_figure
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.recipes import find_recipe, load_recipe
+from lrfdyn.training.recipes import load_recipe, run_name
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.run import run_training
 from lrfdyn.training.trainer import Trainer
@@ -118,7 +118,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--minutes", type=float, default=5.0, help="for everything, unless --epochs says how long")
     add("--epochs", type=int)
     add("--attentions", nargs="+", default=list(ATTENTIONS))
-    add("--recipe", default="ade20k_subset_sdt_v3_s_{attention}")
+    add("--recipe", default="ade20k_subset")
     add("--backbone", help="folder of a trained classifier to start from; {attention} is filled in; none: from scratch")
     add("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="a key of the recipe")
     add("--timed", type=int, default=TIMED, help="steps that the speed is measured over")
@@ -184,7 +184,7 @@ def told(kind: str) -> Iterator[None]:
 def draw(args: argparse.Namespace, ended: Mapping[str, Path]) -> None:
     tell("figure")
     pairs = choose_pairs(Path(args.root), count=args.scenes)
-    models = {LABELS[kind]: str(run) for kind, run in ended.items()}
+    models = {attention_label(kind): str(run) for kind, run in ended.items()}
     accuracy = segmentation_figure(models, pairs, args.out / "figure.jpg")
     scenes = [pair.image.stem for pair in pairs]
     write_json(args.out / "figure.json", {"scenes": scenes, "pixel_accuracy": accuracy})
@@ -207,15 +207,15 @@ def shown_backbone(folder: str | None) -> str | None:
 
 
 def configure(args: argparse.Namespace, kind: str) -> TrainConfig:
-    overrides = {"data.root": args.root, **dict(args.set)}
+    overrides = {"attention": kind, "data.root": args.root, **dict(args.set)}
     if args.backbone:
         overrides["model.backbone"] = args.backbone.format(attention=kind)
-    return load_recipe(find_recipe(args.recipe.format(attention=kind)), overrides)
+    return load_recipe(args.recipe, overrides)
 
 
 def train(args: argparse.Namespace, kind: str, config: TrainConfig, work: Path, command: str) -> Path:
     """The folder of the run, whose results are in --out then."""
-    recipe = args.recipe.format(attention=kind)
+    recipe = run_name(args.recipe, {"attention": kind})
     summary = run_training(config, work, recipe=recipe, command=command, reporter=Printer())
     root = find_root(Path(args.root))
     summary |= {

@@ -1,7 +1,7 @@
 """Spiking vision transformers with local receptive fields and neural dynamics self-attention."""
 
 from lrfdyn import segmentation  # noqa: F401  its data set registers itself
-from lrfdyn.attention import ATTENTIONS, create_attention
+from lrfdyn.attention import ATTENTIONS, create_attention, register_attention
 from lrfdyn.convert.swap import swap_attention
 from lrfdyn.data import register_data
 from lrfdyn.errors import LrfdynError
@@ -20,6 +20,7 @@ __all__ = [
     "from_pretrained",
     "list_models",
     "load_official",
+    "register_attention",
     "register_data",
     "swap_attention",
 ]

@@ -16,7 +16,7 @@ from lrfdyn.analysis.analyze import NOTES as ANALYSIS_NOTES
 from lrfdyn.analysis.analyze import SPREAD, summary_of
 from lrfdyn.analysis.measure.model import machine, measure_model
 from lrfdyn.analysis.report.page import RESULTS_FORMAT
-from lrfdyn.attention import LABELS, attention_options
+from lrfdyn.attention import attention_label, attention_options
 from lrfdyn.data.digits import load_digits
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import read_json, writable_folder, write_json
@@ -231,7 +231,7 @@ def attention_record(out: Path, settings: Settings, kind: str, runs: list[dict[s
     model = settings.model(kind)
     load_weights(weights_path(out, kind, settings.seeds[0]), model)
     return {
-        "label": LABELS[kind],
+        "label": attention_label(kind),
         "kind": kind,
         "trained": True,
         "options": attention_options(kind),

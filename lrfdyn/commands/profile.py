@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
-from lrfdyn.attention import ATTENTIONS, LABELS, attention_options
+from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.commands.models import NONE, TABLE, wide_console
 from lrfdyn.convert.swap import swap_attention
 from lrfdyn.errors import require
@@ -72,6 +72,8 @@ def run(arguments: argparse.Namespace) -> None:
         return
     console = wide_console()
     console.print(state_table(profiles), *map(layers_table, profiles), totals_table(profiles))
+    for note in dict.fromkeys(note for profile in profiles for note in profile["notes"]):
+        console.print(note, highlight=False, soft_wrap=True)
 
 
 def models(source: str, kinds: list[str] | None, options: dict[str, Any]) -> Iterator[SpikingModel]:
@@ -109,9 +111,12 @@ def state_table(profiles: list[dict[str, Any]]) -> Table:
         table.add_column(header, justify="right")
     for profile in profiles:
         layers, largest = profile["layers"].values(), largest_state(profile["layers"])
+        if not largest:
+            table.add_row(attention_label(profile["attention"]), NONE, NONE, NONE, NONE, NONE)
+            continue
         for i, term in enumerate(largest):
             total = sum(t["bytes"] for terms in layers for t in terms if t["name"] == term["name"])
-            label = LABELS[profile["attention"]] if i == 0 else ""
+            label = attention_label(profile["attention"]) if i == 0 else ""
             table.add_row(label, term["name"], term["formula"], kib(term["bytes"]), str(len(layers)), kib(total))
         whole = sum(term["bytes"] for term in largest)
         table.add_row("", "together", "", kib(whole), str(len(layers)), kib(profile["state_bytes"]))
@@ -122,7 +127,7 @@ def state_table(profiles: list[dict[str, Any]]) -> Table:
 
 
 def layers_table(profile: dict[str, Any]) -> Table:
-    title = f"Peak of the layers with {LABELS[profile['attention']]} beyond what each finds, measured, MiB"
+    title = f"Peak of the layers with {attention_label(profile['attention'])} beyond what each finds, measured, MiB"
     table = Table(title=title, title_justify="left", **TABLE)
     table.add_column("layer", no_wrap=True)
     for run_ in profile["runs"]:
@@ -143,7 +148,7 @@ def totals_table(profiles: list[dict[str, Any]]) -> Table:
         for run_ in profile["runs"]:
             eager = next(r for r in profile["runs"] if r["batch"] == run_["batch"])
             table.add_row(
-                LABELS[profile["attention"]],
+                attention_label(profile["attention"]),
                 run_["implementation"],
                 str(run_["batch"]),
                 mib(run_["peak_bytes"]),
@@ -161,11 +166,11 @@ def draw(profiles: list[dict[str, Any]], path: Path) -> None:
     peaks = [
         {
             "group": f"batch {run_['batch']}",
-            "label": LABELS[profile["attention"]],
+            "label": attention_label(profile["attention"]),
             "implementation": run_["implementation"],
             "mib": run_["peak_bytes"] / 2**20,
         }
         for profile in profiles
         for run_ in profile["runs"]
     ]
-    plot_memory({LABELS[p["attention"]]: largest_state(p["layers"]) for p in profiles}, peaks, path)
+    plot_memory({attention_label(p["attention"]): largest_state(p["layers"]) for p in profiles}, peaks, path)

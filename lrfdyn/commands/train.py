@@ -1,8 +1,8 @@
 """Train a model from a recipe.
 
 `lrfdyn recipes` lists the recipes. Every key of a recipe is an option (--schedule.epochs 10), and what the experiments
-vary has a short name: lrfdyn train cifar100_spikformer --attention lrf_dyn --dilations 1,3,5. A run that was interrupted goes on with --resume auto.
-Under torchrun or accelerate launch the same command uses all processes.
+vary has a short name: lrfdyn train cifar100_spikformer --attention lrf_dyn --dilations 1,3,5. A run that was
+interrupted goes on with --resume auto. Under torchrun or accelerate launch the same command uses all processes.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lrfdyn.attention import AttentionHost, create_attention
+from lrfdyn.attention import AttentionHost, create_attention, lif_host
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.registry import register_model
-from lrfdyn.models.spikformer import Block, attention_host
+from lrfdyn.models.spikformer import Block
 from lrfdyn.nn.layers import ConvBN, SpikingConv, drop_path_rates, init_weights, max_pool, run_stages
 from lrfdyn.nn.neurons import LIF
 
@@ -158,7 +158,7 @@ class QKFormer(SpikingModel):
         require(depth >= shallowest, f"depth: expected an integer >= {shallowest} in this form, got {depth}")
         widths = [dim // 4, dim // 2, dim]
         self.describe_stages(widths, layout.strides(), image_size)
-        host = attention_host(qkv_bias=False)
+        host = lif_host()
         stage3_host = replace(host, project_out=_legacy_project_out) if legacy_neuron_axis else host
         depths = [*layout.token_blocks, depth - sum(layout.token_blocks)]
         rates = iter(drop_path_rates(drop_path, depth))

@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost, create_attention
+from lrfdyn.attention.host import lif_conv
 from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.registry import register_model
-from lrfdyn.models.spikformer import CIFAR_POOLING, IMAGENET_POOLING, Spikformer, lif_conv, stem_strides, stem_widths
+from lrfdyn.models.spikformer import CIFAR_POOLING, IMAGENET_POOLING, Spikformer, stem_strides, stem_widths
 from lrfdyn.nn.layers import (
     ConvBN,
     MembraneBlock,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import Any
 
 from torch import Tensor, nn
 
-from lrfdyn.attention import AttentionHost, create_attention
+from lrfdyn.attention import create_attention, lif_host
 from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.registry import register_model
@@ -79,20 +78,6 @@ class Block(nn.Module):
         return self.mlp(x, residual=x)
 
 
-def lif_conv(c_in: int, c_out: int, bias: bool = False) -> SpikingConv:
-    return SpikingConv(c_in, c_out, LIF(), bias=bias)
-
-
-def attention_host(qkv_bias: bool) -> AttentionHost:
-    return AttentionHost(
-        project=partial(lif_conv, bias=qkv_bias),
-        project_out=partial(lif_conv, bias=True),
-        neuron=LIF,
-        fire=partial(LIF, threshold=0.5),
-        scale=0.125,  # whatever the width of a head, as in the official code
-    )
-
-
 class Spikformer(SpikingModel):
     """`pooling` says which of the four stem stages halve the grid; `qkv_bias` is on in the CIFAR form."""
 
@@ -126,7 +111,7 @@ class Spikformer(SpikingModel):
         super().__init__(locals())
         self.describe_stages(stem_widths(dim), stem_strides(pooling), image_size)
         self.stem = Stem(in_channels, dim, pooling)
-        host = attention_host(qkv_bias)
+        host = lif_host(qkv_bias)
         options = attention_options or {}
         self.blocks = nn.ModuleList(
             Block(create_attention(attention, dim, heads, self.grid, host, **options), dim, mlp_ratio, rate)

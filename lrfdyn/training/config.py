@@ -203,10 +203,10 @@ class RunConfig:
     """A checkpoint after every so many epochs, and after the last."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, least = getattr(self, field.name), 0 if field.name == "seed" else 1
+        for key, value in vars(self).items():
+            least = 0 if key == "seed" else 1
             if type(value) is int:
-                require(value >= least, f"run.{field.name}: expected an integer >= {least}, got {value}")
+                require(value >= least, f"run.{key}: expected an integer >= {least}, got {value}")
 
     def micro_batch(self, processes: int) -> int:
         parts = processes * self.accumulate

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import math
 import textwrap
 import types
@@ -104,7 +105,7 @@ def field_docs(cls: type) -> dict[str, str]:
     """The docstrings that stand below the fields of a dataclass, each as one line."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
     docs: dict[str, str] = {}
-    for field, below in zip(body, body[1:], strict=False):
+    for field, below in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             docs[ast.unparse(field.target)] = " ".join(str(below.value.value).split())
     return docs

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lrfdyn
-from lrfdyn.analysis.analyze import analyze, attention_label
+from lrfdyn.analysis.analyze import analyze, model_label
 from lrfdyn.analysis.measure.images import load_images
 from lrfdyn.analysis.measure.model import images_per_second, measure_model
 from lrfdyn.analysis.report.output import write_all
@@ -101,7 +101,7 @@ def test_folder_and_file_of_save_pretrained(tmp_path):
     loaded = [find_sources(str(path), images)[0].load() for path in (tmp_path, tmp_path / "model.safetensors", bare)]
     for other in loaded:
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    assert attention_label(loaded[0])[0] == "LRF-SSA, dilations (1, 3)"
+    assert model_label(loaded[0])[0] == "LRF-SSA, dilations (1, 3)"
     # The same model twice, without seeds: two entries that are told apart.
     results = analyze([find_sources(str(path), images)[0] for path in (tmp_path, bare)], images)
     labels = [entry["label"] for entry in results["attentions"].values()]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from docs import make_segmentation
 from lrfdyn.cli import main
 from lrfdyn.deploy import compile_for_inference
 from lrfdyn.errors import LrfdynError
@@ -143,12 +142,3 @@ def test_only_classifiers_are_exported_and_compiled(place, tmp_path, capsys):
     assert "model: expected a classifier, got a segmentation model" in capsys.readouterr().err
     with pytest.raises(LrfdynError, match="model: expected a classifier, got a segmentation model"):
         compile_for_inference(tiny_model().eval())
-
-
-def test_page_is_up_to_date(tmp_path):
-    page = make_segmentation.render()
-    assert page == (ROOT / "docs" / "segmentation.md").read_text(encoding="utf-8"), (
-        "run: python docs/make_segmentation.py"
-    )
-    assert max(map(len, page.splitlines())) <= 130
-    assert "Pending" in make_segmentation.render(tmp_path), "without results the page says so"
