@@ -257,9 +257,7 @@ def test_installed_package_has_its_recipes(tmp_path):
     shutil.rmtree(tree)
     command = [sys.executable, "-m", "lrfdyn"]
     how = {"cwd": place.parent, "env": {**os.environ, "PYTHONPATH": str(place)}, "capture_output": True, "text": True}
-    done = subprocess.run(
-        [*command, "recipes"], cwd=place.parent, env=environment, check=True, capture_output=True, text=True
-    )
+    done = subprocess.run([*command, "recipes"], check=True, **how)
     assert all(f"  {name} " in done.stdout for name in list_recipes())
     dry = [*command, "train", "digits", "--dry-run"]
     assert subprocess.run(dry, check=False, **how).returncode == 0
