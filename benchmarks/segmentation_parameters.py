@@ -17,6 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.common import parser
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.summary import count_parameters
 from lrfdyn.segmentation.model import create_segmenter
@@ -41,9 +42,9 @@ def count(recipe: str, choice: dict[str, str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    before = (
-        {(row["model"], row["attention"]): row for row in json.loads(RESULT.read_text())} if RESULT.exists() else {}
-    )
+    parser(__doc__).parse_args()
+    kept = json.loads(RESULT.read_text()) if RESULT.exists() else []
+    before = {(row["model"], row["attention"]): row for row in kept}
     rows = []
     for recipe in RECIPES:
         variants = recipe_notes(find_recipe(recipe)).variants

@@ -39,7 +39,7 @@ class ModelConfig:
     drop_path: float | None = None
     """Stochastic depth: the rate of the last block."""
     weights: str | None = None
-    """A .safetensors file to start from."""
+    """A trained model to start from: folder, file or hub repository."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the model, such as {dim: 64, depth: 2}."""
     backbone: str | None = None
