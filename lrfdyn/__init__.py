@@ -4,8 +4,9 @@ from lrfdyn.attention import ATTENTIONS, create_attention
 from lrfdyn.convert.swap import swap_attention
 from lrfdyn.errors import LrfdynError
 from lrfdyn.io.hub import from_pretrained
-from lrfdyn.models import create_model, create_segmenter, list_models
+from lrfdyn.models import create_model, list_models, register_model
 from lrfdyn.models.official import load_official
+from lrfdyn.segmentation import create_segmenter
 from lrfdyn.version import __version__
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "from_pretrained",
     "list_models",
     "load_official",
+    "register_model",
     "swap_attention",
 ]
