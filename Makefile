@@ -1,10 +1,11 @@
-# make demo: train and compare, ends in demo/report.html.   make test: the test suite.   Both set up .venv themselves.
+# make demo: train and compare, ends in demo/report.html.   make test: the test suite.   make docs: the site, in site/.
+# All set up .venv themselves.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint docs format clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo-installed
@@ -18,12 +19,15 @@ lint: .venv/dev-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 format: .venv/dev-installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv demo build *.egg-info
+	rm -rf .venv demo site build *.egg-info
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lrfdyn needs Python 3.11 or newer")'
@@ -37,4 +41,8 @@ clean:
 .venv/dev-installed: .venv/demo-installed
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps spikingjelly loguru h5py
+	touch $@
+
+.venv/docs-installed: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[docs]'
 	touch $@

@@ -14,7 +14,7 @@ import torch
 
 from lrfdyn.analysis.analyze import NOTES as ANALYSIS_NOTES
 from lrfdyn.analysis.analyze import SPREAD, summary_of
-from lrfdyn.analysis.measure.model import machine, measure
+from lrfdyn.analysis.measure.model import machine, measure_model
 from lrfdyn.analysis.report.page import RESULTS_FORMAT
 from lrfdyn.attention import LABELS, attention_options
 from lrfdyn.data.digits import load_digits
@@ -236,7 +236,7 @@ def attention_record(out: Path, settings: Settings, kind: str, runs: list[dict[s
         "trained": True,
         "options": attention_options(kind),
         **summary_of([run["test_accuracy"] for run in runs]),
-        **measure(model, load_digits().test_images.split(MEASURED_AT_ONCE)),
+        **measure_model(model, load_digits().test_images.split(MEASURED_AT_ONCE)),
     }
 
 

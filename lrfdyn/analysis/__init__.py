@@ -6,7 +6,7 @@ from lrfdyn.analysis.measure.firing import firing_rates
 from lrfdyn.analysis.measure.images import load_images
 from lrfdyn.analysis.measure.locality import locality
 from lrfdyn.analysis.measure.memory import attention_state, inference_peak
-from lrfdyn.analysis.measure.model import measure
+from lrfdyn.analysis.measure.model import measure_model
 from lrfdyn.analysis.measure.receptive_field import receptive_field, receptive_field_record, share_inside
 from lrfdyn.analysis.report.output import write_all
 from lrfdyn.analysis.report.page import render_report, write_report
@@ -24,7 +24,7 @@ __all__ = [
     "inference_peak",
     "load_images",
     "locality",
-    "measure",
+    "measure_model",
     "receptive_field",
     "receptive_field_record",
     "render_report",

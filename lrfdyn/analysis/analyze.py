@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from lrfdyn.analysis.measure.energy import EnergyModel
 from lrfdyn.analysis.measure.images import RANDOM, Images
-from lrfdyn.analysis.measure.model import machine, measure
+from lrfdyn.analysis.measure.model import machine, measure_model
 from lrfdyn.analysis.report.page import RESULTS_FORMAT
-from lrfdyn.analysis.sources import Source, describe
+from lrfdyn.analysis.sources import Source
+from lrfdyn.attention import LABELS, attention_options
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
 from lrfdyn.version import __version__
@@ -37,21 +39,7 @@ NOTES_RANDOM = (
     "not depend on it."
 )
 
-
-@dataclass
-class Group:
-    """Runs of one and the same model; what is measured is measured on the first."""
-
-    key: str
-    model: SpikingModel
-    name: str
-    origin: str
-    trained: bool
-    measured: dict[str, Any] = field(default_factory=dict)
-    accuracy_on_images: float | None = None
-    on_images_only: bool = False  # no accuracy of its training is known
-    seeds: list[int | None] = field(default_factory=list)
-    accuracies: list[float] = field(default_factory=list)
+Progress = Callable[[str, str, int], None]
 
 
 def analyze(
@@ -60,152 +48,182 @@ def analyze(
     energy: EnergyModel | None = None,
     *,
     command: str = "lrfdyn analyze",
-    progress: Callable[[str, str, int], None] = lambda *_: None,
+    title: str | None = None,
+    notes: Sequence[str] = (),
+    progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """The results of all models, which the report, the figures and the tables are made from. Runs that differ in
-    nothing but their seed are one entry, measured on the first. `progress(model, what, images)` hears of the work."""
+    """Measure every model of `sources` on `images` and return the results that the report, the figures and the tables
+    are made from (see `write_all`).
+
+    Runs that differ in nothing but their seed are one entry of `results["attentions"]`: their accuracies are joined,
+    everything else is measured on the first of them. `results["runs"]` has every run with its learning curve.
+
+    `energy` has the costs of operations, `command`, `title` and `notes` are shown in the report (a title is made from
+    the models and the images without one), and `progress(model, what, images)` is called while images are measured.
+
+        images = load_images("digits", None, 64, 16, torch.device("cpu"))
+        results = analyze(find_sources("demo", images), images)
+        write_all(results, Path("analysis"), ("png",))
+    """
     require(len(sources) > 0, "model: expected at least one")
     start = time.perf_counter()
-    groups: dict[str, Group] = {}
+    entries: dict[str, dict[str, Any]] = {}
+    keys: dict[str, str] = {}  # what a model is, as text: the key of its entry
     runs: list[dict[str, Any]] = []
+    on_images_only: set[str] = set()  # entries with an accuracy that their training says nothing of
+    about: dict[str, Any] = {}
     for source in sources:
         model = source.load()
-        name = model.name or type(model).__name__
-        identity = json.dumps([name, model.config, source.trained, source.recipe], sort_keys=True, default=str)
-        group = groups.get(identity)
-        if group is None or source.seed is None or source.seed in group.seeds:
-            key = _unused(model.config.get("attention") or name, {g.key for g in groups.values()})
-            group = Group(key, model, name, source.origin, source.trained)
-            groups[identity if identity not in groups else f"{identity} {key}"] = group
-            _measure_group(group, images, energy, progress)
-        first = not group.seeds
-        group.seeds.append(source.seed)
-        # Only the first of a group saw the images.
-        accuracy = group.accuracy_on_images if first and source.accuracy is None else source.accuracy
-        group.on_images_only |= source.accuracy is None and accuracy is not None
-        if accuracy is not None:
-            group.accuracies.append(accuracy)
+        about = about or _about(model)
+        identity = json.dumps(
+            [model_name(model), model.config, source.trained, source.recipe], sort_keys=True, default=str
+        )
+        key, accuracy = keys.get(identity), source.accuracy
+        if key is None or source.seed is None or any((r["attention"], r["seed"]) == (key, source.seed) for r in runs):
+            key = _unused(model.config.get("attention") or model_name(model), entries)
+            keys.setdefault(identity, key)
+            entries[key] = _entry(model, source, images, energy, progress)
+            if accuracy is None and entries[key]["accuracy_on_images"] is not None:
+                accuracy = entries[key]["accuracy_on_images"]
+                on_images_only.add(key)
         runs.append(
             {
-                "attention": group.key,
+                "attention": key,
                 "seed": source.seed,
-                "parameters": group.measured["parameters"],
+                "parameters": entries[key]["parameters"],
                 "test_accuracy": accuracy,
                 "train_seconds": source.train_seconds,
                 "weights": source.origin,
                 "curve": source.curve,
             }
         )
-    return _results(list(groups.values()), runs, images, command, time.perf_counter() - start)
+    for key, entry in entries.items():
+        found = [run["test_accuracy"] for run in runs if run["attention"] == key]
+        entry |= summary_of([accuracy for accuracy in found if accuracy is not None])
+    _tell_apart(list(entries.values()))
+    names = list(dict.fromkeys(entry["model"] for entry in entries.values()))
+    what = "noise" if images.name == RANDOM else images.name
+    noun = "image" if what == "noise" else "test image"
+    times = [run["train_seconds"] for run in runs if run["train_seconds"] is not None]
+    return {
+        "format": RESULTS_FORMAT,
+        "title": title or f"{', '.join(names)} on {what}",
+        "lead": f"{_plural(len(entries), 'model')}, analysed on {_plural(images.count, noun)} of {what}.",
+        "command": command,
+        "created": datetime.now().isoformat(timespec="seconds"),
+        "version": __version__,
+        "machine": machine(images.device),
+        "data": {"name": what, "train": images.train, "test": images.count, "classes": images.facts.get("num_classes")},
+        "model": {"name": names[0] if len(names) == 1 else None, **about},
+        "recipe": _common_recipe(sources),
+        "spread": SPREAD,
+        "wall_seconds": time.perf_counter() - start,
+        "train_seconds": sum(times) if times else None,
+        "runs": runs,
+        "attentions": entries,
+        "notes": [*notes, *_notes(entries, on_images_only, images), *NOTES],
+    }
+
+
+def _about(model: SpikingModel) -> dict[str, Any]:
+    """What the report says of the model that all attentions share."""
+    return {
+        "config": {k: v for k, v in model.config.items() if not k.startswith("attention")},
+        "grid": list(getattr(model, "grid", [])) or None,
+        "time_steps": model.time_steps,
+    }
+
+
+def _entry(
+    model: SpikingModel, source: Source, images: Images, energy: EnergyModel | None, progress: Progress
+) -> dict[str, Any]:
+    """Everything about one model but its accuracies over the seeds."""
+    model = model.to(images.device)
+    label, options = attention_label(model)
+    measured = measure_model(model, images.of(model), energy, lambda what, n: progress(source.origin, what, n))
+    return {
+        "label": label + RANDOM_LABEL * (not source.trained),
+        "kind": model.config.get("attention"),
+        "model": model_name(model),
+        "origin": source.origin,
+        "trained": source.trained,
+        "options": options,
+        "time_steps": model.time_steps,
+        "accuracy_on_images": images.accuracy(model) if source.trained else None,
+        **summary_of([]),
+        **measured,
+    }
+
+
+def model_name(model: SpikingModel) -> str:
+    """The name of the registry, or that of the class."""
+    return model.name or type(model).__name__
+
+
+def attention_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
+    """A short label of the attention of `model` with those of its options that are not the default, and all options; of
+    a model without attention its name."""
+    kind = model.config.get("attention")
+    if kind is None:
+        return model_name(model), {}
+    defaults = attention_options(kind)
+    options = {**defaults, **(model.config.get("attention_options") or {})}
+    changed = [f"{key} {_text(value)}" for key, value in options.items() if _text(value) != _text(defaults[key])]
+    return ", ".join([LABELS.get(kind, kind), *changed]), options
+
+
+def _text(value: Any) -> str:
+    return f"({', '.join(map(str, value))})" if isinstance(value, (list, tuple)) else str(value)
 
 
 def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _unused(key: str, taken: set[str]) -> str:
-    number = 2
-    wanted = key
-    while key in taken:
-        key, number = f"{wanted}-{number}", number + 1
-    return key
-
-
-def _measure_group(
-    group: Group, images: Images, energy: EnergyModel | None, progress: Callable[[str, str, int], None]
-) -> None:
-    model = group.model.to(images.device)
-    group.measured = measure(model, images.of(model), energy, lambda what, n: progress(group.origin, what, n))
-    if group.trained:
-        group.accuracy_on_images = images.accuracy(model)
-    group.model = model.cpu()  # the next one needs the memory of the device
+def _unused(key: str, taken: Collection[str]) -> str:
+    names = chain([key], (f"{key}-{number}" for number in count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def summary_of(accuracies: Sequence[float]) -> dict[str, Any]:
-    """Mean and spread of the accuracies of several seeds; nothing is known of none."""
-    if not accuracies:
-        return {"accuracy_mean": None, "accuracy_spread": None, "accuracy_values": []}
+    """Mean and spread of the accuracies of several seeds; None where there are none."""
     return {
-        "accuracy_mean": statistics.mean(accuracies),
-        "accuracy_spread": (max(accuracies) - min(accuracies)) / 2,
+        "accuracy_mean": statistics.mean(accuracies) if accuracies else None,
+        "accuracy_spread": (max(accuracies) - min(accuracies)) / 2 if accuracies else None,
         "accuracy_values": list(accuracies),
     }
 
 
-def _labels(groups: Sequence[Group]) -> list[str]:
-    """Attention with what is not default about it, the model where they differ, and where a model is from where two
-    would be called the same."""
-    several = len({group.name for group in groups}) > 1
-    labels = []
-    for group in groups:
-        label, _ = describe(group.model)
-        if not group.model.config.get("attention"):
-            label = group.name
-        elif several:
-            label = f"{group.name}, {label}"
-        labels.append(label if group.trained else label + RANDOM_LABEL)
-    return [
-        label if labels.count(label) == 1 else f"{label}, {Path(group.origin).name}"
-        for label, group in zip(labels, groups, strict=True)
-    ]
+def _tell_apart(entries: Sequence[dict[str, Any]]) -> None:
+    """Puts the model into the labels where the models differ, and where a model is from where labels are equal."""
+    if len({entry["model"] for entry in entries}) > 1:
+        for entry in entries:
+            if entry["kind"]:
+                entry["label"] = f"{entry['model']}, {entry['label']}"
+    labels = Counter(entry["label"] for entry in entries)
+    for entry in entries:
+        if labels[entry["label"]] > 1:
+            entry["label"] += f", {Path(entry['origin']).name}"
 
 
-def _results(
-    groups: Sequence[Group], runs: list[dict[str, Any]], images: Images, command: str, seconds: float
-) -> dict[str, Any]:
-    labels = _labels(groups)
-    attentions = {
-        group.key: {
-            "label": label,
-            "kind": group.model.config.get("attention"),
-            "model": group.name,
-            "origin": group.origin,
-            "trained": group.trained,
-            "options": describe(group.model)[1],
-            "time_steps": group.model.time_steps,
-            "accuracy_on_images": group.accuracy_on_images,
-            **summary_of(group.accuracies),
-            **group.measured,
-        }
-        for label, group in zip(labels, groups, strict=True)
-    }
-    names = list(dict.fromkeys(group.name for group in groups))
-    first = groups[0].model
-    what = "noise" if images.name == RANDOM else images.name
-    notes = list(NOTES)
-    few = [label for label, group in zip(labels, groups, strict=True) if group.on_images_only]
-    if few:
-        notes.insert(
-            0,
-            f"Accuracy of {'; '.join(few)} is that on the {_plural(images.count, 'image')} of this analysis: the "
-            "files say nothing of the whole test set.",
-        )
-    untrained = [e["label"].replace(RANDOM_LABEL, "") for e in attentions.values() if not e["trained"]]
-    if untrained:
-        notes.insert(0, f"Random weights, not trained: {'; '.join(untrained)}. {NOTES_RANDOM}")
+def _common_recipe(sources: Sequence[Source]) -> dict[str, Any]:
+    """The settings of training that all runs share; none where one of them says nothing of its recipe."""
+    recipes = [json.loads(source.recipe or "null") for source in sources]
+    if not all(isinstance(recipe, dict) for recipe in recipes):
+        return {}
+    first, *others = recipes
     return {
-        "format": RESULTS_FORMAT,
-        "title": f"{', '.join(names)} on {what}",
-        "lead": f"{_plural(len(groups), 'model')}, analysed on "
-        + (
-            f"{_plural(images.count, 'image')} of noise."
-            if what == "noise"
-            else f"{_plural(images.count, 'test image')} of {what}."
-        ),
-        "command": command,
-        "created": datetime.now().isoformat(timespec="seconds"),
-        "version": __version__,
-        "machine": machine(images.device),
-        "data": {"name": what, "test": images.count, "classes": images.facts.get("num_classes")},
-        "model": {
-            "name": names[0] if len(names) == 1 else None,
-            "config": {k: v for k, v in first.config.items() if not k.startswith("attention")},
-            "grid": list(getattr(first, "grid", [])) or None,
-            "time_steps": first.time_steps,
-        },
-        "spread": SPREAD,
-        "wall_seconds": seconds,
-        "runs": runs,
-        "attentions": attentions,
-        "notes": notes,
+        key: value for key, value in first.items() if value is not None and all(o.get(key) == value for o in others)
     }
+
+
+def _notes(entries: dict[str, dict[str, Any]], on_images_only: Collection[str], images: Images) -> Iterator[str]:
+    untrained = [entry["label"].replace(RANDOM_LABEL, "") for entry in entries.values() if not entry["trained"]]
+    if untrained:
+        yield f"Random weights, not trained: {'; '.join(untrained)}. {NOTES_RANDOM}"
+    if on_images_only:
+        few = "; ".join(entry["label"] for key, entry in entries.items() if key in on_images_only)
+        yield (
+            f"Accuracy of {few} is that on the {_plural(images.count, 'image')} of this analysis: the files say "
+            "nothing of the whole test set."
+        )

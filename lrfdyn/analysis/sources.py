@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lrfdyn.analysis.measure.images import Images
-from lrfdyn.attention import LABELS, attention_options
+from lrfdyn.attention import attention_options
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import read_json
 from lrfdyn.io.hub import CONFIG_FILE, WEIGHTS_FILE, from_pretrained, known_hosts
@@ -76,7 +76,7 @@ def _folder(path: Path, images: Images) -> list[Source]:
         return [_file(file, images) for file in weights]
     checkpoints = path / "checkpoints"
     if checkpoints.is_dir():
-        from lrfdyn.training.state import newest_checkpoint
+        from lrfdyn.io.checkpoints import newest_checkpoint
 
         found = newest_checkpoint(checkpoints, print)
         if found is not None:
@@ -164,9 +164,9 @@ def _checkpoint(
     path: Path, tensors: dict[str, Any], meta: dict[str, Any], images: Images
 ) -> Callable[[], SpikingModel]:
     def load() -> SpikingModel:
+        from lrfdyn.io.checkpoints import model_weights
         from lrfdyn.training.build import build_model
         from lrfdyn.training.config import parse_config
-        from lrfdyn.training.state import model_weights
 
         facts = images.model_options()
         require(
@@ -180,18 +180,3 @@ def _checkpoint(
         return model
 
     return load
-
-
-def describe(model: SpikingModel) -> tuple[str, dict[str, Any]]:
-    """A short label of the attention with what is not default about it, and all its options."""
-    kind = model.config.get("attention")
-    if kind is None:
-        return type(model).__name__, {}
-    defaults = attention_options(kind)
-    options = {**defaults, **(model.config.get("attention_options") or {})}
-    changed = [f"{key} {_text(value)}" for key, value in options.items() if _text(value) != _text(defaults[key])]
-    return ", ".join([LABELS[kind], *changed]), options
-
-
-def _text(value: Any) -> str:
-    return f"({', '.join(map(str, value))})" if isinstance(value, (list, tuple)) else str(value)

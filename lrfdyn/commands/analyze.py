@@ -26,7 +26,6 @@ from lrfdyn.analysis.sources import find_sources
 from lrfdyn.commands.models import wide_console
 from lrfdyn.commands.reproduce import comma_list
 from lrfdyn.data.base import DATA
-from lrfdyn.errors import LrfdynError
 from lrfdyn.files import writable_folder
 from lrfdyn.io.resolve import choose_device
 
@@ -78,10 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
 
         results = analyze(sources, images, energy, command=shlex.join(["lrfdyn", *sys.argv[1:]]), progress=progress)
         bar.update(task, completed=total, news="")
-    try:
-        written = write_all(results, arguments.out, formats)
-    except OSError as error:
-        raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
+    written = write_all(results, arguments.out, formats)
     console.print(table(results))
     first = next(iter(results["attentions"].values()))
     for line in first["energy"]["assumptions"]:

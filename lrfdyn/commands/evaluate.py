@@ -84,7 +84,7 @@ def load_ended(run: Path, arguments: argparse.Namespace) -> tuple[TrainConfig, d
 
 def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:
     """Configuration, tensors by name, and where they are from."""
-    from lrfdyn.training import state
+    from lrfdyn.io import checkpoints
 
     source = Path(arguments.source)
     if source.is_dir() or source.suffix == ".safetensors":
@@ -92,16 +92,16 @@ def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], st
             arguments.weights is None, "weights: a run and a checkpoint hold their own; --weights goes with a recipe"
         )
         if source.is_dir():
-            found = state.newest_checkpoint(source / "checkpoints", partial(print, file=sys.stderr))
+            found = checkpoints.newest_checkpoint(source / "checkpoints", partial(print, file=sys.stderr))
             if found is None:
                 return load_ended(source, arguments)
             path, tensors, meta = found
         else:
-            path, (tensors, meta) = source, state.read_checkpoint(source)
+            path, (tensors, meta) = source, checkpoints.read_checkpoint(source)
         values = meta["config"]
         for key, text in overrides(arguments).items():
             apply_override(values, key, text)
-        return parse_config(values, str(path)), state.model_weights(tensors, raw=arguments.raw), str(path)
+        return parse_config(values, str(path)), checkpoints.model_weights(tensors, raw=arguments.raw), str(path)
     if arguments.weights is None and arguments.source not in list_recipes() and source.suffix not in ENDINGS:
         raise LrfdynError(f"source: no such folder, and no recipe of that name: {source}")
     config = load_recipe(find_recipe(arguments.source), overrides(arguments))

@@ -112,10 +112,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise
     except OSError as error:
         raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
-    try:
-        written = write_all(results, arguments.out, formats)
-    except OSError as error:
-        raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
+    written = write_all(results, arguments.out, formats)
     console.print(results_table(results), state_table(results))
     if not has_matplotlib():
         console.print(f"figures: {NEEDED}", highlight=False, markup=False)

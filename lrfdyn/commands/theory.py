@@ -17,7 +17,6 @@ from rich.table import Table
 from lrfdyn.analysis.report.output import FORMATS, check_formats, write_all
 from lrfdyn.analysis.theorems import TheorySettings, theory_results
 from lrfdyn.commands.reproduce import comma_list, integer_list
-from lrfdyn.errors import LrfdynError
 from lrfdyn.files import writable_folder
 
 DEFAULT = TheorySettings()
@@ -41,10 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     writable_folder(arguments.out, "out")
     results = theory_results(settings, shlex.join(["lrfdyn", *sys.argv[1:]]))
-    try:
-        written = write_all(results, arguments.out, formats)
-    except OSError as error:
-        raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
+    written = write_all(results, arguments.out, formats)
     console = Console()
     table = Table("quantity", box=box.SIMPLE_HEAD, title=f"N = {settings.n}, beta = {settings.beta:g}")
     for name in ("sum", "closed form", "difference"):

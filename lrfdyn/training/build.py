@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lrfdyn.data import DataSource, create_data
+from lrfdyn.data.base import MASKED
+from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
 from lrfdyn.training.config import TrainConfig
@@ -31,7 +33,12 @@ def build_model(config: TrainConfig, num_classes: int, image_size: int, in_chann
 
 
 def data_model(config: TrainConfig, source: DataSource) -> SpikingModel:
-    return build_model(config, source.num_classes, source.image_size, source.in_channels)
+    """The untrained model for these data, which knows their class names and the preprocessing of their images."""
+    model = build_model(config, source.num_classes, source.image_size, source.in_channels)
+    model.class_names = None if source.class_names is None else tuple(source.class_names)
+    if config.data.name not in MASKED:  # images are segmented whole, and not cropped
+        model.preprocessing = Preprocessing.of_data(source)
+    return model
 
 
 def data_identity(source: DataSource) -> dict[str, Any]:

@@ -11,13 +11,11 @@ from typing import Any
 import torch.distributed as dist
 
 from lrfdyn.attention import attention_options
-from lrfdyn.data.base import MASKED
-from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
+from lrfdyn.io.checkpoints import list_checkpoints, model_weights, newest_checkpoint, read_checkpoint
 from lrfdyn.io.resolve import device_name
 from lrfdyn.models import SpikingModel
-from lrfdyn.training import state
 from lrfdyn.training.build import data_model
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.processes import gather, launch_name
@@ -121,11 +119,11 @@ def claim_folder(out: Path, resume: str, restart: bool) -> None:
             shutil.rmtree(out / folder, ignore_errors=True)
         for name in ("summary.json", "log.jsonl", "log.csv", "classes.csv"):
             (out / name).unlink(missing_ok=True)
-    elif resume == "no" and (state.list_checkpoints(checkpoints) or (out / "summary.json").exists()):
+    elif resume == "no" and (list_checkpoints(checkpoints) or (out / "summary.json").exists()):
         raise LrfdynError(
             f"out: {out} holds a run; --resume auto continues it, --restart discards it, --out takes another folder"
         )
-    elif resume == "auto" and (out / "summary.json").exists() and not state.list_checkpoints(checkpoints):
+    elif resume == "auto" and (out / "summary.json").exists() and not list_checkpoints(checkpoints):
         raise LrfdynError(
             f"out: {out} holds a run that ended, and not its checkpoints; --restart discards it, "
             "--out takes another folder"
@@ -140,7 +138,7 @@ def _choose(trainer: Trainer, resume: str) -> Path | None:
     """The checkpoint to go on from. The first process decides, so that all of them take the same."""
     path: str | None = None
     if trainer.is_main and resume == "auto":
-        found = state.newest_checkpoint(trainer.out / "checkpoints", trainer.reporter.say)
+        found = newest_checkpoint(trainer.out / "checkpoints", trainer.reporter.say)
         path = None if found is None else str(found[0])
     elif resume not in ("auto", "no"):
         path = resume
@@ -157,11 +155,7 @@ def _choose(trainer: Trainer, resume: str) -> Path | None:
 def trained_model(trainer: Trainer, checkpoint: Path) -> SpikingModel:
     """The model that was evaluated, read back from the disk."""
     model = data_model(trainer.config, trainer.source).to(trainer.dtype)
-    model.load_state_dict(state.model_weights(state.read_checkpoint(checkpoint)[0]))
-    source = trainer.source
-    model.class_names = None if source.class_names is None else tuple(source.class_names)
-    if trainer.config.data.name not in MASKED:  # images are segmented whole, and not cropped
-        model.preprocessing = Preprocessing.of_data(source)
+    model.load_state_dict(model_weights(read_checkpoint(checkpoint)[0]))
     return model
 
 

@@ -22,10 +22,12 @@ from torch import Tensor, nn
 
 from lrfdyn.data import Batch
 from lrfdyn.errors import LrfdynError, require
+from lrfdyn.io import checkpoints
+from lrfdyn.io.hub import model_config
 from lrfdyn.io.weights import load_weights
 from lrfdyn.models import SpikingModel
 from lrfdyn.segmentation.model import load_backbone
-from lrfdyn.training import state
+from lrfdyn.training import checkpoint
 from lrfdyn.training.build import build_data, check_same_data, data_identity, data_model
 from lrfdyn.training.config import TrainConfig, differences
 from lrfdyn.training.distill import build_distill
@@ -63,6 +65,7 @@ class Trainer:
         torch.manual_seed(run.seed)
         model = data_model(config, self.source)
         self.task.check(model, self.source)
+        self.model_config = model_config(model)
         if config.model.weights is not None:
             load_weights(Path(config.model.weights), model)
         if config.model.backbone is not None:
@@ -276,13 +279,13 @@ class Trainer:
     def save(self) -> None:
         """Writes a checkpoint; every process takes part."""
         self.saved = self.done
-        tensors = state.training_tensors(self.model, self.raw_optimizer, self.average)
+        tensors = checkpoint.training_tensors(self.model, self.raw_optimizer, self.average)
         loss_sum = self._mean(self.loss_sum)
-        generators = gather(state.random_state(), self.processes)
+        generators = gather(checkpoint.random_state(), self.processes)
         if not self.is_main:
             return
         # A loss that was a number does not prove that the step it led to was one.
-        for name in state.not_finite(tensors):
+        for name in checkpoint.not_finite(tensors):
             raise LrfdynError(
                 f"weights: {name} is not finite after step {self.done}; {self._last_words()}; "
                 "a lower optimizer.learning_rate or optimizer.clip_norm may help, in a run of its own (--out)"
@@ -291,6 +294,7 @@ class Trainer:
             "step": self.done,
             "config": self.config.as_dict(),
             "fingerprint": self.config.fingerprint(),
+            "model_config": self.model_config,
             "processes": self.processes,
             **data_identity(self.source),
             "random": generators,
@@ -303,18 +307,18 @@ class Trainer:
         with self.writing():
             if self.log is not None:
                 self.log.sync()
-            self.last_checkpoint = state.write_checkpoint(self.out / "checkpoints", self.done, tensors, meta)
+            self.last_checkpoint = checkpoint.write_checkpoint(self.out / "checkpoints", self.done, tensors, meta)
 
     def resume(self, path: Path) -> None:
         """Goes on from a checkpoint, verified; every process reads it."""
-        tensors, meta = state.read_checkpoint(path)
+        tensors, meta = checkpoints.read_checkpoint(path)
         what = "; ".join(differences(self.config.as_dict(), meta["config"]))
         if what:
             raise LrfdynError(
                 f"resume: {path} was made with other settings ({what}); take another --out, or --restart to discard it"
             )
         check_same_data(path, meta, self.source)
-        state.restore_training(tensors, self.model, self.raw_optimizer, self.average)
+        checkpoint.restore_training(tensors, self.model, self.raw_optimizer, self.average)
         self.done = meta["step"]
         self.loss_sum.fill_(meta["loss_sum"])
         self.timed_steps, self.train_seconds = meta["timed_steps"], meta["train_seconds"]
@@ -323,7 +327,7 @@ class Trainer:
             self.scaler.load_state_dict(meta["scaler"])
         self.last_checkpoint, self.saved = path, self.done
         if meta["processes"] == self.processes:
-            state.set_random_state(meta["random"][self.rank])
+            checkpoint.set_random_state(meta["random"][self.rank])
         else:
             # Data and weights continue; what every process drew for itself cannot.
             seed_generators(self.config.run.seed + self.done, self.rank)

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import lrfdyn
-from lrfdyn.analysis.analyze import analyze
+from lrfdyn.analysis.analyze import analyze, attention_label
 from lrfdyn.analysis.measure.images import load_images
-from lrfdyn.analysis.measure.model import images_per_second, measure
+from lrfdyn.analysis.measure.model import images_per_second, measure_model
 from lrfdyn.analysis.report.output import write_all
-from lrfdyn.analysis.sources import Source, describe, find_sources
+from lrfdyn.analysis.sources import Source, find_sources
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
@@ -85,7 +85,7 @@ def test_reproduce_and_analyze_measure_the_same(demo):
     model = find_sources(str(demo / "weights" / "lrf_dyn-seed0.safetensors"), digits())[0].load()
     from lrfdyn.data.digits import load_digits
 
-    again = measure(model, load_digits().test_images.split(50))
+    again = measure_model(model, load_digits().test_images.split(50))
     assert again["locality"]["entropy_mean"] == pytest.approx(made["locality"]["entropy_mean"])
     assert again["energy"]["energy_pj"] == pytest.approx(made["energy"]["energy_pj"])
     assert again["firing_rate"] == pytest.approx(made["firing_rate"])
@@ -101,7 +101,7 @@ def test_folder_and_file_of_save_pretrained(tmp_path):
     loaded = [find_sources(str(path), images)[0].load() for path in (tmp_path, tmp_path / "model.safetensors", bare)]
     for other in loaded:
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    assert describe(loaded[0])[0] == "LRF-SSA, dilations (1, 3)"
+    assert attention_label(loaded[0])[0] == "LRF-SSA, dilations (1, 3)"
     # The same model twice, without seeds: two entries that are told apart.
     results = analyze([find_sources(str(path), images)[0] for path in (tmp_path, bare)], images)
     labels = [entry["label"] for entry in results["attentions"].values()]
@@ -178,7 +178,7 @@ def test_every_attention_by_name(kind):
 )
 def test_every_host(name, options):
     model = lrfdyn.create_model(name, time_steps=2, num_classes=3, **options)
-    record = measure(model, [torch.randn(2, 3, 32, 32)])
+    record = measure_model(model, [torch.randn(2, 3, 32, 32)])
     assert ("locality" in record) == ("attention" in model.config)
     assert record["peak_inference_bytes"] > 0
     assert record["energy"]["multiply_accumulates"] > 0
@@ -207,8 +207,8 @@ def test_noise_of_another_size():
 def test_event_frames_are_measured_by_image():
     """`[T, B, C, H, W]`: one image is all its frames."""
     model, frames = small(), torch.randn(2, 3, 1, 8, 8)
-    record = measure(model, [frames])
-    assert record["peak_inference_bytes"] == measure(model, [frames[:, :1]])["peak_inference_bytes"]
+    record = measure_model(model, [frames])
+    assert record["peak_inference_bytes"] == measure_model(model, [frames[:, :1]])["peak_inference_bytes"]
 
     class Slow(torch.nn.Module):
         def forward(self, _frames):

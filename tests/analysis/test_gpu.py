@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lrfdyn.analysis.measure.model import measure
+from lrfdyn.analysis.measure.model import measure_model
 from lrfdyn.attention import ATTENTIONS
 from tests.models.host_checks import digits_model
 
@@ -22,8 +22,8 @@ def test_measures_what_the_cpu_does(kind, monkeypatch):
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.bias, 0.0, 3.0)
     images = torch.randn(4, 1, 8, 8)
-    cpu = measure(built, images.split(2))
-    gpu = measure(built.cuda(), images.cuda().split(2))
+    cpu = measure_model(built, images.split(2))
+    gpu = measure_model(built.cuda(), images.cuda().split(2))
     # A potential at the threshold may round to the other side: a few spikes may differ.
     assert gpu["firing_rate"] == pytest.approx(cpu["firing_rate"], rel=0.02)
     assert gpu["energy"]["energy_pj"] == pytest.approx(cpu["energy"]["energy_pj"], rel=0.02)

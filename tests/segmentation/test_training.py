@@ -16,10 +16,10 @@ from PIL import Image
 from lrfdyn.cli import main
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.errors import LrfdynError
+from lrfdyn.io import checkpoints
 from lrfdyn.models import create_model
 from lrfdyn.segmentation import metric
 from lrfdyn.segmentation.task import Segmentation
-from lrfdyn.training import state
 from lrfdyn.training.optim import build_optimizer, rate_at, set_rate
 from lrfdyn.training.processes import build_accelerator
 from lrfdyn.training.recipes import dump_yaml
@@ -69,7 +69,7 @@ def test_a_run_that_was_interrupted_ends_the_same(shapes, tmp_path):
     stopped.save()
     run_training(config, tmp_path / "parts", recipe="x", resume="auto")
     whole, parts = (
-        state.read_checkpoint(state.list_checkpoints(tmp_path / name / "checkpoints")[0])[0]
+        checkpoints.read_checkpoint(checkpoints.list_checkpoints(tmp_path / name / "checkpoints")[0])[0]
         for name in ("whole", "parts")
     )
     assert whole.keys() == parts.keys()

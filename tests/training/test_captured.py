@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from lrfdyn.training import state
+from lrfdyn.io import checkpoints
+from lrfdyn.training import checkpoint
 from lrfdyn.training.config import OptimizerConfig
 from lrfdyn.training.logs import read_log
 from lrfdyn.training.optim import MovingAverage, build_optimizer
@@ -87,8 +88,8 @@ def test_values_come_back_into_the_tensors_that_are_there(name, steps):
         step(*theirs, seed)
     before = [tensor.data_ptr() for tensor in held(*theirs)] if steps else []
     rates = [group["lr"] for group in theirs[1].param_groups]
-    tensors = {k: v.contiguous() for k, v in state.training_tensors(*ours).items()}
-    state.restore_training(tensors, *theirs)
+    tensors = {k: v.contiguous() for k, v in checkpoint.training_tensors(*ours).items()}
+    checkpoint.restore_training(tensors, *theirs)
     assert not steps or [tensor.data_ptr() for tensor in held(*theirs)] == before
     assert all(group["lr"] is rate for group, rate in zip(theirs[1].param_groups, rates, strict=True))
     for seed in range(3, 6):
@@ -138,11 +139,11 @@ def test_checkpoints_at_intervals(tmp_path):
 
     class Watch(Reporter):
         def epoch(self, record):
-            written.append(len(state.list_checkpoints(tmp_path / "checkpoints")))
+            written.append(len(checkpoints.list_checkpoints(tmp_path / "checkpoints")))
 
     train(config, tmp_path, reporter=Watch())
     assert written == [0, 1, 1, 2, 2]
-    names = [int(p.stem.removeprefix("step-")) for p in state.list_checkpoints(tmp_path / "checkpoints")]
+    names = [int(p.stem.removeprefix("step-")) for p in checkpoints.list_checkpoints(tmp_path / "checkpoints")]
     assert names == [5 * 11, 4 * 11]
 
 

@@ -8,8 +8,7 @@ import torch
 from lrfdyn.data.digits import Split, load_digits
 from lrfdyn.errors import LrfdynError
 from lrfdyn.io.weights import load_tensors, load_weights, save_tensors, save_weights
-from lrfdyn.training.checkpoint import load_training, save_training
-from lrfdyn.training.engine import Recipe, evaluate, fit
+from lrfdyn.training.engine import Recipe, evaluate, fit, load_training, save_training
 from tests.models.host_checks import digits_model
 
 

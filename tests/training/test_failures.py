@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 import lrfdyn.io.weights
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
-from lrfdyn.training import state
+from lrfdyn.io import checkpoints
+from lrfdyn.training import checkpoint
 from lrfdyn.training.logs import read_log
 from lrfdyn.training.reporter import Reporter
 from tests.training.runs import STEPS, final_state, tiny, train, write_recipe
@@ -64,9 +65,9 @@ def test_loss_that_is_no_number(step, log_steps, message, tmp_path):
     config = tiny(run={"log_steps": log_steps})
     with pytest.raises(LrfdynError, match=f"^{message}.*the last good checkpoint is .*step-000000004"):
         train(config, tmp_path, reporter=Poison(step))
-    tensors, meta = state.read_checkpoint(state.list_checkpoints(tmp_path / "checkpoints")[0])
+    tensors, meta = checkpoints.read_checkpoint(checkpoints.list_checkpoints(tmp_path / "checkpoints")[0])
     assert meta["step"] == 4
-    assert not list(state.not_finite(tensors))
+    assert not list(checkpoint.not_finite(tensors))
     train(config, tmp_path, resume="auto")
     assert final_state(tmp_path)[1]["step"] == STEPS
 

@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("accelerate")
 from lrfdyn.errors import LrfdynError
+from lrfdyn.io.checkpoints import list_checkpoints
 from lrfdyn.training.processes import keep_numbers
-from lrfdyn.training.state import list_checkpoints
 from tests.training.runs import assert_same_end, final_state, launch, tiny, train, write_recipe
 
 # No stochastic depth: every process draws its own.

@@ -28,6 +28,7 @@ class Images:
     facts: dict[str, int]
     batches: list[Tensor]
     labels: list[Tensor]
+    train: int | None = None  # training images of the data set
 
     def model_options(self) -> dict[str, Any]:
         """What the data says of a model: classes, size and channels; for noise the size, where one was asked for."""
@@ -90,8 +91,8 @@ def load_images(
     if len(labels) == 0:
         raise LrfdynError(f"data: no test image of {name} could be read")
     facts = {"num_classes": source.num_classes, "image_size": source.image_size, "in_channels": source.in_channels}
-    split = batch_size
-    return Images(name, len(labels), batch_size, device, facts, list(images.split(split)), list(labels.split(split)))
+    batches, classes = (list(tensor.split(batch_size)) for tensor in (images, labels))
+    return Images(name, len(labels), batch_size, device, facts, batches, classes, source.train_images)
 
 
 def _spread(source: Any, count: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ Progress = Callable[[str, int], None]  # what is measured, and how many images o
 PASSES = 3  # over the images: one that observes, two for the gradients, with and without those of attention
 
 
-def measure(
+def measure_model(
     model: SpikingModel,
     batches: Sequence[Tensor],
     energy: EnergyModel | None = None,

@@ -54,7 +54,9 @@ def profile_model(
     runs = []
     for batch in batches:
         images = torch.randn(batch, *model.input_size, device=device)
-        runs += [measure(implementation, model, images, repeats, by_layer) for implementation in IMPLEMENTATIONS]
+        runs += [
+            measure_inference(implementation, model, images, repeats, by_layer) for implementation in IMPLEMENTATIONS
+        ]
     return {
         "model": name,
         "attention": model.config["attention"],
@@ -67,7 +69,7 @@ def profile_model(
     }
 
 
-def measure(
+def measure_inference(
     implementation: str, model: SpikingModel, images: Tensor, repeats: int = 3, by_layer: bool = False
 ) -> dict[str, Any]:
     """Peak, resident growth (CPU) and latency of "eager" (plain operations) or "low-memory" inference.

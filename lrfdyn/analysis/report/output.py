@@ -33,7 +33,15 @@ def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
 
 
 def write_all(results: dict[str, Any], out: Path, formats: Sequence[str]) -> str:
-    """Writes everything and returns a line that names it."""
+    """Write `results` into the folder `out` (results.json, report.html, tables/*.csv and, in every one of `formats`,
+    figures/* with captions.txt) and return a line that names what was written."""
+    try:
+        return _write_all(results, out, formats)
+    except OSError as error:
+        raise LrfdynError(f"out: cannot write in {out} ({error.strerror})") from None
+
+
+def _write_all(results: dict[str, Any], out: Path, formats: Sequence[str]) -> str:
     write_json(out / "results.json", results)
     write_report(results, out / "report.html")
     written = write_tables(results, out / "tables")

@@ -1,0 +1,36 @@
+"""Hooks of the documentation site: pages and files that lie outside `docs/`.
+
+A page of the repository links to files beside `docs/` (`../results/...`, `../examples/...`). In the site these files
+are copied to `files/`, and the links lead there. The changelog and CONTRIBUTING.md become pages.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+OUTSIDE = re.compile(r"(\]\()((?:\.\./)+)([^)#\s]+)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages above and every file that a page links to outside of `docs/`."""
+    docs = Path(config.docs_dir)
+    for source, uri in PAGES.items():
+        files.append(File.generated(config, uri, abs_src_path=str(ROOT / source)))
+    linked = {target for page in docs.glob("*.md") for _, _, target in OUTSIDE.findall(page.read_text("utf-8"))}
+    for target in sorted(linked - PAGES.keys()):
+        if (ROOT / target).is_file():
+            files.append(File.generated(config, f"files/{target}", abs_src_path=str(ROOT / target)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Rewrites links that leave `docs/`, and those of the root's pages that lead into it."""
+    if page.file.src_uri in PAGES.values():
+        return re.sub(r"\]\(docs/", "](", markdown)
+    return OUTSIDE.sub(lambda m: m[1] + PAGES.get(m[3], f"files/{m[3]}"), markdown)
