@@ -21,7 +21,7 @@ from lrfdyn.deploy.export.write import FORMATS, describe
 from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.io.hub import class_names_of
 from lrfdyn.io.resolve import choose_device, load_model, model_folder
-from lrfdyn.models import Segmenter, list_models
+from lrfdyn.models import list_models
 
 RUNTIMES = ("torch", "onnx", "executorch")
 PICTURES = (*ENDINGS, ".gif", ".tif", ".tiff")  # of the files in a folder; files that are named may end in anything
@@ -39,7 +39,10 @@ class TorchRunner:
         )
         self.device = choose_device(device)
         model, weights = load_model(source)
-        require(not isinstance(model, Segmenter), f"task: {source} is a segmentation model; pass --task segmentation")
+        require(
+            model.pipeline_tag == "image-classification",
+            f"task: {source} is a segmentation model; pass --task segmentation",
+        )
         self.facts = describe(model, model.preprocessing or Preprocessing.usual(model), weights)
         self.model = fold_batch_norm(model).to(self.device)
 

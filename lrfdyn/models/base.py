@@ -41,7 +41,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class FeatureInfo:
-    """What the feature map of a stage is like: its channels, and how many image pixels a side a grid cell stands for."""
+    """The channels of a stage's feature map, and its stride: how many image pixels a side a grid cell stands for."""
 
     channels: int
     stride: int

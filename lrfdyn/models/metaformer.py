@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -110,17 +110,17 @@ class MetaFormer(SpikingModel):
         self.stages = nn.ModuleList()
         before = self.in_channels
         for i, (width, depth, stride) in enumerate(zip(stage_widths, depths, STRIDES, strict=True)):
-            down = (
-                MembraneConv(before, width, neuron(), kernel=3, stride=stride, bias=True)
-                if i
-                else ConvBN(before, width, kernel=7, stride=stride, bias=True)
-            )
-            if i < CONV_STAGES:
-                hidden = config.hidden_width(width)
-                blocks = [ConvBlock(separable(width, 7), width, hidden, neuron) for _ in range(depth)]
+            if i == 0:
+                down = ConvBN(before, width, kernel=7, stride=stride, bias=True)
             else:
-                blocks = [block(width, self.grid, next(rates)) for _ in range(depth)]
-            self.stages.append(nn.Sequential(OrderedDict(down=down, blocks=nn.Sequential(*blocks))))
+                down = MembraneConv(before, width, neuron(), kernel=3, stride=stride, bias=True)
+            blocks = nn.Sequential()
+            for _ in range(depth):
+                if i < CONV_STAGES:
+                    blocks.append(ConvBlock(separable(width, 7), width, config.hidden_width(width), neuron))
+                else:
+                    blocks.append(block(width, self.grid, next(rates)))
+            self.stages.append(nn.Sequential(OrderedDict(down=down, blocks=blocks)))
             before = width
         self.neuron = head_neuron
         self.head = classifier(widths[-1], config.num_classes)
@@ -136,6 +136,7 @@ class MetaFormer(SpikingModel):
         return self.neuron(x.mean((3, 4)))
 
     def sections(self) -> Iterator[Section]:
-        for i, stage in enumerate(self.stages):
+        stages: Any = self.stages
+        for i, stage in enumerate(stages):
             yield stage.down.section(f"stages.{i}.down")
             yield from sections_of(f"stages.{i}.blocks", stage.blocks)

@@ -18,7 +18,7 @@ from lrfdyn.models.spikformer import Block, attention_host
 from lrfdyn.models.transformer import TransformerConfig
 from lrfdyn.nn.layers import ConvBN, SpikingConv, drop_path_rates, init_weights, max_pool, run_stages
 from lrfdyn.nn.neurons import LIF
-from lrfdyn.nn.sections import Section, sections_of
+from lrfdyn.nn.sections import Section, lean_max_pool, sections_of
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,8 @@ class QKFormer(SpikingModel):
 
     def sections(self) -> Iterator[Section]:
         yield self.stem.section("stem")
-        for i, stage in enumerate(self.stages):
+        stages: Any = self.stages
+        for i, stage in enumerate(stages):
             yield from stage.embedding.sections(f"stages.{i}.embedding")
             yield from sections_of(f"stages.{i}.blocks", stage.blocks)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from typing import Any, TypeVar
 
@@ -45,6 +45,24 @@ def model_class(name: str) -> type[SpikingModel]:
     return _HOSTS[name]
 
 
+def host_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `create_model` as the host class takes them: those of its attention in `attention_options`. An
+    unknown one is an error that names those who take it, or the near matches."""
+    known = {**model_class(name).options(), **_PRESETS[name]}
+    host = dict(options)
+    kind = host.get("attention", known.get("attention"))
+    kind_options = {} if kind is None else attention_options(kind)
+    own = {key: host.pop(key) for key in options if key in kind_options}
+    for key in host:
+        if key in known:
+            continue
+        if kind is not None and option_takers(key):
+            raise unknown_option(kind, key)
+        raise unknown_name(f"option of {name}", key, [*known, *kind_options])
+    own = {**(host.pop("attention_options", None) or {}), **own}
+    return {**host, "attention_options": own} if own else host
+
+
 def create_model(name: str, **options: Any) -> SpikingModel:
     """Builds a model with random weights.
 
@@ -56,22 +74,6 @@ def create_model(name: str, **options: Any) -> SpikingModel:
         model = lrfdyn.create_model("spikformer_4_384", attention="lrf_dyn", dilations=(1, 3), num_classes=10)
         logits = model(torch.randn(2, 3, 32, 32))  # [2, 10]
     """
-    host = model_class(name)
-    preset = {**host.options(), **_PRESETS[name]}
-    kind = options.get("attention", preset.get("attention"))
-    own, kind_options = {}, {}
-    if kind is not None:
-        kind_options = attention_options(kind)
-        own = dict(options.pop("attention_options", None) or {})
-        own |= {key: options.pop(key) for key in list(options) if key in kind_options}
-    for key in options:
-        if key in preset:
-            continue
-        if kind is not None and option_takers(key):
-            raise unknown_option(kind, key)
-        raise unknown_name(f"option of {name}", key, [*preset, *kind_options])
-    if own:
-        options["attention_options"] = own
-    model = host(**{**_PRESETS[name], **options})
+    model = model_class(name)(**{**_PRESETS[name], **host_options(name, options)})
     model.name = name
     return model

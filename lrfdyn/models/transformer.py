@@ -98,5 +98,6 @@ class PlainTransformer(SpikingModel):
         return [*early, x]
 
     def sections(self) -> Iterator[Section]:
-        yield from self.stem.sections("stem")
+        stem: Any = self.stem
+        yield from stem.sections("stem")
         yield from sections_of("blocks", self.blocks)

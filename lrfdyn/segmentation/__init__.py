@@ -1,1 +1,5 @@
 """Semantic segmentation: classes, inference on images of any size, metrics, pictures."""
+
+from lrfdyn.segmentation.model import Segmenter, create_segmenter
+
+__all__ = ["Segmenter", "create_segmenter"]

@@ -19,7 +19,7 @@ from lrfdyn.deploy.export.form import export_form
 from lrfdyn.deploy.export.onnx import OnnxRunner, write_onnx
 from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
 from lrfdyn.files import writable_folder
-from lrfdyn.models import Segmenter, SpikingModel
+from lrfdyn.models import SpikingModel
 from lrfdyn.version import __version__
 
 FORMATS = {"onnx": ".onnx", "executorch": ".pte"}
@@ -57,7 +57,7 @@ def export_model(
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     require(not model.training, "model: expected evaluation mode")
-    require(not isinstance(model, Segmenter), "model: expected a classifier, got a segmentation model")
+    require(model.pipeline_tag == "image-classification", "model: expected a classifier, got a segmentation model")
     require(model.num_classes > 0, "model: expected a classifier (num_classes is 0)")
     require_integer("random_images", random_images, 1)
     require_integer("most_images", most_images, 1)
