@@ -3,7 +3,7 @@
 The three get the same number of epochs: --epochs, or as many as fit in --minutes by the speed of training and testing
 that is measured first (this also compiles the kernels). Results go to --out as soon as a run ends: RUN/summary.json,
 log.jsonl, log.csv, classes.csv, recipe.yaml; the figure comes last. A run that fails is told and the others go on. The
-page is then made by docs/make_segmentation.py.
+page is then filled by `python docs/fill.py`.
 
     python benchmarks/ade20k_subset.py --root DATA --minutes 5
 """
@@ -27,7 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import ATTENTIONS, free_memory
-from lrfdyn.attention import LABELS
+from lrfdyn.attention import attention_label
 from lrfdyn.errors import require
 from lrfdyn.files import write_json
 from lrfdyn.segmentation.data import find_pairs, find_root
@@ -184,7 +184,7 @@ def told(kind: str) -> Iterator[None]:
 def draw(args: argparse.Namespace, ended: Mapping[str, Path]) -> None:
     tell("figure")
     pairs = choose_pairs(Path(args.root), count=args.scenes)
-    models = {LABELS[kind]: str(run) for kind, run in ended.items()}
+    models = {attention_label(kind): str(run) for kind, run in ended.items()}
     accuracy = segmentation_figure(models, pairs, args.out / "figure.jpg")
     scenes = [pair.image.stem for pair in pairs]
     write_json(args.out / "figure.json", {"scenes": scenes, "pixel_accuracy": accuracy})

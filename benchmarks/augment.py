@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import common
 from lrfdyn.data import Augmentation
-from lrfdyn.data.cifar import VARIANTS
+from lrfdyn.data.cifar import Cifar100
 from lrfdyn.data.resident import ResidentData
 
 SETTINGS = {
@@ -36,12 +36,17 @@ SETTINGS = {
 }  # fmt: skip
 
 
+class RandomImages(ResidentData):
+    """Noise of CIFAR-100's shape."""
+
+    num_classes, mean, deviation = Cifar100.num_classes, Cifar100.mean, Cifar100.deviation
+
+
 def source(augment: Augmentation, images: int) -> ResidentData:
     generator = torch.Generator().manual_seed(0)
     levels = torch.randint(256, (images, 3, 32, 32), dtype=torch.uint8, generator=generator)
     labels = torch.randint(100, (images,), generator=generator)
-    variant = VARIANTS["cifar100"]
-    return ResidentData((levels, labels), (levels, labels), 100, variant.mean, variant.deviation, augment)
+    return RandomImages((levels, labels), (levels, labels), augment)
 
 
 def measure(name: str, batch: int, steps: int, device: torch.device, images: int) -> dict[str, Any]:

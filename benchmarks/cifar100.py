@@ -1,7 +1,7 @@
 """The runs of the CIFAR-100 table (Spikformer-4-384, the paper's Table 3), each by `lrfdyn train` with its recipe.
 
     python benchmarks/cifar100.py --root DATA --epochs 100
-    python docs/make_results.py
+    python docs/fill.py --figures
 
 Runs live in --work, with checkpoints; started again, the script goes on where it stopped. What the results page reads
 is copied to --out when a run ends. Two runs --together on one GPU use it better than one, most of all under NVIDIA's

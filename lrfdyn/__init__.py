@@ -1,12 +1,13 @@
 """Spiking vision transformers with local receptive fields and neural dynamics self-attention."""
 
-from lrfdyn.attention import ATTENTIONS, create_attention
+from lrfdyn.attention import ATTENTIONS, create_attention, register_attention
 from lrfdyn.convert.swap import swap_attention
+from lrfdyn.data import register_data
 from lrfdyn.errors import LrfdynError
 from lrfdyn.io.hub import from_pretrained
 from lrfdyn.models import create_model, list_models, register_model
 from lrfdyn.models.official import load_official
-from lrfdyn.segmentation import create_segmenter
+from lrfdyn.segmentation import create_segmenter  # and its data set registers itself
 from lrfdyn.version import __version__
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "from_pretrained",
     "list_models",
     "load_official",
+    "register_attention",
+    "register_data",
     "register_model",
     "swap_attention",
 ]

@@ -31,6 +31,11 @@ def load_plugins() -> None:
             warnings.warn(f"plugin {point.name!r} ({point.value}) is left out: {first_line(error)}", stacklevel=2)
 
 
+def _place(item: object) -> tuple[str, str] | None:
+    """Where a class or function is defined."""
+    return (item.__module__, item.__qualname__) if hasattr(item, "__qualname__") else None
+
+
 class Registry(Mapping[str, Item]):
     """A mapping from names to `what` they stand for, in the order of registration. An unknown name is an error that
     lists the near matches."""
@@ -40,11 +45,12 @@ class Registry(Mapping[str, Item]):
         self._items: dict[str, Item] = {}
 
     def add(self, name: str, item: Item) -> Item:
+        """Makes `item` known as `name`, which must be free, and returns it."""
         require(isinstance(name, str) and bool(name), f"{self.what}: expected a name, got {name!r}")
-        known = self._items.get(name)
+        known = self._items.get(name, item)
         # A module that is loaded again brings the same thing again.
-        same = getattr(known, "__qualname__", known) == getattr(item, "__qualname__", item)
-        require(known is None or same, f"{self.what}: the name {name!r} is taken")
+        same = known is item or _place(known) == _place(item) is not None
+        require(same, f"{self.what}: the name {name!r} is taken")
         self._items[name] = item
         return item
 

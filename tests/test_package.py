@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import lrfdyn
-from docs import make_readme
 from lrfdyn.cli import build_parser, main
 
 ROOT = Path(__file__).parent.parent
@@ -43,18 +42,6 @@ def test_readme_example_runs():
     assert "sdt_v3_s" in output
 
 
-def test_readme_tables_are_made_from_the_results():
-    assert make_readme.render(README) == README
-    emptied = re.sub(r"(-->\n).*?(<!-- end -->)", r"\1\2", README, flags=re.DOTALL)
-    assert emptied.count("-->\n<!-- end -->") == 2
-    assert make_readme.render(emptied) == README
-
-
-def test_readme_names_existing_files():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
-
-
 def test_help_of_every_command(capsys):
     for command in ("reproduce", "models"):
         with pytest.raises(SystemExit) as stop:
@@ -64,10 +51,16 @@ def test_help_of_every_command(capsys):
     assert build_parser().prog == "lrfdyn"
 
 
+def test_package_is_typed():
+    assert (Path(lrfdyn.__file__).parent / "py.typed").is_file()
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"lrfdyn {lrfdyn.__version__}\n"
+    assert f"\nversion: {lrfdyn.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {lrfdyn.__version__} (" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_module_runs_as_a_program():

@@ -16,8 +16,8 @@ from lrfdyn.analysis.measure.energy import EnergyModel
 from lrfdyn.analysis.measure.images import RANDOM, Images
 from lrfdyn.analysis.measure.model import machine, measure_model
 from lrfdyn.analysis.report.page import RESULTS_FORMAT
-from lrfdyn.analysis.sources import Source
-from lrfdyn.attention import LABELS, attention_options
+from lrfdyn.analysis.sources import Source, training_settings
+from lrfdyn.attention import attention_label, attention_options
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
 from lrfdyn.version import __version__
@@ -76,7 +76,7 @@ def analyze(
         model = source.load()
         about = about or _about(model)
         identity = json.dumps(
-            [model_name(model), model.config, source.trained, source.recipe], sort_keys=True, default=str
+            [model_name(model), model.config, source.trained, training_settings(source)], sort_keys=True, default=str
         )
         key, accuracy = keys.get(identity), source.accuracy
         if key is None or source.seed is None or any((r["attention"], r["seed"]) == (key, source.seed) for r in runs):
@@ -139,7 +139,7 @@ def _entry(
 ) -> dict[str, Any]:
     """Everything about one model but its accuracies over the seeds."""
     model = model.to(images.device)
-    label, options = attention_label(model)
+    label, options = model_label(model)
     measured = measure_model(model, images.of(model), energy, lambda what, n: progress(source.origin, what, n))
     return {
         "label": label + RANDOM_LABEL * (not source.trained),
@@ -160,7 +160,7 @@ def model_name(model: SpikingModel) -> str:
     return model.name or type(model).__name__
 
 
-def attention_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
+def model_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
     """A short label of the attention of `model` with those of its options that are not the default, and all options; of
     a model without attention its name."""
     kind = model.config.get("attention")
@@ -169,7 +169,7 @@ def attention_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
     defaults = attention_options(kind)
     options = {**defaults, **(model.config.get("attention_options") or {})}
     changed = [f"{key} {_text(value)}" for key, value in options.items() if _text(value) != _text(defaults[key])]
-    return ", ".join([LABELS.get(kind, kind), *changed]), options
+    return ", ".join([attention_label(kind), *changed]), options
 
 
 def _text(value: Any) -> str:
@@ -208,10 +208,7 @@ def _tell_apart(entries: Sequence[dict[str, Any]]) -> None:
 
 def _common_recipe(sources: Sequence[Source]) -> dict[str, Any]:
     """The settings of training that all runs share; none where one of them says nothing of its recipe."""
-    recipes = [json.loads(source.recipe or "null") for source in sources]
-    if not all(isinstance(recipe, dict) for recipe in recipes):
-        return {}
-    first, *others = recipes
+    first, *others = map(training_settings, sources)
     return {
         key: value for key, value in first.items() if value is not None and all(o.get(key) == value for o in others)
     }
@@ -227,3 +224,4 @@ def _notes(entries: dict[str, dict[str, Any]], on_images_only: Collection[str], 
             f"Accuracy of {few} is that on the {_plural(images.count, 'image')} of this analysis: the files say "
             "nothing of the whole test set."
         )
+    yield from dict.fromkeys(note for entry in entries.values() for note in entry.get("notes", ()))

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from lrfdyn.attention.host import AttentionHost
 from lrfdyn.errors import require, require_integer, require_integers
 
-
-@dataclass(frozen=True)
-class AttentionHost:
-    """What an attention takes from the network it sits in.
-
-    `project(c_in, c_out)` makes q, k or v: spikes of a normalised 1x1 convolution. `project_out(c_in, c_out)` makes
-    the layer behind the attention. `fire()` makes the neuron on an unnormalised attention output, `neuron()` the
-    host's ordinary one. All four are importable functions or partials of them, so that models can be pickled. A spike
-    of q, k or v takes `spike_bits`.
-    """
-
-    project: Callable[[int, int], nn.Module]
-    project_out: Callable[[int, int], nn.Module]
-    neuron: Callable[[], nn.Module]
-    fire: Callable[[], nn.Module]
-    scale: float
-    value_ratio: int = 1
-    spike_bits: int = 1
+Spikes = Mapping[str, Tensor]  # of the projections by name, `[T, B, C, H, W]` each
+BLOCK = 2**24  # numbers of mixing weights that are held at a time
 
 
 @dataclass(frozen=True)
@@ -43,10 +29,25 @@ class StateTerm:
         return -(-self.elements * self.bits // 8)
 
 
-class Attention(nn.Module):
-    """x `[T, B, C, H, W]` in, the same shape out: `proj(SN{mix(q, k, v)})`."""
+class Operations(NamedTuple):
+    """What a part of an attention computes: accumulates, or multiply-accumulates where there are any."""
 
+    accumulates: Tensor | float = 0.0
+    multiply_accumulates: float = 0.0
+
+
+class Attention(nn.Module):
+    """An attention layer: x `[T, B, dim, H, W]` in, `proj(SN{mix(q, k, v)})` of the same shape out.
+
+    A kind of attention defines `mix`. What it knows about itself beyond that is in `mixing_weights`,
+    `operation_counts` and `state_terms`; a kind that leaves one out (None) is measured without it.
+    """
+
+    kind: ClassVar[str] = "unregistered"  # its name, and
+    label: ClassVar[str] = "unregistered"  # that in tables and figures: see `register_attention`
     projections: tuple[str, ...] = ("q", "k", "v")
+    normalized: ClassVar[bool] = False  # True where mix ends in a norm: then the host's ordinary neuron fires
+    fixed_mixing: ClassVar[bool] = False  # True where mixing_weights are the same for all images
 
     def __init__(self, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost) -> None:
         super().__init__()
@@ -64,11 +65,8 @@ class Attention(nn.Module):
         self.scale, self.spike_bits = host.scale, host.spike_bits
         for name in self.projections:
             setattr(self, name, host.project(dim, self.value_dim if name == "v" else dim))
-        self.fire = self._firing_neuron(host)
+        self.fire = host.neuron() if self.normalized else host.fire()
         self.proj = host.project_out(self.value_dim, dim)
-
-    def _firing_neuron(self, host: AttentionHost) -> nn.Module:
-        return host.fire()
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """With `residual` (the host's last layer must take one), added to the output."""
@@ -99,14 +97,29 @@ class Attention(nn.Module):
         """The attention output before the firing neuron, `[T, B, value_dim, H, W]`, of the projections' spikes."""
         raise NotImplementedError
 
-    def weights(self, x: Tensor) -> Tensor:
-        """How much of each token reaches each query, `[T * B, N, N]`: absolute values, mean over heads or channels,
-        rows not normalised."""
-        raise NotImplementedError
+    def mixing_weights(
+        self, spikes: Spikes, grid: tuple[int, int], block: int = BLOCK
+    ) -> Iterator[tuple[range, Tensor]] | None:
+        """How much of each token reaches each query: ranges of queries in raster order, and for each of them weights
+        `[B, queries, N]` (B = 1 where they do not depend on the image), of which about `block` numbers are held.
 
-    def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
-        """What must be held at inference on this grid, term by term."""
-        raise NotImplementedError
+        Weights are absolute values, mean over heads or channels, added up over the time steps of `spikes`; rows are
+        not normalised.
+        """
+        return None
+
+    def operation_counts(self, spikes: Spikes, grid: tuple[int, int]) -> dict[str, Operations] | None:
+        """The parts of the layer beyond its projections and their operations, for all images and time steps of
+        `spikes`, which hold whole numbers."""
+        return None
+
+    def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm] | None:
+        """What must be held at inference on this grid (default: the layer's own), term by term."""
+        return None
+
+    def missing(self, what: str) -> str:
+        """A line for reports about a fact that this kind leaves out."""
+        return f"attention {self.kind!r} does not say {what}"
 
     def widen(self, x: Tensor) -> Tensor:
         """q or k `[T, B, dim, H, W]` on the channels of v: each channel repeated, which stays inside its head."""
@@ -136,3 +149,10 @@ def from_tokens(y: Tensor, like: Tensor) -> Tensor:
     """`[T * B, N, C]` as `[T, B, C, H, W]` with the time, batch and grid of `like`."""
     time, batch, _, height, width = like.shape
     return y.reshape(time, batch, height, width, -1).permute(0, 1, 4, 2, 3)
+
+
+def query_blocks(tokens: int, numbers: int, block: int) -> Iterator[range]:
+    """The queries in ranges of about `block` numbers, at `numbers` for each query."""
+    size = max(1, block // numbers)
+    for start in range(0, tokens, size):
+        yield range(start, min(tokens, start + size))

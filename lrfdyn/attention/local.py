@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 import torch
 from torch import Tensor, nn
 
 from lrfdyn.errors import require, require_integers
-from lrfdyn.ops.lrf import lrf
+from lrfdyn.ops.lrf import lrf, lrf_reference
 from lrfdyn.ops.spike_bits import bits_of
 
 
 class LocalReceptiveFields(nn.Module):
-    """x + sum_d DWConv3x3(x; dilation d), or only the sum added to another tensor."""
+    """sum_d DWConv3x3(x; dilation d), added to a residual."""
 
     weight: Tensor
 
@@ -43,14 +44,26 @@ class LocalReceptiveFields(nn.Module):
         y = lrf(tokens, self.weight, self.dilations, added, bits_of(x))
         return y.unflatten(0, x.shape[:2])
 
-    def matrix(self, grid: tuple[int, int]) -> Tensor:
-        """The stencils as `[C, N, N]` over the grid: row = output token, column = input token."""
+    def taps(self, queries: range, grid: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The stencils over a range of tokens, offset by offset: which tokens of the range have a neighbour on the
+        grid there, that neighbour, and its weights `[C]`, those of all dilations added."""
+        offsets: dict[tuple[int, int], Tensor] = {}
+        for stencil, dilation in zip(self.weight, self.dilations, strict=True):
+            for a, b in product(range(3), repeat=2):
+                offset, weight = ((a - 1) * dilation, (b - 1) * dilation), stencil[:, a, b]
+                offsets[offset] = offsets[offset] + weight if offset in offsets else weight
         height, width = grid
-        n = height * width
-        # Every token in turn is 1 and all others 0; the response to token j is column j.
-        impulses = torch.eye(n, dtype=self.weight.dtype, device=self.weight.device)
-        impulses = impulses.reshape(n, 1, height, width).expand(-1, self.weight.shape[1], -1, -1)
-        return lrf(impulses, self.weight, self.dilations).flatten(2).permute(1, 2, 0)
+        token = torch.arange(queries.start, queries.stop, device=self.weight.device)
+        for (dy, dx), weight in offsets.items():
+            y, x = token // width + dy, token % width + dx
+            rows = ((y >= 0) & (y < height) & (x >= 0) & (x < width)).nonzero().squeeze(1)
+            yield rows, (y * width + x)[rows], weight
+
+    def uses(self, grid: tuple[int, int]) -> Tensor:
+        """How many weights of a channel each token meets, `[H, W]`: the stencils are symmetric, so as many as it
+        reads."""
+        ones = torch.ones(len(self.dilations), 1, 3, 3, dtype=torch.float64)
+        return lrf_reference(ones.new_ones(1, 1, *grid), ones, self.dilations)[0, 0]
 
     def reach(self, height: int) -> int:
         """How many rows below a token the stencils read on a grid of `height` rows: 0 without stencils."""

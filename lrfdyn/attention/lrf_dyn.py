@@ -8,19 +8,32 @@ out = SN{BN(Y)}
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lrfdyn.attention.base import Attention, AttentionHost, StateTerm, from_tokens, to_tokens
+from lrfdyn.attention.base import (
+    BLOCK,
+    Attention,
+    Operations,
+    Spikes,
+    StateTerm,
+    from_tokens,
+    query_blocks,
+    to_tokens,
+)  # fmt: skip
+from lrfdyn.attention.host import AttentionHost
 from lrfdyn.attention.local import LocalReceptiveFields
+from lrfdyn.attention.registry import register_attention
 from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.nn.neurons import fused_dynamics, fused_norm
 from lrfdyn.ops.bn_lif import bn_lif
 from lrfdyn.ops.dendrite import dendrite, initial_dendrites, mode_kernel, paired_modes
 from lrfdyn.ops.dispatch import use_triton
+from lrfdyn.ops.lrf import lrf
 from lrfdyn.ops.spike_bits import bits_of
 
 TOKENS = ("value", "qkv")
@@ -30,6 +43,9 @@ BUFFERS = ("spikes", "states", "potentials")
 
 class Dendrites(nn.Module):
     """k linear dendrites per channel, trained as k/2 damped oscillators (see `ops.dendrite`)."""
+
+    # Time constants and frequencies, for which zero is no neutral value.
+    without_weight_decay: ClassVar[tuple[str, ...]] = ("raw_decay", "turns")
 
     def __init__(self, channels: int, dendrites: int, width: int) -> None:
         super().__init__()
@@ -63,19 +79,18 @@ class Dendrites(nn.Module):
         return f"channels={channels}, dendrites={2 * modes}"
 
 
+@register_attention("lrf_dyn", label="LRF-Dyn")
 class LRFDyn(Attention):
-    """`token="value"`: u = v, no q and k. `token="qkv"`: u = k * v and the output is gated by q."""
+    """Dendrites and local receptive fields over the tokens u. `token="value"`: u = v, no q and k. `token="qkv"`:
+    u = k * v and the output is gated by q."""
+
+    normalized = True
+    fixed_mixing = True
 
     def __init__(
-        self,
-        dim: int,
-        heads: int,
-        grid: tuple[int, int],
-        host: AttentionHost,
-        dilations: Sequence[int] = (3, 5),
-        dendrites: int = 8,
-        token: str = "value",
-    ) -> None:
+        self, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost,
+        dilations: Sequence[int] = (3, 5), dendrites: int = 8, token: str = "value",
+    ) -> None:  # fmt: skip
         if token not in TOKENS:
             raise unknown_name("token", token, TOKENS)
         self.projections = ("v",) if token == "value" else ("q", "k", "v")
@@ -84,9 +99,6 @@ class LRFDyn(Attention):
         self.dendrites = Dendrites(self.value_dim, dendrites, grid[1])
         self.lrf = LocalReceptiveFields(self.value_dim, dilations)
         self.norm = nn.BatchNorm2d(self.value_dim)
-
-    def _firing_neuron(self, host: AttentionHost) -> nn.Module:
-        return host.neuron()  # the input is normalised, so the host's ordinary threshold
 
     def spikes(self, *projected: Tensor) -> Tensor:
         if use_triton(projected[-1]):
@@ -108,15 +120,35 @@ class LRFDyn(Attention):
         x = self.dendrites(k * v)
         return q * self.lrf(x, residual=x)
 
-    def weights(self, x: Tensor) -> Tensor:
-        """Of the mixing itself, (I + LRF) Toeplitz(kappa); the gates q and k of `token="qkv"` are left out."""
-        grid = (x.shape[3], x.shape[4])
-        kernel = self.dendrites.kernel(grid)
-        index = torch.arange(kernel.shape[0], device=kernel.device)
-        lag = index.unsqueeze(1) - index
-        toeplitz = (kernel[lag.clamp(min=0)] * (lag >= 0).unsqueeze(-1)).permute(2, 0, 1)
-        mixing = (toeplitz + self.lrf.matrix(grid) @ toeplitz).abs().mean(0)
-        return mixing.expand(x.shape[0] * x.shape[1], -1, -1)
+    def mixing_weights(
+        self, spikes: Spikes, grid: tuple[int, int], block: int = BLOCK
+    ) -> Iterator[tuple[range, Tensor]]:
+        """|(I + LRF) Toeplitz(kappa)|, a few input tokens at a time; the gates q and k of `token="qkv"` are left
+        out."""
+        kernel = self.dendrites.kernel(grid).detach()  # [N, C]
+        n, channels = kernel.shape
+        token = torch.arange(n, device=kernel.device)
+        columns = []
+        for sources in query_blocks(n, n * channels, block):
+            lag = token - token[sources.start : sources.stop].unsqueeze(1)
+            soma = (kernel[lag.clamp(min=0)] * (lag >= 0).unsqueeze(-1)).mT.unflatten(2, grid)
+            columns.append(lrf(soma, self.lrf.weight.detach(), self.lrf.dilations, soma).abs().mean(1).flatten(1))
+        yield range(n), torch.cat(columns).T.unsqueeze(0)
+
+    def operation_counts(self, spikes: Spikes, grid: tuple[int, int]) -> dict[str, Operations]:
+        v = spikes["v"]
+        u = v if self.token == "value" else self.widen(spikes["k"]) * v
+        modes = self.dendrites.weight.shape[1]  # k / 2
+        counts = {
+            "dendrites, input": Operations(u.sum() * modes),
+            # A turn and a decay of two numbers per mode: four products. The read-out: two.
+            "dendrites, recurrence": Operations(multiply_accumulates=4.0 * modes * v.numel()),
+            "dendrites, read-out": Operations(multiply_accumulates=2.0 * modes * v.numel()),
+        }
+        if self.lrf.dilations:
+            frames = v.numel() // math.prod(grid)
+            counts["lrf"] = Operations(multiply_accumulates=frames * float(self.lrf.uses(grid).sum()))
+        return counts
 
     def state_terms(self, grid: tuple[int, int] | None = None, buffers: str = BUFFERS[0]) -> list[StateTerm]:
         """With the rows that the stencils reach held as `buffers` says (see `deploy.streaming`)."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 from torch import Tensor
 
-from lrfdyn.attention.base import Attention, StateTerm, to_tokens
+from lrfdyn.attention.base import BLOCK, Attention, Operations, Spikes, StateTerm, query_blocks, to_tokens
+from lrfdyn.attention.registry import register_attention
 
 
+@register_attention("sdsa", label="SDSA")
 class SDSA(Attention):
     """q * SN{sum_j k_j * v_j}: the neuron sits behind the sum over all tokens, and the query is gated by its spikes."""
 
@@ -19,18 +24,23 @@ class SDSA(Attention):
         k, v = spikes[-2:]
         return (self.widen(k) * v).sum((3, 4), keepdim=True)
 
-    def weights(self, x: Tensor) -> Tensor:
+    def mixing_weights(
+        self, spikes: Spikes, grid: tuple[int, int], block: int = BLOCK
+    ) -> Iterator[tuple[range, Tensor]]:
         """k_j * v_j, mean over channels: what token j adds to the gate, for every query the same."""
-        _, k, v = self.project(x)
-        given = to_tokens(self.widen(k) * v).abs().mean(-1)
-        return given.unsqueeze(1).expand(-1, given.shape[1], -1)
+        given = to_tokens(self.widen(spikes["k"]) * spikes["v"]).abs().mean(-1)
+        given = given.unflatten(0, spikes["v"].shape[:2]).sum(0)
+        for queries in query_blocks(given.shape[1], given.numel(), block):
+            yield queries, given.unsqueeze(1).expand(-1, len(queries), -1)
+
+    def operation_counts(self, spikes: Spikes, grid: tuple[int, int]) -> dict[str, Operations]:
+        return {"k * v": Operations((self.widen(spikes["k"]) * spikes["v"]).sum())}
 
     def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
-        height, width = grid or self.grid
-        n = height * width
+        tokens = math.prod(grid or self.grid)
         # As in SSA, the projections of the whole image.
         return [
             StateTerm("k * v sum", "d", self.value_dim, 32),
-            StateTerm("q, k spikes", "2 N d", 2 * n * self.dim, self.spike_bits),
-            StateTerm("v spikes", "N d", n * self.value_dim, self.spike_bits),
+            StateTerm("q, k spikes", "2 N d", 2 * tokens * self.dim, self.spike_bits),
+            StateTerm("v spikes", "N d", tokens * self.value_dim, self.spike_bits),
         ]

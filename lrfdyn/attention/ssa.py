@@ -1,23 +1,24 @@
-"""Spiking self-attention (Spikformer), and softmax attention as the ANN reference."""
+"""Spiking self-attention (Spikformer)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from lrfdyn.attention.base import Attention, AttentionHost, StateTerm, from_heads, to_heads
+from lrfdyn.attention.base import BLOCK, Attention, Operations, Spikes, StateTerm, from_heads, query_blocks, to_heads
+from lrfdyn.attention.registry import register_attention
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
 from lrfdyn.ops.spike_bits import attach_bits, bits_of
 
 
+@register_attention("ssa", label="SSA")
 class SSA(Attention):
     """s q (k^T v), no softmax."""
 
-    causal: ClassVar[bool] = False  # True in causal.py
+    causal: ClassVar[bool] = False  # True in causal_ssa.py
 
     def mix(self, *spikes: Tensor) -> Tensor:
         q, k, v = (to_heads(x, self.heads) for x in spikes)
@@ -46,14 +47,31 @@ class SSA(Attention):
         q, k, v = (to_heads(x.unsqueeze(0), self.heads) for x in bits if x is not None)
         return q, k, v
 
-    def scores(self, x: Tensor) -> Tensor:
-        """s q k^T per head, `[T * B, heads, N, N]`."""
-        q, k = (to_heads(getattr(self, name)(x), self.heads) for name in ("q", "k"))
-        score = self.scale * (q @ k.mT)
-        return score.tril() if self.causal else score
+    def mixing_weights(
+        self, spikes: Spikes, grid: tuple[int, int], block: int = BLOCK
+    ) -> Iterator[tuple[range, Tensor]]:
+        q, k = (to_heads(spikes[name], self.heads) for name in ("q", "k"))
+        images, _, tokens, _ = k.shape
+        for queries in query_blocks(tokens, images * max(self.heads * tokens, self.value_dim), block):
+            weights = self.query_weights(q[:, :, queries.start : queries.stop], k, queries, grid)
+            yield queries, weights.unflatten(0, spikes["q"].shape[:2]).sum(0)
 
-    def weights(self, x: Tensor) -> Tensor:
-        return self.scores(x).abs().mean(1)
+    def query_weights(self, q: Tensor, k: Tensor, queries: range, grid: tuple[int, int]) -> Tensor:
+        """The weights `[T * B, queries, N]` of queries `[T * B, heads, queries, e]` on keys `[T * B, heads, N, e]`."""
+        return self.scores(q, k, queries).abs().mean(1)
+
+    def scores(self, q: Tensor, k: Tensor, queries: range) -> Tensor:
+        """s q k^T of these queries, `[T * B, heads, queries, N]`."""
+        scores = self.scale * (q @ k.mT)
+        return scores.tril(queries.start) if self.causal else scores
+
+    def operation_counts(self, spikes: Spikes, grid: tuple[int, int]) -> dict[str, Operations]:
+        q, k, v = (to_heads(spikes[name], self.heads) for name in ("q", "k", "v"))
+        # k^T v: one accumulate where k and v of a head both fire. q (k^T v): a spike of q takes a row of the matrix.
+        return {
+            "k^T v": Operations((k.sum(-1) * v.sum(-1)).sum()),
+            "q (k^T v)": Operations(q.sum() * v.shape[-1]),
+        }
 
     def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
         height, width = grid or self.grid
@@ -67,34 +85,3 @@ class SSA(Attention):
             StateTerm("q, k spikes", "2 N d", 2 * n * self.dim, self.spike_bits),
             StateTerm("v spikes", "N d", n * self.value_dim, self.spike_bits),
         ]
-
-
-class VSA(SSA):
-    """softmax(q k^T / sqrt(d_h)) v: attention as in ViT, on spikes.
-
-    An average of sparse spikes stays far below any threshold, so it is normalised before the host's ordinary neuron.
-    """
-
-    def __init__(self, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost) -> None:
-        super().__init__(dim, heads, grid, host)
-        self.norm = nn.BatchNorm2d(self.value_dim)
-
-    def _firing_neuron(self, host: AttentionHost) -> nn.Module:
-        return host.neuron()
-
-    def mix(self, *spikes: Tensor) -> Tensor:
-        q, k, v = (to_heads(x, self.heads) for x in spikes)
-        if torch.compiler.is_compiling():  # the traced backward pass expects the strides of contiguous tensors
-            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        y = from_heads(F.scaled_dot_product_attention(q, k, v), like=spikes[-1])
-        return self.norm(y.flatten(0, 1)).unflatten(0, y.shape[:2])
-
-    def scores(self, x: Tensor) -> Tensor:
-        q, k = (to_heads(getattr(self, name)(x), self.heads) for name in ("q", "k"))
-        return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
-
-    def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
-        height, width = grid or self.grid
-        n = height * width
-        matrix = StateTerm("attention matrix", "h N^2", self.heads * n * n, 32)
-        return [matrix, *super().state_terms(grid)[1:]]

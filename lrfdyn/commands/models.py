@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lrfdyn.attention import ATTENTIONS, LABELS, attention_options
+from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.models import SpikingModel, list_models
 from lrfdyn.models.registry import model_class
@@ -162,7 +162,7 @@ def facts(model: SpikingModel, row: dict[str, Any]) -> list[Text]:
         kinds = (f"{kind} (default)" if kind == row["default_attention"] else kind for kind in row["attentions"])
         lines.append(("attention", f"{row['attention']}; takes {', '.join(kinds)}"))
     for method, entry in row["paper"].items():
-        label = "as published" if method == "base" else f"with {LABELS[method]}"
+        label = "as published" if method == "base" else f"with {attention_label(method)}"
         numbers = f"{entry['parameters']:.2f} M parameters, {entry['accuracy']:.2f} % top-1 on ImageNet-1k"
         lines.append(("paper", f"{label}: {numbers}"))
     lines.append(("config", ", ".join(f"{key}={value!r}" for key, value in model.config.items())))

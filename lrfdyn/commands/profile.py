@@ -16,19 +16,20 @@ from typing import Any
 
 from rich.table import Table
 
-from lrfdyn.attention import ATTENTIONS, LABELS, attention_options
+from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.commands.models import NONE, TABLE, wide_console
 from lrfdyn.convert.swap import swap_attention
+from lrfdyn.devices import choose_device
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
-from lrfdyn.models.registry import model_class
+from lrfdyn.sources import find_source
 
 KINDS = ("ssa", "lrf_ssa", "lrf_dyn")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", help="a name of `lrfdyn models`, the folder of a run or of a saved model, or a hub repository")
+    add("model", help="folder of a run or of a saved model, .safetensors file, hub repository, or NAME[:ATTENTION]")
     add(
         "--attention", nargs="+", metavar="KIND",
         help=f"of {', '.join(ATTENTIONS)}; default: {', '.join(KINDS)} for a name, else the model's own",
@@ -43,24 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    import torch
-
     from lrfdyn.analysis.measure.profile import profile_model
 
     require(min(arguments.batch) >= 1, f"batch: expected integers >= 1, got {min(arguments.batch)}")
     require(arguments.repeats >= 1, f"repeats: expected an integer >= 1, got {arguments.repeats}")
     for kind in arguments.attention or ():
         attention_options(kind)
-    name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    require(name in ("cpu", "cuda"), f"device: expected cpu or cuda, got {name!r}")
-    require(name == "cpu" or torch.cuda.is_available(), "device: no GPU was found")
+    device = choose_device(arguments.device)
+    require(device.type in ("cpu", "cuda"), f"device: expected cpu or cuda, got {device}")
     if arguments.plot is not None:
         from lrfdyn.analysis.report.memory_plot import check_plot
 
         check_plot(arguments.plot)  # what is wrong is told before the measuring
     given = {"time_steps": arguments.time_steps, "image_size": arguments.image_size}
     options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    device = torch.device(name)
     profiles = [
         profile_model(model, arguments.model, arguments.batch, device, repeats=arguments.repeats)
         for model in models(arguments.model, arguments.attention, options)
@@ -72,18 +69,18 @@ def run(arguments: argparse.Namespace) -> None:
         return
     console = wide_console()
     console.print(state_table(profiles), *map(layers_table, profiles), totals_table(profiles))
+    for note in dict.fromkeys(note for profile in profiles for note in profile["notes"]):
+        console.print(note, highlight=False, soft_wrap=True)
 
 
 def models(source: str, kinds: list[str] | None, options: dict[str, Any]) -> Iterator[SpikingModel]:
     """One after the other, with each of the attentions."""
-    from lrfdyn.io.resolve import RANDOM, load_model
 
-    if not (Path(source).exists() or "/" in source):
-        model_class(source)  # an unknown name is told with the known ones that are near
-    model, weights = load_model(source, **options)
+    found = find_source(source, **options)
+    model = found.load().float()
     own: str = model.config.get("attention", "")
     require(bool(own), f"model: expected one with attention, got {source}")
-    for kind in kinds or (KINDS if weights == RANDOM else [own]):
+    for kind in kinds or ([own] if found.trained or ":" in source else KINDS):
         other = copy.deepcopy(model)
         if kind != own:
             swap_attention(other, kind)
@@ -109,9 +106,12 @@ def state_table(profiles: list[dict[str, Any]]) -> Table:
         table.add_column(header, justify="right")
     for profile in profiles:
         layers, largest = profile["layers"].values(), largest_state(profile["layers"])
+        if not largest:
+            table.add_row(attention_label(profile["attention"]), NONE, NONE, NONE, NONE, NONE)
+            continue
         for i, term in enumerate(largest):
             total = sum(t["bytes"] for terms in layers for t in terms if t["name"] == term["name"])
-            label = LABELS[profile["attention"]] if i == 0 else ""
+            label = attention_label(profile["attention"]) if i == 0 else ""
             table.add_row(label, term["name"], term["formula"], kib(term["bytes"]), str(len(layers)), kib(total))
         whole = sum(term["bytes"] for term in largest)
         table.add_row("", "together", "", kib(whole), str(len(layers)), kib(profile["state_bytes"]))
@@ -122,7 +122,7 @@ def state_table(profiles: list[dict[str, Any]]) -> Table:
 
 
 def layers_table(profile: dict[str, Any]) -> Table:
-    title = f"Peak of the layers with {LABELS[profile['attention']]} beyond what each finds, measured, MiB"
+    title = f"Peak of the layers with {attention_label(profile['attention'])} beyond what each finds, measured, MiB"
     table = Table(title=title, title_justify="left", **TABLE)
     table.add_column("layer", no_wrap=True)
     for run_ in profile["runs"]:
@@ -143,7 +143,7 @@ def totals_table(profiles: list[dict[str, Any]]) -> Table:
         for run_ in profile["runs"]:
             eager = next(r for r in profile["runs"] if r["batch"] == run_["batch"])
             table.add_row(
-                LABELS[profile["attention"]],
+                attention_label(profile["attention"]),
                 run_["implementation"],
                 str(run_["batch"]),
                 mib(run_["peak_bytes"]),
@@ -161,11 +161,11 @@ def draw(profiles: list[dict[str, Any]], path: Path) -> None:
     peaks = [
         {
             "group": f"batch {run_['batch']}",
-            "label": LABELS[profile["attention"]],
+            "label": attention_label(profile["attention"]),
             "implementation": run_["implementation"],
             "mib": run_["peak_bytes"] / 2**20,
         }
         for profile in profiles
         for run_ in profile["runs"]
     ]
-    plot_memory({LABELS[p["attention"]]: largest_state(p["layers"]) for p in profiles}, peaks, path)
+    plot_memory({attention_label(p["attention"]): largest_state(p["layers"]) for p in profiles}, peaks, path)

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lrfdyn.analysis.report.output import FORMATS, check_formats, has_matplotlib, write_all
 from lrfdyn.analysis.report.style import NEEDED
-from lrfdyn.attention import ATTENTIONS, LABELS
+from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib, write_all
+from lrfdyn.attention import ATTENTIONS, attention_label
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.reproduce import Settings, claim_folder, reproduce
 from lrfdyn.training.engine import Recipe
@@ -86,7 +86,9 @@ def run(arguments: argparse.Namespace) -> None:
     try:
         with Progress(*columns, console=console) as progress:
             tasks: dict[Any, Any] = {
-                (kind, seed): progress.add_task(f"{LABELS[kind]}, seed {seed}", total=arguments.epochs, news="")
+                (kind, seed): progress.add_task(
+                    f"{attention_label(kind)}, seed {seed}", total=arguments.epochs, news=""
+                )
                 for kind in settings.attentions
                 for seed in settings.seeds
             }
@@ -97,7 +99,7 @@ def run(arguments: argparse.Namespace) -> None:
                 progress.update(tasks[kind, seed], completed=record["epoch"], news=news)
 
             def on_measure(kind: str) -> None:
-                progress.update(measuring, advance=1, news=LABELS[kind])
+                progress.update(measuring, advance=1, news=attention_label(kind))
 
             results = reproduce(
                 arguments.out,

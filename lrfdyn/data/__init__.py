@@ -1,6 +1,7 @@
 """Data sets."""
 
+from lrfdyn.data import cifar, digits, folder, shards  # noqa: F401  they register themselves
 from lrfdyn.data.augment import Augmentation
-from lrfdyn.data.base import Batch, DataSource, create_data
+from lrfdyn.data.base import DATA, Batch, DataSource, create_data, data_class, register_data
 
-__all__ = ["Augmentation", "Batch", "DataSource", "create_data"]
+__all__ = ["DATA", "Augmentation", "Batch", "DataSource", "create_data", "data_class", "register_data"]

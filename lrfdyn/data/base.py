@@ -13,9 +13,8 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor
 from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.augment import Augmentation, augment_images, draw_mix, mix, normalise, smooth_targets
 from lrfdyn.errors import require, unknown_name
+from lrfdyn.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,16 @@ class Steps(Sequence[Step]):
 
 
 class DataSource(ABC):
-    """A data set. Subclasses load images; order, slicing and augmentation are the same for all."""
+    """A data set. Subclasses load images; order, slicing and augmentation are the same for all.
 
+    A class that is registered with `register_data` is made by `cls(root, augment, **options)`, where the options are
+    the keyword-only arguments of its constructor. What is the same for every copy of the data set (classes, size,
+    channels, number of training images) is a class attribute, and serves a dry run on a machine that has no copy.
+    """
+
+    task: ClassVar[str] = "classification"  # what a run on this data trains for, by its name among the tasks
+    needs_root: ClassVar[bool] = True  # whether it is read from a folder
+    unused_settings: ClassVar[Sequence[str]] = ("scale", "photometric")  # of the augmentation: those for masks
     num_classes: int
     image_size: int
     in_channels: int
@@ -90,12 +98,27 @@ class DataSource(ABC):
     class_names: Sequence[str] | None = None  # not every data set has them
     images_at_once = 0  # small batches are augmented together up to this size: launching costs the same for all
 
+    def __init__(self, root: Path | None, augment: Augmentation, **options: Any) -> None:
+        self.augment = augment
+
+    @classmethod
+    def options(cls) -> list[str]:
+        """The names of the constructor's options, those that it passes on to the classes above it included."""
+        names: list[str] = []
+        for base in cls.__mro__:
+            if "__init__" in vars(base):
+                parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+                names += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+                if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                    break
+        return names
+
     @abstractmethod
-    def _load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """Images as levels 0..255 `[B, C, H, W]` (any dtype) and labels of every step, on the device."""
 
     @abstractmethod
-    def _load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """The same for test indices; fewer images than indices where some cannot be read."""
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
@@ -139,7 +162,7 @@ class DataSource(ABC):
         return self._train(steps, torch.device(device))
 
     def _train(self, steps: Steps, device: torch.device) -> Iterator[Batch]:
-        for step, (levels, labels) in zip(steps, self._load_train(steps, device), strict=True):
+        for step, (levels, labels) in zip(steps, self.load_train(steps, device), strict=True):
             keys = draws.Keys(step.seed, step.epoch, step.samples, step.repeats)
             images = augment_images(levels, self.augment, keys, self.mean, self.deviation)
             targets = smooth_targets(labels, self.num_classes, self.augment.label_smoothing)
@@ -162,8 +185,12 @@ class DataSource(ABC):
         starts = range(rank * batch_size, self.test_images + rank * batch_size, batch_size * world_size)
         return self._test([indices[i : i + batch_size] for i in starts], batch_size, torch.device(device))
 
+    def pick_test_images(self, indices: np.ndarray, device: torch.device | str = "cpu") -> Batch:
+        """The test images `indices` as one batch; `count` is smaller where some of them cannot be read."""
+        return next(self._test([indices], len(indices), torch.device(device)))
+
     def _test(self, slices: Sequence[np.ndarray], batch_size: int, device: torch.device) -> Iterator[Batch]:
-        for levels, labels in self._load_test(slices, device):
+        for levels, labels in self.load_test(slices, device):
             count = len(labels)
             missing = batch_size - count
             images = F.pad(normalise(levels, self.mean, self.deviation), (0, 0) * 3 + (0, missing))
@@ -176,95 +203,60 @@ def _check_rank(rank: int, world_size: int) -> None:
     require(0 <= rank < world_size, f"rank: expected 0..{world_size - 1} (world_size {world_size}), got {rank}")
 
 
-def _digits(root: Path | None, augment: Augmentation, **options: Any) -> DataSource:
-    from lrfdyn.data.digits import Digits
-
-    return Digits(augment, **options)
+DATA: Registry[type[DataSource]] = Registry("data")
+Source = TypeVar("Source", bound=DataSource)
 
 
-def _cifar(name: str) -> Callable[..., DataSource]:
-    def create(root: Path | None, augment: Augmentation, **options: Any) -> DataSource:
-        from lrfdyn.data.cifar import Cifar
+def register_data(name: str) -> Callable[[type[Source]], type[Source]]:
+    """Makes a data set known by `name`: in recipes, on the command line and to `create_data`.
 
-        return Cifar(name, _given(root, name), augment, **options)
+    @register_data("mine")
+    class Mine(DataSource):
+        num_classes, image_size, in_channels = 3, 64, 3
+        ...
+    """
 
-    return create
+    def add(source: type[Source]) -> type[Source]:
+        require(
+            isinstance(source, type) and issubclass(source, DataSource),
+            f"register_data: expected a subclass of lrfdyn.data.DataSource, got {source!r}",
+        )
+        DATA.add(name, source)
+        return source
 
-
-def _folder(name: str, image_size: int) -> Callable[..., DataSource]:
-    def create(root: Path | None, augment: Augmentation, **options: Any) -> DataSource:
-        from lrfdyn.data.folder import ImageFolder
-
-        return ImageFolder(_given(root, name), augment, **{"image_size": image_size, **options})
-
-    return create
-
-
-def _shards(root: Path | None, augment: Augmentation, **options: Any) -> DataSource:
-    from lrfdyn.data.shards import Shards
-
-    return Shards(_given(root, "webdataset"), augment, **options)
+    return add
 
 
-def _ade20k(root: Path | None, augment: Augmentation, **options: Any) -> DataSource:
-    from lrfdyn.segmentation.data import Ade20k
-
-    return Ade20k(_given(root, "ade20k"), augment, **options)
-
-
-MASKED = ("ade20k",)  # data sets of images with masks
-DATA: dict[str, Callable[..., DataSource]] = {
-    "digits": _digits,
-    "cifar10": _cifar("cifar10"),
-    "cifar100": _cifar("cifar100"),
-    "imagenet": _folder("imagenet", 224),
-    "imagenette": _folder("imagenette", 128),
-    "folder": _folder("folder", 224),
-    "webdataset": _shards,
-    "ade20k": _ade20k,
-}
-# Whose constructor has the options, where it is not that of folders.
-CONSTRUCTORS = {
-    "digits": "lrfdyn.data.digits.Digits",
-    "cifar10": "lrfdyn.data.cifar.Cifar",
-    "cifar100": "lrfdyn.data.cifar.Cifar",
-    "folder": "lrfdyn.data.folder.ImageFolder",
-    "webdataset": "lrfdyn.data.shards.Shards",
-    "ade20k": "lrfdyn.segmentation.data.Ade20k",
-}
+def data_class(name: str) -> type[DataSource]:
+    """The class that is registered as `name`; its attributes say what is known without the data's files."""
+    return DATA[name]
 
 
 def create_data(name: str, root: Path | str | None, augment: Augmentation, **options: Any) -> DataSource:
-    """The data set `name` from the folder `root`. `options` are the constructor's: `image_size`, `workers`,
+    """The data set `name` from the folder `root`. `options` are those of its class: `image_size`, `workers`,
     `on_corrupt`, `crop_share` for folders and shards; also `train`, `test`, `num_classes`, `shuffle_shards` for
-    shards; those of `Ade20k` for ade20k."""
-    for key in () if name in MASKED else ("scale", "photometric"):
+    shards; `data_class(name).options()` lists them.
+
+        source = create_data("cifar100", "data", Augmentation(crop="pad", flip=0.5))
+        for batch in source.train_batches(epoch=0, seed=0, batch_size=128):
+            batch.images, batch.targets  # [128, 3, 32, 32], [128, 100]
+    """
+    source = data_class(name)
+    for key in source.unused_settings:
         given = getattr(augment, key)
-        require(given == getattr(Augmentation, key), f"augmentation.{key}: is for images with masks, got {given}")
+        require(given == getattr(Augmentation, key), f"augmentation.{key}: is not for images of {name}, got {given}")
     check_options(name, options)
-    return DATA[name](None if root is None else Path(root), augment, **options)
+    folder = None if root is None else Path(root)
+    if source.needs_root:
+        require(folder is not None, f"root: {name} needs the folder of its files")
+        require(folder is not None and folder.is_dir(), f"root: no such folder {folder}")
+    return source(folder, augment, **options)
 
 
 def check_options(name: str, options: Iterable[str]) -> None:
     """Whether the data set has options of these names, which needs none of its files."""
-    if name not in DATA:
-        raise unknown_name("data", name, DATA)
-    module, _, constructor = CONSTRUCTORS.get(name, CONSTRUCTORS["folder"]).rpartition(".")
-    known: set[str] = set()
-    for cls in getattr(import_module(module), constructor).__mro__:
-        if "__init__" in vars(cls):
-            parameters = inspect.signature(cls.__init__).parameters.values()
-            known |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                break
+    known = data_class(name).options()
     for option in options:
         require(bool(known), f"data: {name} has no option {option!r}, and no others")
         if option not in known:
             raise unknown_name(f"data: option of {name}", option, known)
-
-
-def _given(root: Path | None, name: str) -> Path:
-    require(root is not None, f"root: {name} needs the folder of its files")
-    assert root is not None
-    require(root.is_dir(), f"root: no such folder {root}")
-    return root

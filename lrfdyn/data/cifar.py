@@ -8,86 +8,78 @@ import io
 import pickle
 import zipfile
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lrfdyn.data.augment import Augmentation
+from lrfdyn.data.base import register_data
 from lrfdyn.data.resident import ResidentData
 from lrfdyn.errors import LrfdynError, require
 
 SIZE = 32
 
 
-@dataclass(frozen=True)
-class Variant:
-    folder: str
-    classes: int
-    label_key: bytes
-    names_key: bytes
-    train: dict[str, str]  # file: md5
-    test: dict[str, str]
-    meta: dict[str, str]
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-
-
-VARIANTS = {
-    "cifar10": Variant(
-        "cifar-10-batches-py",
-        10,
-        b"labels",
-        b"label_names",
-        {
-            "data_batch_1": "c99cafc152244af753f735de768cd75f",
-            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-            "data_batch_4": "634d18415352ddfa80567beed471001a",
-            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-        },
-        {"test_batch": "40351d587109b95175f43aff81a1287e"},
-        {"batches.meta": "5ff9c542aee3614f3951f8cda6e48888"},
-        (0.4914, 0.4822, 0.4465),
-        (0.2470, 0.2435, 0.2616),
-    ),
-    "cifar100": Variant(
-        "cifar-100-python",
-        100,
-        b"fine_labels",
-        b"fine_label_names",
-        {"train": "16019d7e3df5f24257cddd939b257f8d"},
-        {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
-        {"meta": "7973b15100ade9c7d40fb424638fde48"},
-        (0.5071, 0.4867, 0.4408),
-        (0.2675, 0.2565, 0.2761),
-    ),
-}
-
-
 class Cifar(ResidentData):
     """`root` holds the official folder, or is it, or holds `cifar10.npz` / `cifar100.npz` with `x_train`, `y_train`,
     `x_test`, `y_test` (images HWC, uint8)."""
 
-    def __init__(self, name: str, root: Path, augment: Augmentation) -> None:
-        variant = VARIANTS[name]
-        archive = root / f"{name}.npz"
-        folder = root if root.name == variant.folder else root / variant.folder
+    image_size, in_channels, train_images = SIZE, 3, 50_000
+    archive: ClassVar[str]
+    folder: ClassVar[str]
+    label_key: ClassVar[bytes]
+    names_key: ClassVar[bytes]
+    train_files: ClassVar[dict[str, str]]  # file: md5
+    test_files: ClassVar[dict[str, str]]
+    meta_files: ClassVar[dict[str, str]]
+
+    def __init__(self, root: Path, augment: Augmentation) -> None:
+        archive = root / self.archive
+        folder = root if root.name == self.folder else root / self.folder
         if folder.is_dir():
-            train = _read_batches(folder, variant.train, variant)
-            test = _read_batches(folder, variant.test, variant)
-            (meta,) = _read(folder, variant.meta)
-            self.class_names = [n.decode() for n in _entry(meta, variant.names_key, folder / next(iter(variant.meta)))]
+            train = _read_batches(folder, self.train_files, self.label_key)
+            test = _read_batches(folder, self.test_files, self.label_key)
+            (meta,) = _read(folder, self.meta_files)
+            names = _entry(meta, self.names_key, folder / next(iter(self.meta_files)))
+            self.class_names = [name.decode() for name in names]
         elif archive.is_file():
             train, test = _read_archive(archive)
         else:
-            raise LrfdynError(f"root: {root} holds neither {variant.folder}/ nor {archive.name}")
+            raise LrfdynError(f"root: {root} holds neither {self.folder}/ nor {archive.name}")
         for images, labels in (train, test):
-            _check(images, labels, variant.classes, folder if folder.is_dir() else archive)
-        super().__init__(train, test, variant.classes, variant.mean, variant.deviation, augment)
+            _check(images, labels, self.num_classes, folder if folder.is_dir() else archive)
+        super().__init__(train, test, augment)
+
+
+@register_data("cifar10")
+class Cifar10(Cifar):
+    num_classes = 10
+    mean, deviation = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    archive, folder = "cifar10.npz", "cifar-10-batches-py"
+    label_key, names_key = b"labels", b"label_names"
+    train_files: ClassVar[dict[str, str]] = {
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    }
+    test_files: ClassVar[dict[str, str]] = {"test_batch": "40351d587109b95175f43aff81a1287e"}
+    meta_files: ClassVar[dict[str, str]] = {"batches.meta": "5ff9c542aee3614f3951f8cda6e48888"}
+
+
+@register_data("cifar100")
+class Cifar100(Cifar):
+    num_classes = 100
+    mean, deviation = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+    archive, folder = "cifar100.npz", "cifar-100-python"
+    label_key, names_key = b"fine_labels", b"fine_label_names"
+    train_files: ClassVar[dict[str, str]] = {"train": "16019d7e3df5f24257cddd939b257f8d"}
+    test_files: ClassVar[dict[str, str]] = {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
+    meta_files: ClassVar[dict[str, str]] = {"meta": "7973b15100ade9c7d40fb424638fde48"}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -132,10 +124,10 @@ def _entry(content: dict[bytes, Any], key: bytes, path: Path) -> Any:
     return content[key]
 
 
-def _read_batches(folder: Path, files: dict[str, str], variant: Variant) -> tuple[Tensor, Tensor]:
+def _read_batches(folder: Path, files: dict[str, str], label_key: bytes) -> tuple[Tensor, Tensor]:
     contents = list(zip(files, _read(folder, files), strict=True))
     images = np.concatenate([_entry(content, b"data", folder / name) for name, content in contents])
-    labels = np.concatenate([_entry(content, variant.label_key, folder / name) for name, content in contents])
+    labels = np.concatenate([_entry(content, label_key, folder / name) for name, content in contents])
     require(images.ndim == 2 and images.shape[1] == 3 * SIZE * SIZE, f"root: images in {folder} have another size")
     return torch.from_numpy(images.reshape(-1, 3, SIZE, SIZE)), torch.from_numpy(labels.astype(np.int64))
 

@@ -127,7 +127,7 @@ class DecodedData(DataSource):
     `on_corrupt="skip"` is reported by name once, replaced in training and left out in tests; `corrupt` lists them.
     `crop_share` is the side of the evaluated centre in the scaled image."""
 
-    in_channels = 3
+    image_size, in_channels = 224, 3
     mean, deviation = IMAGENET_MEAN, IMAGENET_DEVIATION
 
     def __init__(
@@ -137,7 +137,7 @@ class DecodedData(DataSource):
         num_classes: int,
         augment: Augmentation,
         *,
-        image_size: int = 224,
+        image_size: int | None = None,
         workers: int = 0,
         on_corrupt: Literal["error", "skip"] = "error",
         crop_share: float = CROP_SHARE,
@@ -146,20 +146,23 @@ class DecodedData(DataSource):
             import PIL  # noqa: F401
         except ImportError:
             raise LrfdynError("data: decoding images needs Pillow; pip install 'lrfdyn[data]'") from None
-        require_integer("image_size", image_size, 1)
+        super().__init__(None, augment)
+        if image_size is not None:
+            require_integer("image_size", image_size, 1)
+            self.image_size = image_size
         require_integer("workers", workers, 0)
         require(on_corrupt in ("error", "skip"), f"on_corrupt: expected error or skip, got {on_corrupt!r}")
         require(
             isinstance(crop_share, (int, float)) and 0 < crop_share <= 1,
             f"crop_share: expected 0 < x <= 1, got {crop_share!r}",
         )
-        self._loaders = [
-            Loader(images, augment, image_size, crop_share, on_corrupt == "skip") for images in (train, test)
+        self.loaders = [
+            Loader(images, augment, self.image_size, crop_share, on_corrupt == "skip") for images in (train, test)
         ]
         self.crop_share = crop_share
         self._skip, self._workers = on_corrupt == "skip", workers
         self.train_images, self.test_images = len(train.labels), len(test.labels)
-        self.num_classes, self.image_size, self.augment = num_classes, image_size, augment
+        self.num_classes = num_classes
         self.corrupt: dict[str, str] = {}
 
     def _load(self, loader: Loader, wanted: Sequence[Any], device: torch.device) -> Iterator[Decoded]:
@@ -173,8 +176,8 @@ class DecodedData(DataSource):
                     logger.warning("data: skipped the image %s (%s)", name, reason)
             yield batch
 
-    def _load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        for step, batch in zip(steps, self._load(self._loaders[0], steps, device), strict=True):
+    def load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        for step, batch in zip(steps, self._load(self.loaders[0], steps, device), strict=True):
             last = next(reversed(self.corrupt), "")
             require(
                 len(batch.labels) == len(step.samples),
@@ -182,6 +185,6 @@ class DecodedData(DataSource):
             )
             yield to_device(batch.levels, device), to_device(batch.labels, device)
 
-    def _load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in self._load(self._loaders[1], slices, device):
+    def load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in self._load(self.loaders[1], slices, device):
             yield to_device(batch.levels, device), to_device(batch.labels, device)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lrfdyn.data.augment import Augmentation
+from lrfdyn.data.base import register_data
 from lrfdyn.data.resident import ResidentData
 from lrfdyn.errors import LrfdynError
 
@@ -25,7 +27,7 @@ class Split:
     test_labels: Tensor
 
 
-def _raw() -> Split:
+def raw_digits() -> Split:
     """The fixed split with its grey values 0..16."""
     try:
         from sklearn.datasets import load_digits as load
@@ -41,19 +43,22 @@ def _raw() -> Split:
 
 def load_digits() -> Split:
     """The fixed split: 360 held-out images, drawn once with a fixed seed, class shares as they come."""
-    raw = _raw()
+    raw = raw_digits()
     mean, deviation = raw.train_images.mean(), raw.train_images.std()
     train, test = ((images - mean) / deviation for images in (raw.train_images, raw.test_images))
     return Split(train, raw.train_labels, test, raw.test_labels)
 
 
+@register_data("digits")
 class Digits(ResidentData):
     """The same split as a data source: whole levels 0..255, so that it can be augmented like any other."""
 
+    needs_root = False
+    num_classes, image_size, in_channels, train_images = 10, 8, 1, 1437
     class_names = tuple("0123456789")
 
-    def __init__(self, augment: Augmentation) -> None:
-        raw = _raw()
+    def __init__(self, root: Path | None, augment: Augmentation) -> None:
+        raw = raw_digits()
         train, test = ((images * (255 / 16)).round() for images in (raw.train_images, raw.test_images))
-        mean, deviation = float(train.mean()) / 255, float(train.std()) / 255
-        super().__init__((train, raw.train_labels), (test, raw.test_labels), 10, (mean,), (deviation,), augment)
+        self.mean, self.deviation = (float(train.mean()) / 255,), (float(train.std()) / 255,)
+        super().__init__((train, raw.train_labels), (test, raw.test_labels), augment)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lrfdyn.data.augment import Augmentation
+from lrfdyn.data.base import register_data
 from lrfdyn.data.decode import DecodedData, Images
 from lrfdyn.errors import LrfdynError, require
 
@@ -43,6 +44,7 @@ class FolderImages(Images):
         return Path(self.name(index)).read_bytes()
 
 
+@register_data("folder")
 class ImageFolder(DecodedData):
     """`options` are those of `DecodedData`."""
 
@@ -54,3 +56,13 @@ class ImageFolder(DecodedData):
         )
         super().__init__(train, test, len(train.classes), augment, **options)
         self.class_names = train.classes
+
+
+@register_data("imagenet")
+class ImageNet(ImageFolder):
+    num_classes, train_images = 1000, 1_281_167
+
+
+@register_data("imagenette")
+class Imagenette(ImageFolder):
+    num_classes, image_size, train_images = 10, 128, 9_469

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from lrfdyn.data.base import DataSource
-    from lrfdyn.models import SpikingModel
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
@@ -93,9 +92,8 @@ class Preprocessing:
         return cls(source.image_size, tuple(source.mean), tuple(source.deviation), share)
 
     @classmethod
-    def usual(cls, model: SpikingModel) -> Preprocessing:
+    def usual(cls, channels: int, size: int) -> Preprocessing:
         """What is assumed of a model that does not say: ImageNet's statistics, or levels from -1 to 1."""
-        channels, size, _ = model.input_size
         if channels == 3:
             return cls(size, IMAGENET_MEAN, IMAGENET_DEVIATION)
         return cls(size, (0.5,) * channels, (0.5,) * channels)

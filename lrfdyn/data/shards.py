@@ -22,6 +22,7 @@ import numpy as np
 
 from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.augment import Augmentation
+from lrfdyn.data.base import register_data
 from lrfdyn.data.decode import DecodedData, Images
 from lrfdyn.errors import LrfdynError, require, require_integer
 from lrfdyn.files import write_atomic
@@ -120,6 +121,7 @@ def _find(root: Path, patterns: str | Sequence[str], argument: str) -> list[Path
     return sorted(found)
 
 
+@register_data("webdataset")
 class Shards(DecodedData):
     """`train` and `test` are file patterns or lists of them, relative to `root` or absolute: shards may lie on several
     disks. Further `options` are those of `DecodedData`."""

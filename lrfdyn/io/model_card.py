@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lrfdyn.attention import LABELS
+from lrfdyn.attention import attention_label
 from lrfdyn.errors import LrfdynError, require
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def front_matter(entries: Mapping[str, Any]) -> str:
 
 def sentence(model: HubMixin) -> str:
     kind = model.config.get("attention")
-    attention = f" with {LABELS.get(kind, kind)} attention" if kind else ""
+    attention = f" with {attention_label(kind)} attention" if kind else ""
     channels, height, width = model.input_size
     classes = f"{model.num_classes} classes" if model.num_classes else "no classifier"
     steps = "1 time step" if model.time_steps == 1 else f"{model.time_steps} time steps"

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lrfdyn.attention import AttentionHost
+from lrfdyn.attention import AttentionHost, lif_host
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.registry import register_model
-from lrfdyn.models.spikformer import Block, attention_host
+from lrfdyn.models.spikformer import Block
 from lrfdyn.models.transformer import TransformerConfig
 from lrfdyn.nn.layers import ConvBN, SpikingConv, drop_path_rates, init_weights, max_pool, run_stages
 from lrfdyn.nn.neurons import LIF
@@ -175,7 +175,7 @@ class QKFormer(SpikingModel):
         require(depths[-1] >= 1, f"depth: expected an integer >= {least} in this form, got {config.depth}")
         widths = [dim // 4, dim // 2, dim]
         self.describe_stages(widths, layout.strides(), config.image_size)
-        host = attention_host(qkv_bias=False)
+        host = lif_host()
         stage3_host = replace(host, project_out=_legacy_project_out) if config.legacy_neuron_axis else host
         rates = iter(drop_path_rates(config.drop_path, config.depth))
 

@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
+from lrfdyn.attention.host import lif_conv
 from lrfdyn.models import spikformer
 from lrfdyn.models.registry import register_model
-from lrfdyn.models.spikformer import Spikformer, lif_conv
+from lrfdyn.models.spikformer import Spikformer
 from lrfdyn.models.transformer import CIFAR, PlainTransformer, PlainTransformerConfig
 from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, SpikingConv, max_pool
 from lrfdyn.nn.neurons import LIF

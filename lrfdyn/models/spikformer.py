@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from lrfdyn.attention import AttentionHost
+from lrfdyn.attention import lif_host
 from lrfdyn.models.registry import register_model
 from lrfdyn.models.transformer import CIFAR, PlainTransformer, PlainTransformerConfig, stem_widths
 from lrfdyn.nn.layers import ConvBN, DropPath, SpikingConv
@@ -97,20 +96,6 @@ class Block(nn.Module):
         yield Section(f"{name}.mlp", lambda x: mlp(x, residual=x), (mlp,), width, "integers")
 
 
-def lif_conv(c_in: int, c_out: int, bias: bool = False) -> SpikingConv:
-    return SpikingConv(c_in, c_out, LIF(), bias=bias)
-
-
-def attention_host(qkv_bias: bool) -> AttentionHost:
-    return AttentionHost(
-        project=partial(lif_conv, bias=qkv_bias),
-        project_out=partial(lif_conv, bias=True),
-        neuron=LIF,
-        fire=partial(LIF, threshold=0.5),
-        scale=0.125,  # whatever the width of a head, as in the official code
-    )
-
-
 @dataclass
 class SpikformerConfig(PlainTransformerConfig):
     """The options of Spikformer."""
@@ -141,7 +126,7 @@ class Spikformer(PlainTransformer):
 
     def __init__(self, **options: Any) -> None:
         config = SpikformerConfig(**options)
-        host, dim = attention_host(config.qkv_bias), config.dim
+        host, dim = lif_host(config.qkv_bias), config.dim
 
         def block(grid: tuple[int, int], drop_path: float) -> Block:
             return Block(config.make_attention(dim, grid, host), dim, config.hidden_width(dim), drop_path)

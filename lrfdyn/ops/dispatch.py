@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from lrfdyn.errors import require
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_plain_only = False
+_plain_only: ContextVar[bool] = ContextVar("plain_only", default=False)  # of a thread, not of the process
 
 
 @cache
@@ -29,7 +30,7 @@ def _on_kernel_device(tensor: Tensor) -> bool:
 
 def use_triton(*tensors: Tensor | None) -> bool:
     """Whether an operation on these tensors takes its kernel: all on a GPU, in a type that the kernels know."""
-    if _plain_only or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _plain_only.get():
         return False
     given = [t for t in tensors if t is not None]
     return all(_on_kernel_device(t) and t.dtype in KERNEL_DTYPES and t.numel() > 0 for t in given) and triton_present()
@@ -45,13 +46,12 @@ def first_derivative_only() -> None:
 
 @contextmanager
 def plain_operations() -> Iterator[None]:
-    """Inside this context every operation takes its plain definition, on GPUs too."""
-    global _plain_only
-    before, _plain_only = _plain_only, True
+    """Inside this context every operation takes its plain definition, on GPUs too. Other threads are not affected."""
+    token = _plain_only.set(True)
     try:
         yield
     finally:
-        _plain_only = before
+        _plain_only.reset(token)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:

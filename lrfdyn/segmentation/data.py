@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from torch.utils.data import Dataset
 
 from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.augment import Augmentation, normalise
-from lrfdyn.data.base import Batch, DataSource, Step, Steps
+from lrfdyn.data.base import Batch, DataSource, Step, Steps, register_data
 from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
 from lrfdyn.data.device import to_device
 from lrfdyn.data.loading import load_in_order
@@ -37,7 +38,7 @@ from lrfdyn.segmentation.pairs import (
     read_pair,
 )
 
-USED = ("flip", "scale", "photometric", "repeats")  # of the augmentation
+USED = ("flip", "scale", "photometric", "repeats")  # settings of the augmentation
 
 
 def stack(arrays: Sequence[np.ndarray], fill: int) -> np.ndarray:
@@ -71,6 +72,7 @@ class Loader(Dataset):
         return Loaded(packed.pixels, packed.masks, np.stack((packed.starts, packed.heights, packed.widths)), "")
 
 
+@register_data("ade20k")
 class Ade20k(DataSource):
     """Training crops of `image_size`, test images whole.
 
@@ -80,7 +82,9 @@ class Ade20k(DataSource):
     overlapping squares of that side, `flip` together with their mirror image.
     """
 
-    in_channels = 3
+    task = "segmentation"
+    unused_settings = tuple(field.name for field in fields(Augmentation) if field.name not in USED)
+    num_classes, image_size, in_channels, train_images = CLASSES, 512, 3, 20_210
     mean, deviation = IMAGENET_MEAN, IMAGENET_DEVIATION
 
     def __init__(
@@ -109,29 +113,33 @@ class Ade20k(DataSource):
             require(isinstance(on, bool), f"{name}: expected true or false, got {on!r}")
         require(num_classes <= CLASSES, f"num_classes: masks of bytes hold up to {CLASSES}, got {num_classes}")
         require_integer("workers", workers, 0)
-        check_augmentation(augment)
+        super().__init__(root, augment)
         root = find_root(root)
         self._train_pairs, self.test_pairs = find_pairs(root, "training"), find_pairs(root, "validation")
         self.train_images, self.test_images = len(self._train_pairs), len(self.test_pairs)
-        self.num_classes, self.image_size, self.augment = num_classes, image_size, augment
+        self.num_classes, self.image_size = num_classes, image_size
         self.window, self.flip = window, flip
         self._workers, self._test_size, self._resident = workers, test_size, resident
         self._pictures: dict[torch.device, Pictures] = {}
-        self._test_pictures: list[Picture] = []
-        if resident:  # those for training when they are first asked for: a test does without them
-            self._test_pictures = self._decode(self.test_pairs, test_size)
 
     def _decode(self, pairs: Sequence[Pair], short_side: int | None) -> list[Picture]:
         with ThreadPoolExecutor(max(1, self._workers)) as pool:  # decoders release the interpreter
             return list(pool.map(lambda pair: read_pair(pair, self.num_classes, short_side), pairs))
 
+    @cached_property
+    def _test_pictures(self) -> list[Picture]:
+        """Of resident data, decoded when they are first asked for, as those for training are."""
+        return self._decode(self.test_pairs, self._test_size)
+
     def check_test_pairs(self) -> None:
         """Raises what the first test would, which may come after hours of training."""
-        if not self._resident:  # else they have been read
+        if self._resident:
+            _ = self._test_pictures
+        else:
             with ThreadPoolExecutor(max(1, self._workers)) as pool:
                 list(pool.map(lambda pair: check_pair(pair, self.num_classes), self.test_pairs))
 
-    def _load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         for step, (pictures, index) in zip(steps, self._pictures_of(steps, device), strict=True):
             keys = draws.Keys(step.seed, step.epoch, step.samples, step.repeats)
             levels, mask, inside = random_crops(pictures, index, self.augment, keys, self.image_size)
@@ -155,10 +163,10 @@ class Ade20k(DataSource):
             yield pictures.to(device), np.arange(len(pictures.starts))
 
     def _train(self, steps: Steps, device: torch.device) -> Iterator[Batch]:
-        for images, labels in self._load_train(steps, device):
+        for images, labels in self.load_train(steps, device):
             yield Batch(images, labels, labels, len(images))
 
-    def _load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         for pictures in self._test_pictures_of(slices):
             levels = to_device(stack([image for image, _ in pictures], 0), device).permute(0, 3, 1, 2)
             images = normalise(levels.float(), self.mean, self.deviation)
@@ -203,7 +211,7 @@ class Ade20k(DataSource):
         batches = self._same_size(batch_size, multiple if whole else 1)
         mine = batches[rank::world_size]
         missing = -(-len(batches) // world_size) - len(mine)
-        for i, (images, labels) in enumerate(self._load_test([*mine, *batches[:missing]], torch.device(device))):
+        for i, (images, labels) in enumerate(self.load_test([*mine, *batches[:missing]], torch.device(device))):
             yield Batch(images, labels, labels, len(images) if i < len(mine) else 0)
 
     def _same_size(self, batch_size: int, multiple: int) -> list[np.ndarray]:
@@ -226,15 +234,6 @@ class Ade20k(DataSource):
                 return file.size
         except OSError as error:
             raise LrfdynError(f"data: cannot read the mask {path} ({type(error).__name__}: {error})") from None
-
-
-def check_augmentation(augment: Augmentation) -> None:
-    for field in fields(Augmentation):
-        given, usual = getattr(augment, field.name), field.default
-        require(
-            field.name in USED or given == usual,
-            f"augmentation.{field.name}: images with masks take {', '.join(USED)} only, got {given}",
-        )
 
 
 __all__ = ["IGNORED", "Ade20k", "Pair", "find_pairs", "find_root", "read_mask", "read_pair"]

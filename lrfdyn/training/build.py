@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from lrfdyn.data import DataSource, create_data
-from lrfdyn.data.base import MASKED
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
@@ -36,7 +35,7 @@ def data_model(config: TrainConfig, source: DataSource) -> SpikingModel:
     """The untrained model for these data, which knows their class names and the preprocessing of their images."""
     model = build_model(config, source.num_classes, source.image_size, source.in_channels)
     model.class_names = None if source.class_names is None else tuple(source.class_names)
-    if config.data.name not in MASKED:  # images are segmented whole, and not cropped
+    if source.task == "classification":  # images are segmented whole, and not cropped
         model.preprocessing = Preprocessing.of_data(source)
     return model
 

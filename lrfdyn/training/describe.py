@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from lrfdyn.data.base import MASKED, check_options
+from lrfdyn.data import data_class
+from lrfdyn.data.base import check_options
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models.summary import count_parameters
-from lrfdyn.segmentation.data import find_pairs, find_root
 from lrfdyn.training.build import build_data, build_model, data_options
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.optim import parameter_groups
@@ -35,30 +34,16 @@ class Facts:
     absent: str = ""  # why they are those of the official data set
 
 
-FACTS = {
-    "digits": Facts(10, 8, 1, 1437),
-    "cifar10": Facts(10, 32, 3, 50_000),
-    "cifar100": Facts(100, 32, 3, 50_000),
-    "imagenette": Facts(10, 128, 3, 9_469),
-    "imagenet": Facts(1000, 224, 3, 1_281_167),
-    "ade20k": Facts(150, 512, 3, 20_210),
-}
-
-
 def data_facts(config: TrainConfig) -> Facts:
     """Counted in `data.root`, which may hold a part of the data; of the official data set where it is not there."""
-    data = config.data
+    data, source = config.data, data_class(config.data.name)
     check_options(data.name, data_options(config))
-    if data.name not in FACTS:  # of one's own
+    if not hasattr(source, "train_images"):  # of one's own
         return _counted(config)
-    known = FACTS[data.name]
-    classes, size = data.options.get("num_classes", known.num_classes), data.image_size or known.image_size
-    known = replace(known, num_classes=classes, image_size=size)
+    classes, size = data.options.get("num_classes", source.num_classes), data.image_size or source.image_size
+    known = Facts(classes, size, source.in_channels, source.train_images)
     if data.root is None:
         return known
-    root = Path(data.root).expanduser()
-    if data.name in MASKED and root.is_dir():  # counted without decoding them
-        return replace(known, train_images=len(find_pairs(find_root(root), "training")))
     try:
         return _counted(config)
     except LrfdynError as error:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from lrfdyn.attention.lrf_dyn import Dendrites
 from lrfdyn.training.config import OptimizerConfig, ScheduleConfig
 
 
@@ -81,27 +80,19 @@ class Lamb(torch.optim.Optimizer):
         return tuple(x.to(like.device, like.dtype) if isinstance(x, Tensor) else x for x in numbers)  # type: ignore[return-value]
 
 
-def keeps_size(name: str, parameter: Tensor, dynamics: set[str]) -> bool:
-    """Whether weight decay leaves a parameter alone: norms and biases, and the dendrites' time constants and
-    frequencies, for which zero is no neutral value."""
-    return parameter.dim() <= 1 or name in dynamics
-
-
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """With weight decay and without, and apart from them those of the head where its rate is another."""
-    dynamics = {
-        f"{path}.{name}"
-        for path, module in model.named_modules()
-        if isinstance(module, Dendrites)
-        for name in ("raw_decay", "turns")
-    }
+    """With weight decay and without, and apart from them those of the head where its rate is another.
+
+    Norms and biases have none, nor what a module names in `without_weight_decay`.
+    """
+    spared = {getattr(m, name) for m in model.modules() for name in getattr(m, "without_weight_decay", ())}
     groups: dict[tuple[float, bool], list[Tensor]] = {}
     for factor in (1.0, config.head_rate):
         groups |= {(factor, False): [], (factor, True): []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             factor = config.head_rate if name.startswith("head.") else 1.0
-            groups[factor, keeps_size(name, parameter, dynamics)].append(parameter)
+            groups[factor, parameter.dim() <= 1 or parameter in spared].append(parameter)
     decays = {False: config.weight_decay, True: 0.0}
     return [
         {"params": params, "weight_decay": decays[kept], **({} if factor == 1 else {"rate_factor": factor})}

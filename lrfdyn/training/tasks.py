@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from lrfdyn.data import Batch, DataSource
-from lrfdyn.data.base import MASKED
+from lrfdyn.data import Batch, DataSource, data_class
 
 if TYPE_CHECKING:
     from lrfdyn.models import SpikingModel
@@ -50,7 +49,7 @@ class Task(Protocol):
 
 def task_of(data: str) -> Task:
     """Of a data set, by its name."""
-    if data in MASKED:
+    if data_class(data).task == "segmentation":
         from lrfdyn.segmentation.task import Segmentation
 
         return Segmentation()

@@ -9,12 +9,9 @@ import torch
 from torch import nn
 
 import lrfdyn
-from lrfdyn.analysis.measure.attention_energy import attention_counts
-from lrfdyn.analysis.measure.energy import EnergyModel, energy
-from lrfdyn.analysis.measure.synapses import axis_uses
-from lrfdyn.attention import create_attention
+from lrfdyn.analysis.measure.energy import EnergyModel, conv_uses, energy
+from lrfdyn.attention import create_attention, lif_host
 from lrfdyn.errors import LrfdynError
-from lrfdyn.models.spikformer import attention_host
 from lrfdyn.nn.neurons import IF, LIF
 from tests.models.host_checks import digits_model
 
@@ -46,9 +43,14 @@ def count(layer, frames):
 
 
 def test_outputs_that_an_input_reaches():
-    assert axis_uses(4, kernel=3, stride=1, padding=1, dilation=1).tolist() == [2, 3, 3, 2]
-    assert axis_uses(5, kernel=3, stride=2, padding=1, dilation=1).tolist() == [1, 2, 1, 2, 1]
-    assert axis_uses(7, kernel=3, stride=1, padding=3, dilation=3).tolist() == [2, 2, 2, 3, 2, 2, 2]
+    def along_a_row(size, **settings):
+        return conv_uses(nn.Conv2d(1, 1, (1, 3), **settings), 1, size).tolist()
+
+    assert along_a_row(4, padding=(0, 1)) == [[2, 3, 3, 2]]
+    assert along_a_row(5, stride=(1, 2), padding=(0, 1)) == [[1, 2, 1, 2, 1]]
+    assert along_a_row(6, stride=(1, 2)) == [[1, 1, 2, 1, 1, 0]]  # the last input is not read
+    assert along_a_row(7, padding=(0, 3), dilation=(1, 3)) == [[2, 2, 2, 3, 2, 2, 2]]
+    assert conv_uses(nn.Conv2d(1, 1, 3, padding=1), 2, 3).tolist() == [[4, 6, 4], [4, 6, 4]]
 
 
 def test_3x3_convolution_by_hand():
@@ -81,7 +83,7 @@ def test_first_layer_of_a_static_image_multiplies_once():
     net = lrfdyn.models.Spikformer(dim=8, depth=1, heads=1, image_size=16, in_channels=1, num_classes=3, time_steps=4)
     images = torch.zeros(3, 1, 16, 16)  # zeros are whole numbers, but pixels are not spikes
     first = energy(net, images)["layers"][0]
-    edges = sum(axis_uses(16, 3, 1, 1, 1).tolist())
+    edges = 2 + 14 * 3 + 2  # along a row of 16
     assert first["name"] == "stem.stages.0.conv"
     assert first["multiply_accumulates"] == edges**2  # one channel in, one out
     again = energy(net, images, EnergyModel(repeat_first=True))["layers"][0]
@@ -90,7 +92,7 @@ def test_first_layer_of_a_static_image_multiplies_once():
 
 def host_layer(kind, **options):
     """Attention of two heads of two channels on a 3x3 grid."""
-    return create_attention(kind, 4, 2, GRID, attention_host(False), **options)
+    return create_attention(kind, 4, 2, GRID, lif_host(), **options)
 
 
 def projected(**places):
@@ -105,45 +107,45 @@ def projected(**places):
 
 
 def plain(counts):
-    return {name: (float(accumulates), macs) for name, (accumulates, macs) in counts.items()}
+    return {name: (float(part.accumulates), part.multiply_accumulates) for name, part in counts.items()}
 
 
 def test_ssa_by_hand():
     # Token 4: k fires in channels 0, 1 and v in 0 of head 0: two pairs. Token 5: k in head 0 and v in head 1: none.
     spikes = projected(q=[(0, 0), (3, 8)], k=[(0, 4), (1, 4), (0, 5)], v=[(0, 4), (2, 5)])
     for kind in ("ssa", "causal_ssa"):
-        counts = plain(attention_counts(host_layer(kind), spikes, GRID))
+        counts = plain(host_layer(kind).operation_counts(spikes, GRID))
         assert counts == {"k^T v": (2, 0), "q (k^T v)": (2 * 2, 0)}
 
 
 def test_vsa_by_hand():
     # The query spike (0, 0) meets k at tokens 4 and 5 in channel 0; (3, 8) meets none. Two v spikes go to 9 queries.
     spikes = projected(q=[(0, 0), (3, 8)], k=[(0, 4), (1, 4), (0, 5)], v=[(0, 4), (2, 5)])
-    assert plain(attention_counts(host_layer("vsa"), spikes, GRID)) == {"q k^T": (2, 0), "softmax v": (18, 0)}
+    assert plain(host_layer("vsa").operation_counts(spikes, GRID)) == {"q k^T": (2, 0), "softmax v": (18, 0)}
 
 
 def test_sdsa_by_hand():
     spikes = projected(q=[(0, 0)], k=[(0, 4), (1, 4), (2, 5)], v=[(0, 4), (2, 5), (3, 5)])
-    assert plain(attention_counts(host_layer("sdsa"), spikes, GRID)) == {"k * v": (2, 0)}
+    assert plain(host_layer("sdsa").operation_counts(spikes, GRID)) == {"k * v": (2, 0)}
 
 
 def test_lrf_by_hand():
     spikes = projected(v=[(0, 4), (2, 0)])
-    counts = plain(attention_counts(host_layer("lrf_ssa", dilations=(1,)), spikes, GRID))
+    counts = plain(host_layer("lrf_ssa", dilations=(1,)).operation_counts(spikes, GRID))
     assert counts["lrf"] == (9 + 4, 0)  # the centre reaches 9 tokens, the corner 4
-    wide = plain(attention_counts(host_layer("lrf_ssa", dilations=(1, 2)), spikes, GRID))
+    wide = plain(host_layer("lrf_ssa", dilations=(1, 2)).operation_counts(spikes, GRID))
     assert wide["lrf"] == (9 + 4 + 1 + 4, 0)  # at dilation 2 the centre reaches itself, a corner the corners
 
 
 def test_dendrites_by_hand():
     spikes = projected(v=[(0, 4), (2, 0), (3, 8)])
-    counts = plain(attention_counts(host_layer("lrf_dyn", dendrites=2, dilations=(1,)), spikes, GRID))
+    counts = plain(host_layer("lrf_dyn", dendrites=2, dilations=(1,)).operation_counts(spikes, GRID))
     tokens, channels = 9, 4
     assert counts["dendrites, input"] == (3 * 1, 0)  # one oscillator per two dendrites takes the spike
     assert counts["dendrites, recurrence"] == (0, 4 * tokens * channels)
     assert counts["dendrites, read-out"] == (0, 2 * tokens * channels)
     assert counts["lrf"] == (0, channels * (4 * 4 + 4 * 6 + 9))  # corners, edges, centre
-    gated = plain(attention_counts(host_layer("lrf_dyn", token="qkv"), projected(k=[(0, 4)], v=[(0, 4), (1, 4)]), GRID))
+    gated = plain(host_layer("lrf_dyn", token="qkv").operation_counts(projected(k=[(0, 4)], v=[(0, 4), (1, 4)]), GRID))
     assert gated["dendrites, input"] == (1 * 4, 0)  # k and v both fire once; 8 dendrites are 4 oscillators
 
 

@@ -21,7 +21,6 @@ from lrfdyn.analysis.measure.locality import (
     uniform_over_past,
 )
 from lrfdyn.analysis.measure.memory import attention_state, inference_peak, peak_allocation
-from lrfdyn.analysis.measure.mixing import dendrite_weights, weight_blocks
 from lrfdyn.analysis.measure.observe import observe
 from lrfdyn.analysis.measure.receptive_field import even_max_pool, receptive_field, receptive_field_record, share_inside
 from lrfdyn.attention import ATTENTIONS
@@ -113,30 +112,6 @@ def busy(kind, **options):
         if isinstance(bn, nn.BatchNorm2d):
             nn.init.uniform_(bn.bias, 0.0, 4.0)
     return built.eval()
-
-
-@pytest.mark.parametrize("kind", ATTENTIONS)
-@pytest.mark.parametrize("block", [1, 3000, 2**24], ids=["row by row", "some rows", "at once"])
-def test_blocks_of_queries_equal_the_whole_matrix(kind, block):
-    torch.manual_seed(0)
-    built = busy(kind)
-    attention = built.blocks[0].attn
-    x = (torch.rand(2, 3, attention.dim, 5, 4) < 0.3).float()  # a grid that is not square
-    with torch.no_grad():
-        expected = attention.weights(x).unflatten(0, (2, 3)).sum(0)
-        spikes = dict(zip(attention.projections, attention.project(x), strict=True))
-        blocks = list(weight_blocks(attention, spikes, (5, 4), block))
-    found = torch.cat([weights for _, weights in blocks], 1)
-    assert [i for queries, _ in blocks for i in queries] == list(range(20))
-    assert expected.max() > 0
-    if kind == "lrf_dyn":
-        found = found * 2  # of one time step: the mixing is the same in all
-    torch.testing.assert_close(found.expand_as(expected), expected, rtol=1e-4, atol=1e-6)
-
-
-def test_dendrite_weights_hold_a_few_columns_at_a_time():
-    attention = busy("lrf_dyn").blocks[0].attn
-    torch.testing.assert_close(dendrite_weights(attention, (8, 8), block=1), dendrite_weights(attention, (8, 8)))
 
 
 @pytest.mark.parametrize("kind", ["ssa", "lrf_ssa", "lrf_dyn"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -77,3 +79,52 @@ def build(kind, host="spikformer", grid=(3, 5), dim=DIM, heads=HEADS, seed=0, **
 
 def images(time, batch, dim, grid, seed=1):
     return random(time, batch, dim, *grid, seed=seed)
+
+
+# --- mixing matrices
+
+
+def mixing_weights(attention, x, block=2**24):
+    """What a layer says of itself as one matrix `[B or 1, N, N]`, added up over the time steps."""
+    with torch.no_grad():
+        spikes = dict(zip(attention.projections, attention.project(x), strict=True))
+        blocks = list(attention.mixing_weights(spikes, tuple(x.shape[3:]), block))
+    assert [i for queries, _ in blocks for i in queries] == list(range(x.shape[3] * x.shape[4]))
+    return torch.cat([weights for _, weights in blocks], 1)
+
+
+@torch.no_grad()
+def dense_weights(attention, x):
+    """The same from whole matrices per channel `[T, B, C, N, N]`, for every time step."""
+    kind, grid = type(attention).__name__, tuple(x.shape[3:])
+    channels, heads = attention.value_dim, attention.heads
+    local = stencil_matrix(attention.lrf, grid) if hasattr(attention, "lrf") else 0.0
+    if kind == "LRFDyn":
+        kernel = attention.dendrites.kernel(grid)
+        lag = torch.arange(len(kernel)).unsqueeze(1) - torch.arange(len(kernel))
+        dendrites = torch.where(lag >= 0, kernel.T[:, lag.clamp(min=0)], 0.0)
+        return (dendrites + local @ dendrites).abs().mean(0).expand(*x.shape[:2], -1, -1)
+    q, k, v = (s.flatten(3) for s in attention.project(x))
+    if kind == "SDSA":
+        given = k.repeat_interleave(channels // attention.dim, 2) * v
+        return given.abs().mean(2).unsqueeze(2).expand(-1, -1, given.shape[3], -1)
+    pairs = zip(q.chunk(heads, 2), k.chunk(heads, 2), strict=True)
+    scores = torch.stack([torch.einsum("tbcn,tbcm->tbnm", *pair) for pair in pairs], 2)
+    if kind == "VSA":
+        scores = (scores * (attention.dim // heads) ** -0.5).softmax(-1)
+    else:
+        scores = attention.scale * (scores.tril() if kind == "CausalSSA" else scores)
+    return (scores.repeat_interleave(channels // heads, 2) + local).abs().mean(2)
+
+
+def stencil_matrix(lrf, grid):
+    """Local receptive fields as `[C, N, N]`: row = output token, column = input token."""
+    n = grid[0] * grid[1]
+    weight = lrf.weight.detach()
+    matrix = weight.new_zeros(weight.shape[1], n, n)
+    for stencil, d in zip(weight, lrf.dilations, strict=True):
+        for i, j, a, b in itertools.product(range(grid[0]), range(grid[1]), range(3), range(3)):
+            y, x = i + (a - 1) * d, j + (b - 1) * d
+            if 0 <= y < grid[0] and 0 <= x < grid[1]:
+                matrix[:, i * grid[1] + j, y * grid[1] + x] += stencil[:, a, b]
+    return matrix

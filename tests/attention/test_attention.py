@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lrfdyn.attention import ATTENTIONS, LABELS, attention_options
+from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.attention.base import from_heads, from_tokens, to_heads, to_tokens
 from lrfdyn.errors import LrfdynError
 from lrfdyn.nn.neurons import IntegerSpike
 from lrfdyn.ops.lif import Dynamics, lif_reference
 from lrfdyn.ops.lrf import lrf_reference
-from tests.attention.small import DIM, FIVE, HEADS, build, hosts, images, kinds
+from tests.attention.small import DIM, FIVE, HEADS, build, hosts, images, kinds, mixing_weights
 from tests.conftest import random, shape_id
 
 # --- shapes and gradients
@@ -29,7 +29,7 @@ def test_shape_comes_back_and_every_parameter_learns(kind, options, host, shape)
     x = images(time, batch, DIM, grid).requires_grad_()
     y = attention(x)
     assert y.shape == x.shape
-    assert attention.weights(x).shape == (time * batch, grid[0] * grid[1], grid[0] * grid[1])
+    assert mixing_weights(attention, x).shape[1:] == (grid[0] * grid[1], grid[0] * grid[1])
     y.backward(random(*y.shape, seed=5))
     grads = {"x": x.grad, **{name: p.grad for name, p in attention.named_parameters()}}
     assert all(g.isfinite().all() for g in grads.values())
@@ -175,7 +175,7 @@ def test_lrf_ssa_without_dilations_is_ssa_bit_for_bit(host, training):
     for name, value in results[0].items():
         assert torch.equal(value, results[1][name]), name
     x = images(2, 1, DIM, (3, 5))
-    assert torch.equal(plain.weights(x), local.weights(x))
+    assert torch.equal(mixing_weights(plain, x), mixing_weights(local, x))
 
 
 @hosts
@@ -189,12 +189,9 @@ def test_causal_ssa_with_stencils_is_both_terms(host):
     assert stencils.abs().max() > 0.1
     torch.testing.assert_close(local.eval().mix(*spikes), plain.mix(*spikes) + stencils)
     # The mixing matrix: causal scores, and stencils that look at the rows below.
-    scores, fields = plain.scores(x), local.lrf.matrix((4, 6))
-    assert torch.equal(scores, scores.tril())
-    per_channel = scores.repeat_interleave(local.value_dim // HEADS, 1) + fields
-    torch.testing.assert_close(local.weights(x), per_channel.abs().mean(1))
-    assert torch.equal(plain.weights(x), plain.weights(x).tril())
-    assert local.weights(x).triu(1).abs().max() > 0.1
+    weights = mixing_weights(plain, x)
+    assert torch.equal(weights, weights.tril())
+    assert mixing_weights(local, x).triu(1).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("m", [8, 14], ids="token{}".format)
@@ -254,7 +251,9 @@ def test_others_look_ahead(kind):
 
 
 def test_registry():
-    assert set(LABELS) == set(ATTENTIONS)
+    labels = {"ssa": "SSA", "lrf_dyn": "LRF-Dyn", "not installed": "not installed"}
+    assert {kind: attention_label(kind) for kind in labels} == labels
+    assert all(cls.kind == kind for kind, cls in ATTENTIONS.items())
     assert attention_options("ssa") == attention_options("vsa") == {}
     assert attention_options("causal_ssa") == {"dilations": ()}
     assert attention_options("lrf_ssa") == {"dilations": (3, 5)}

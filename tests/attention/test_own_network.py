@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import lrfdyn
-from lrfdyn.models.spikformer import attention_host
+from lrfdyn.attention import lif_host
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "own_network.py"
 
@@ -21,7 +21,7 @@ EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "own_network.py"
 @pytest.mark.parametrize("kind", list(lrfdyn.ATTENTIONS))
 def test_without_a_host_it_is_that_of_spikformer(kind):
     layers = []
-    for host in (None, attention_host(qkv_bias=False)):
+    for host in (None, lif_host()):
         torch.manual_seed(0)
         layers.append(lrfdyn.create_attention(kind, 16, 4, (4, 4), host).eval())
     own, spikformers = layers

@@ -5,39 +5,46 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lrfdyn.attention.base import from_heads, to_heads
 from lrfdyn.attention.local import LocalReceptiveFields
-from tests.attention.small import DIM, HEADS, build, hosts, images
+from tests.attention.small import DIM, build, dense_weights, hosts, images, mixing_weights, stencil_matrix
 from tests.conftest import random, shape_id
-
-
-@hosts
-def test_weights_of_lrf_ssa_are_absolute_per_channel(host):
-    attention = build("lrf_ssa", host, (4, 5), dilations=(1, 3)).eval()
-    x = images(2, 2, DIM, (4, 5))
-    scores, local = attention.scores(x), attention.lrf.matrix((4, 5))
-    per_head = attention.value_dim // HEADS
-    expected = sum((scores[:, c // per_head] + local[c]).abs() for c in range(attention.value_dim))
-    torch.testing.assert_close(attention.weights(x), expected / attention.value_dim)
 
 
 @hosts
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("ssa", {}), ("causal_ssa", {}), ("vsa", {}), ("lrf_ssa", {"dilations": ()})],
-    ids=["ssa", "causal_ssa", "vsa", "lrf_ssa"],
+    [
+        *((kind, {}) for kind in ("ssa", "causal_ssa", "vsa", "sdsa")),
+        *((kind, {"dilations": (1, 3)}) for kind in ("causal_ssa", "lrf_ssa", "lrf_dyn")),
+        ("lrf_ssa", {"dilations": ()}),
+        ("lrf_dyn", {"token": "qkv"}),
+    ],
+    ids=str,
 )
-def test_scores_are_the_operator_on_the_values(kind, options, host):
+@pytest.mark.parametrize("block", [1, 3000, 2**24], ids=["row by row", "some rows", "at once"])
+def test_blocks_of_queries_equal_the_whole_matrix(kind, options, host, block):
     attention = build(kind, host, (4, 5), **options).eval()
-    x = images(2, 2, DIM, (4, 5))
-    spikes = [getattr(attention, name)(x) for name in "qkv"]
-    scores = attention.scores(x)
-    assert scores.shape == (4, HEADS, 20, 20)
-    mixed = from_heads(scores @ to_heads(spikes[2], HEADS), like=spikes[2])
+    x = images(2, 3, DIM, (5, 4))  # another grid than at construction
+    expected = dense_weights(attention, x).sum(0)
+    found = mixing_weights(attention, x, block)
+    assert expected.max() > 0
+    if attention.fixed_mixing:
+        assert len(found) == 1
+        found = found * 2  # of one time step: the mixing is the same in all
+    torch.testing.assert_close(found.expand_as(expected), expected)
+
+
+@hosts
+@pytest.mark.parametrize("kind", ["ssa", "causal_ssa", "vsa"])
+def test_weights_are_the_operator_on_the_values(kind, host):
+    """Scores of spikes are not negative, so with one head the weights are the operator itself."""
+    attention = build(kind, host, (4, 5), dim=4, heads=1).eval()
+    x = images(1, 2, 4, (4, 5))
+    spikes = attention.project(x)
+    mixed = (mixing_weights(attention, x) @ spikes[2][0].flatten(2).mT).mT.unflatten(2, (4, 5))
     if kind == "vsa":
-        mixed = attention.norm(mixed.flatten(0, 1)).unflatten(0, mixed.shape[:2])
-    torch.testing.assert_close(mixed, attention.mix(*spikes))
-    torch.testing.assert_close(attention.weights(x), scores.abs().sum(1) / HEADS)
+        mixed = attention.norm(mixed)
+    torch.testing.assert_close(mixed.unsqueeze(0), attention.mix(*spikes))
 
 
 @pytest.mark.parametrize("dilations", [(), (1,), (1, 3)], ids=lambda d: "d" + shape_id(d))
@@ -47,10 +54,8 @@ def test_lrf_dyn_weights_are_the_responses_to_single_tokens(channels, dilations)
     impulses = torch.eye(20).double().reshape(20, 1, 1, 4, 5).expand(-1, -1, channels, -1, -1)
     soma = attention.dendrites(impulses)
     columns = attention.lrf(soma, residual=soma).squeeze(1).flatten(2)  # [input token, channel, output token]
-    weights = attention.weights(images(2, 3, channels, (4, 5)))
-    assert weights.shape == (6, 20, 20)
-    for one in weights:
-        torch.testing.assert_close(one, columns.abs().mean(1).T)
+    (weights,) = mixing_weights(attention, images(2, 3, channels, (4, 5)))
+    torch.testing.assert_close(weights, columns.abs().mean(1).T)
 
 
 def test_lrf_dyn_weights_are_the_operator_where_nothing_is_negative():
@@ -62,7 +67,7 @@ def test_lrf_dyn_weights_are_the_operator_where_nothing_is_negative():
     v = images(1, 1, 1, (4, 5))
     soma = attention.dendrites(v)
     expected = attention.lrf(soma, residual=soma).flatten()
-    torch.testing.assert_close(attention.weights(v)[0] @ v.flatten(), expected)
+    torch.testing.assert_close(mixing_weights(attention, v)[0] @ v.flatten(), expected)
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 4), (3, 2), (5, 7)], ids=lambda s: shape_id(s, "HW"))
@@ -70,9 +75,7 @@ def test_lrf_dyn_weights_are_the_operator_where_nothing_is_negative():
 def test_stencils_as_a_matrix(grid, dilations):
     torch.manual_seed(0)
     local = LocalReceptiveFields(3, dilations).double()
-    n = grid[0] * grid[1]
-    matrix = local.matrix(grid)
-    assert matrix.shape == (3, n, n)
+    matrix = stencil_matrix(local, grid)
     x = random(2, 1, 3, *grid)
     expected = torch.einsum("cnm,tbcm->tbcn", matrix, x.flatten(3)).unflatten(3, grid)
     torch.testing.assert_close(local(x, residual=torch.zeros_like(x)), expected)

@@ -6,14 +6,13 @@ import hashlib
 import io
 import pickle
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from lrfdyn.data import Augmentation, Batch, cifar
+from lrfdyn.data import Augmentation, Batch, data_class
 
 EVERYTHING = Augmentation(
     crop="pad", flip=0.5, rand_augment_layers=2, erase=0.5, mixup=0.8, cutmix=1.0, label_smoothing=0.1
@@ -35,7 +34,7 @@ def levels(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def write_cifar(root: Path, name: str, monkeypatch: pytest.MonkeyPatch, train: int = 40, test: int = 13) -> Path:
     """The official files with other images; the checksums are replaced by theirs."""
-    variant = cifar.VARIANTS[name]
+    variant = data_class(name)
     folder = root / variant.folder
     folder.mkdir(parents=True)
     generator = np.random.default_rng(0)
@@ -44,15 +43,16 @@ def write_cifar(root: Path, name: str, monkeypatch: pytest.MonkeyPatch, train: i
         sums = {}
         for file in files:
             part = count // len(files)
-            labels = generator.integers(0, variant.classes, part).tolist()
+            labels = generator.integers(0, variant.num_classes, part).tolist()
             images = generator.integers(0, 256, (part, 3072), dtype=np.uint8)
             sums[file] = dump(folder / file, {b"data": images, variant.label_key: labels})
         return sums
 
-    names = [f"class {i}".encode() for i in range(variant.classes)]
-    meta = {file: dump(folder / file, {variant.names_key: names}) for file in variant.meta}
-    changed = replace(variant, train=write(variant.train, train), test=write(variant.test, test), meta=meta)
-    monkeypatch.setitem(cifar.VARIANTS, name, changed)
+    names = [f"class {i}".encode() for i in range(variant.num_classes)]
+    meta = {file: dump(folder / file, {variant.names_key: names}) for file in variant.meta_files}
+    monkeypatch.setattr(variant, "train_files", write(variant.train_files, train))
+    monkeypatch.setattr(variant, "test_files", write(variant.test_files, test))
+    monkeypatch.setattr(variant, "meta_files", meta)
     return folder
 
 

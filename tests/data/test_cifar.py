@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +53,7 @@ class Command:
 def test_no_code_is_run(tmp_path: Path, monkeypatch) -> None:
     folder = write_cifar(tmp_path, "cifar100", monkeypatch)
     md5 = dump(folder / "test", Command())
-    monkeypatch.setitem(cifar.VARIANTS, "cifar100", replace(cifar.VARIANTS["cifar100"], test={"test": md5}))
+    monkeypatch.setattr(cifar.Cifar100, "test_files", {"test": md5})
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LrfdynError, match=r"cannot read .*test .*mkdir is not allowed"):
         create_data("cifar100", tmp_path, PLAIN)
@@ -76,7 +75,7 @@ def test_npz_holds_the_same_images(tmp_path: Path, monkeypatch) -> None:
     official = create_data("cifar100", write_cifar(tmp_path / "official", "cifar100", monkeypatch), PLAIN)
     splits = {}
     for split in ("train", "test"):
-        images, labels = official._splits[split]
+        images, labels = official.splits[split]
         splits |= {f"x_{split}": images.permute(0, 2, 3, 1).numpy(), f"y_{split}": labels.numpy()}
     np.savez(tmp_path / "cifar100.npz", **splits)
     batches = [

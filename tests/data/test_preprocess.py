@@ -33,9 +33,9 @@ def test_damaged_preprocessing(change, message):
 
 def test_preprocessing_is_that_of_the_test_images():
     """Digits as files come out as the numbers that a model is tested on."""
-    source = Digits(Augmentation())
+    source = Digits(None, Augmentation())
     batch = next(source.test_batches(batch_size=4))
     preprocessing = Preprocessing.of_data(source)
-    raw = source._splits["test"][0][:4]
+    raw = source.splits["test"][0][:4]
     found = [preprocessing.apply(Image.fromarray(levels[0].numpy().astype(np.uint8))) for levels in raw]
     torch.testing.assert_close(torch.from_numpy(np.stack(found)), batch.images, rtol=0, atol=1e-6)

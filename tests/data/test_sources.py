@@ -137,11 +137,11 @@ def test_unaugmented_training_images_are_normalised_like_test_images(tmp_path: P
     data = create_data("cifar10", folder, Augmentation())
     batch = next(data.train_batches(epoch=0, seed=0, batch_size=4))
     samples = data.order(0, 0)[:4]
-    raw = data._splits["train"][0][samples].float() / 255
+    raw = data.splits["train"][0][samples].float() / 255
     mean, deviation = torch.tensor(data.mean), torch.tensor(data.deviation)
     expected = (raw - mean.view(3, 1, 1)) / deviation.view(3, 1, 1)
     assert torch.allclose(batch.images, expected, atol=1e-5)
-    assert torch.equal(batch.labels, data._splits["train"][1][samples])
+    assert torch.equal(batch.labels, data.splits["train"][1][samples])
 
 
 def test_training_after_a_test_in_inference_mode() -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from lrfdyn.attention import Attention
 from lrfdyn.cli import main
-from lrfdyn.data.digits import _raw
+from lrfdyn.data.digits import raw_digits
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy.export import check as export_check
 from lrfdyn.deploy.export.executorch import ExecutorchRunner, sidecar, write_executorch
@@ -25,7 +25,7 @@ from lrfdyn.deploy.export.form import export_form
 from lrfdyn.deploy.export.onnx import OnnxRunner
 from lrfdyn.deploy.export.write import export_model
 from lrfdyn.errors import LrfdynError
-from lrfdyn.io.resolve import load_model
+from lrfdyn.sources import find_source
 from tests.conftest import random
 from tests.deploy.small import KINDS, side, small
 from tests.training.runs import tiny, train
@@ -142,13 +142,13 @@ def test_trained_digits(tmp_path):
         run={"batch_size": 32, "checkpoint_steps": 1000},
     )
     summary = train(config, tmp_path / "run")
-    model, _ = load_model(str(tmp_path / "run"))
+    model = find_source(tmp_path / "run").load()
     made = export_model(model, tmp_path / "model.onnx")
-    digits = (_raw().test_images * (255 / 16)).round().to(torch.uint8)
+    digits = (raw_digits().test_images * (255 / 16)).round().to(torch.uint8)
     images = np.stack([model.preprocessing.apply(Image.fromarray(digit[0].numpy())) for digit in digits])
     with torch.no_grad():
         expected = model(torch.from_numpy(images)).numpy()
-    right = expected.argmax(1) == _raw().test_labels.numpy()
+    right = expected.argmax(1) == raw_digits().test_labels.numpy()
     assert 100 * right.mean() == pytest.approx(summary["top1"], abs=0.5)  # files are preprocessed as in training
     assert right.mean() > 0.4
     runner = OnnxRunner(made.path, threads=1)

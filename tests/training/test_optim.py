@@ -114,7 +114,7 @@ def test_distillation_is_the_sum_of_two_losses(kind):
 
 def test_teacher_sees_images_as_it_was_trained_on(monkeypatch):
     """timm's models differ in the statistics that they expect; the data's are those of the student."""
-    source = Digits(Augmentation())
+    source = Digits(None, Augmentation())
     assert build_distill(DistillConfig(), source, torch.device("cpu")) is None
 
     class Teacher(nn.Module):

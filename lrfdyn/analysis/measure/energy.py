@@ -2,7 +2,7 @@
 
 A spike into a layer is one accumulate (AC) per weight it meets: borders are exact, and an integer n is n spikes. A
 layer whose input is not spikes multiplies and accumulates (MAC) with every weight, whatever the value. The first layer
-of a static image is such a layer. `attention_counts` has the products inside attention.
+of a static image is such a layer. The products inside an attention are those of its `operation_counts`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from fnmatch import fnmatch
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
 from torch.utils.hooks import RemovableHandle
 
-from lrfdyn.analysis.measure.attention_energy import attention_counts
-from lrfdyn.analysis.measure.observe import Spikes, as_batches, observe, watch_attentions
-from lrfdyn.analysis.measure.synapses import conv_uses
+from lrfdyn.analysis.measure.observe import as_batches, observe, watch_attentions
 from lrfdyn.attention import Attention
+from lrfdyn.attention.base import Spikes
 from lrfdyn.errors import require
 from lrfdyn.models.qkformer import TokenAttention
 from lrfdyn.models.sdt_v2 import RepConv
@@ -61,6 +62,18 @@ class EnergyModel:
         ]
 
 
+def conv_uses(conv: nn.Conv2d, height: int, width: int) -> Tensor:
+    """`[H, W]`: how many outputs of one channel the input at each place reaches."""
+    require(
+        not isinstance(conv.padding, str) and conv.padding_mode == "zeros",
+        f"model: expected convolutions with zero padding by numbers, got padding={conv.padding!r}",
+    )
+    image, weight = (torch.ones(1, 1, *size, dtype=torch.float64) for size in ((height, width), conv.kernel_size))
+    settings: Any = {"stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation}
+    reached = torch.ones_like(F.conv2d(image, weight, **settings))
+    return conv2d_input(image.shape, weight, reached, **settings)[0, 0]
+
+
 @dataclass
 class LayerCount:
     """Sums over all images so far; `real` says whether an input was anything else than spikes."""
@@ -77,6 +90,7 @@ class SynapticOperations:
     def __init__(self, energy: EnergyModel | None = None) -> None:
         self.energy = energy or EnergyModel()
         self.layers: dict[str, LayerCount] = {}
+        self.notes: dict[str, None] = {}  # what could not be counted, each line once
         self.first: str | None = None
         self.images = 0
 
@@ -113,7 +127,7 @@ class SynapticOperations:
                 groups = module.groups
                 kernel = "x".join(map(str, module.kernel_size))
                 kind = f"{kernel} {'depth-wise ' if groups == module.in_channels > 1 else ''}convolution"
-                uses = conv_uses(module, x.shape[-2], x.shape[-1], x.device) * (module.out_channels // groups)
+                uses = conv_uses(module, x.shape[-2], x.shape[-1]).to(x.device) * (module.out_channels // groups)
                 self._count(name, kind, x, uses, self.levels)
             else:
                 assert isinstance(module, nn.Linear)
@@ -127,7 +141,7 @@ class SynapticOperations:
             assert isinstance(module, RepConv)
             x, (c_in, c_out) = args[0].detach(), (module.conv1.in_channels, module.conv2.out_channels)
             whole = nn.Conv2d(c_in, c_out, 3, padding=1, device="meta")
-            uses = conv_uses(whole, x.shape[-2], x.shape[-1], x.device) * c_out
+            uses = conv_uses(whole, x.shape[-2], x.shape[-1]).to(x.device) * c_out
             self._count(name, "3x3 convolution", x, uses, self.levels)
 
         return hook
@@ -154,10 +168,15 @@ class SynapticOperations:
 
     def _attention(self, name: str, module: Attention, x: Tensor, spikes: Spikes) -> None:
         counted = {key: (value.double() * self.levels).round() for key, value in spikes.items()}
-        for part, (accumulates, macs) in attention_counts(module, counted, (x.shape[3], x.shape[4])).items():
+        counts = module.operation_counts(counted, (x.shape[3], x.shape[4]))
+        if counts is None:
+            self.notes[module.missing("how many operations it takes (operation_counts): its energy is left out")] = None
+            return
+        for part, (accumulates, macs) in counts.items():
             forced = any(fnmatch(f"{name}.{part}", pattern) for pattern in self.energy.mac_layers)
             real = torch.tensor(bool(macs) or forced, device=x.device)
-            self._add(f"{name}.{part}", "attention", accumulates, macs or float(accumulates) * forced, real)
+            total = torch.as_tensor(accumulates, dtype=torch.float64, device=x.device)
+            self._add(f"{name}.{part}", "attention", total, macs or float(total) * forced, real)
 
     def _token_attention(self, name: str) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: Any, q: Tensor) -> None:
@@ -185,7 +204,7 @@ class SynapticOperations:
             )
         keys = ("accumulates", "multiply_accumulates", "energy_pj")
         totals = {key: math.fsum(layer[key] for layer in layers) for key in keys}
-        return {**totals, "layers": layers, "assumptions": self.energy.assumptions()}
+        return {**totals, "layers": layers, "assumptions": self.energy.assumptions(), "notes": [*self.notes]}
 
 
 def energy(

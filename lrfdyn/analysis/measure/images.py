@@ -100,7 +100,5 @@ def _spread(source: Any, count: int, device: torch.device) -> tuple[Tensor, Tens
     import numpy as np
 
     indices = np.linspace(0, source.test_images - 1, count).round().astype(np.int64)
-    found = list(source._test([indices], count, device))
-    images = torch.cat([batch.images[: batch.count] for batch in found])
-    labels = torch.cat([batch.labels[: batch.count] for batch in found])
-    return images.contiguous(), labels
+    batch = source.pick_test_images(indices, device)
+    return batch.images[: batch.count].contiguous(), batch.labels[: batch.count]

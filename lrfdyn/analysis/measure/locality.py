@@ -1,7 +1,8 @@
 """How local attention is: weight against Manhattan distance, and entropy.
 
-The weights of a query are absolute values (`Attention.weights`), added up over the time steps and normalised to sum 1
-over the tokens. Queries without any weight (no key spike meets them at any step) are left out, and their share is told.
+The weights of a query are absolute values (`Attention.mixing_weights`), added up over the time steps and normalised to
+sum 1 over the tokens. Queries without any weight (no key spike meets them at any step) are left out, and their share is
+told.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lrfdyn.analysis.measure.histogram import FINE, merged, placed
-from lrfdyn.analysis.measure.mixing import BLOCK, weight_blocks
-from lrfdyn.analysis.measure.observe import Spikes, as_batches, observe, watch_attentions
-from lrfdyn.attention import Attention, LRFDyn
+from lrfdyn.analysis.measure.observe import as_batches, observe, watch_attentions
+from lrfdyn.attention import Attention
+from lrfdyn.attention.base import BLOCK, Spikes
 from lrfdyn.errors import require
 
 
@@ -114,23 +115,28 @@ class Locality:
     def __init__(self, bins: int | None = None, block: int = BLOCK) -> None:
         self.bins, self.block = bins, block
         self.layers: dict[str, LayerLocality] = {}
+        self.notes: dict[str, None] = {}  # what could not be measured, each line once
 
     def watch(self, model: nn.Module) -> list[RemovableHandle]:
         return watch_attentions(model, self.note)
 
     def note(self, name: str, module: Attention, x: Tensor, spikes: Spikes) -> None:
         grid = (x.shape[3], x.shape[4])
-        if isinstance(module, LRFDyn) and name in self.layers:
-            return  # its mixing is the same for every image
+        if module.fixed_mixing and name in self.layers:
+            return
+        blocks = module.mixing_weights(spikes, grid, self.block)
+        if blocks is None:
+            self.notes[module.missing("how it mixes tokens (mixing_weights): its locality is left out")] = None
+            return
         layer = self.layers.setdefault(name, LayerLocality(grid, self.bins or FINE, x.device))
         require(layer.grid == grid, f"images: expected one size, got grids {layer.grid} and {grid}")
-        for queries, weights in weight_blocks(module, spikes, grid, self.block):
+        for queries, weights in blocks:
             layer.add(queries, weights)
 
     def record(self) -> dict[str, Any]:
         """Per layer and averaged over layers. A layer in which no query has any weight is None in the lists and in no
         average."""
-        require(len(self.layers) > 0, "model: expected one with attention layers")
+        require(bool(self.layers), next(iter(self.notes), "model: expected one with attention layers"))
         layers = list(self.layers.values())
         largest = max(layers, key=lambda layer: layer.tokens)
         reach = sum(largest.grid) - 2

@@ -21,21 +21,28 @@ SPAN = "memory span: "
 
 
 def layer_states(model: nn.Module, buffers: str = BUFFERS[0]) -> dict[str, list[dict[str, Any]]]:
-    """The terms of every attention layer, for one image and time step. `buffers` is what LRF-Dyn holds of rows (see
-    `deploy.streaming`)."""
+    """The terms of every attention layer that says what it holds, for one image and time step. `buffers` is what
+    LRF-Dyn holds of rows (see `deploy.streaming`)."""
+    attentions = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
+    require(bool(attentions), f"model: expected one with attention layers, got {type(model).__name__}")
     layers = {
         name: module.state_terms(buffers=buffers) if isinstance(module, LRFDyn) else module.state_terms()
-        for name, module in model.named_modules()
-        if isinstance(module, Attention)
+        for name, module in attentions.items()
     }
-    require(len(layers) > 0, f"model: expected one with attention layers, got {type(model).__name__}")
     return {
         name: [
             {"name": term.name, "formula": term.formula, "elements": term.elements, "bytes": term.bytes}
             for term in terms
         ]
         for name, terms in layers.items()
+        if terms is not None
     }
+
+
+def state_notes(model: nn.Module) -> list[str]:
+    """A line for every kind of attention in `model` that does not say what it holds."""
+    layers = [module for module in model.modules() if isinstance(module, Attention) and module.state_terms() is None]
+    return list(dict.fromkeys(layer.missing("what it holds at inference (state_terms)") for layer in layers))
 
 
 def attention_state(model: nn.Module, buffers: str = BUFFERS[0]) -> list[dict[str, Any]]:
@@ -45,7 +52,7 @@ def attention_state(model: nn.Module, buffers: str = BUFFERS[0]) -> list[dict[st
 
 def largest_state(layers: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The terms of the layer that holds most."""
-    return max(layers.values(), key=lambda terms: sum(term["bytes"] for term in terms))
+    return max(layers.values(), key=lambda terms: sum(term["bytes"] for term in terms), default=[])
 
 
 def peak_allocation(run: Callable[[], object], device: torch.device | None = None) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lrfdyn.analysis.measure.energy import EnergyModel, SynapticOperations
 from lrfdyn.analysis.measure.firing import FiringRates
 from lrfdyn.analysis.measure.locality import Locality
-from lrfdyn.analysis.measure.memory import attention_state, inference_peak
+from lrfdyn.analysis.measure.memory import attention_state, inference_peak, state_notes
 from lrfdyn.analysis.measure.observe import Observer, observe
 from lrfdyn.analysis.measure.receptive_field import receptive_field_record
 from lrfdyn.attention import Attention
@@ -33,7 +33,7 @@ def measure_model(
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
     """Parameters, memory, firing, operations and energy, speed, locality and receptive field. A model without
-    attention layers has no locality and no attention state."""
+    attention layers has no locality and no attention state; `notes` are lines about what an attention does not say."""
     firing, operations, local = FiringRates(), SynapticOperations(energy), Locality()
     has_attention = any(isinstance(module, Attention) for module in model.modules())
     observers: list[Observer] = [firing, operations]
@@ -53,8 +53,9 @@ def measure_model(
         "energy": operations.record(),
         "images_per_second": images_per_second(model, batches[0]),
         "receptive_field": field,
+        "notes": [*operations.notes, *local.notes, *state_notes(model)],
     }
-    return record | ({"locality": local.record()} if has_attention else {})
+    return record | ({"locality": local.record()} if local.layers else {})
 
 
 def images_per_second(model: nn.Module, images: Tensor, seconds: float = 1.0, most: int = 7) -> float:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lrfdyn.attention import Attention
+from lrfdyn.attention.base import Spikes
 from lrfdyn.nn.neurons import Neuron
 from lrfdyn.ops.dispatch import plain_operations
 
-Spikes = dict[str, Tensor]
 AttentionNote = Callable[[str, Attention, Tensor, Spikes], None]
 
 
@@ -36,13 +36,13 @@ def watch_attentions(model: nn.Module, note: AttentionNote) -> list[RemovableHan
     """Calls `note(name, layer, input, projected)` after every attention layer, with the spikes of its projections."""
     handles: list[RemovableHandle] = []
 
-    def keep(held: Spikes, name: str) -> Callable[..., None]:
+    def keep(held: dict[str, Tensor], name: str) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: Any, spikes: Tensor) -> None:
             held[name] = spikes.detach()
 
         return hook
 
-    def done(held: Spikes, name: str) -> Callable[..., None]:
+    def done(held: dict[str, Tensor], name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Tensor, ...], _out: Tensor) -> None:
             assert isinstance(module, Attention)
             note(name, module, args[0].detach(), dict(held))
@@ -52,7 +52,7 @@ def watch_attentions(model: nn.Module, note: AttentionNote) -> list[RemovableHan
 
     for name, module in model.named_modules():
         if isinstance(module, Attention):
-            held: Spikes = {}
+            held: dict[str, Tensor] = {}
             handles += [getattr(module, p).register_forward_hook(keep(held, p)) for p in module.projections]
             handles.append(module.register_forward_hook(done(held, name)))
     return handles

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrfdyn.analysis.measure.memory import SpanPeaks, layer_states, peak_allocation, resident_growth
+from lrfdyn.analysis.measure.memory import SpanPeaks, layer_states, peak_allocation, resident_growth, state_notes
 from lrfdyn.analysis.measure.model import seconds_of
 from lrfdyn.attention import LRFDyn
 from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.deploy import RowStream, compile_for_inference
-from lrfdyn.io.resolve import device_name
+from lrfdyn.devices import device_name
 from lrfdyn.models import SpikingModel
 from lrfdyn.ops.dispatch import plain_operations
 
@@ -64,6 +64,7 @@ def profile_model(
         "layers": states,
         "state_bytes": sum(term["bytes"] for terms in states.values() for term in terms),
         "held_state_bytes": held_state_bytes(model),
+        "notes": state_notes(model),
         "runs": runs,
     }
 

@@ -42,16 +42,33 @@ def _load_row(x, i, cols, inside, S: tl.constexpr, H, W: tl.constexpr):
 
 
 @triton.jit
-def _load_values(x, i, cols, inside, step, S: tl.constexpr, H, W: tl.constexpr, PACKED: tl.constexpr):
-    """The same; packed, the spikes of one time step out of bytes that hold all of them."""
-    if PACKED:
-        row = ()
-        for j in tl.static_range(W):
-            bits = tl.load(x + (i * W + j) * S + cols, mask=inside, other=0).to(tl.int32)
-            row = row + (((bits >> step) & 1).to(tl.float32),)
-    else:
-        row = _load_row(x, i, cols, inside, S, H, W)
+def _load_tokens(x, cols, inside, S: tl.constexpr, N: tl.constexpr):
+    """N tokens, S apart, as they are stored."""
+    tokens = ()
+    for n in tl.static_range(N):
+        tokens = tokens + (tl.load(x + n * S + cols, mask=inside, other=0),)
+    return tokens
+
+
+@triton.jit
+def _grid_row(grid, i: tl.constexpr, W: tl.constexpr):
+    """Row i of a grid in registers, in float32."""
+    row = ()
+    for j in tl.static_range(W):
+        row = row + (grid[i * W + j].to(tl.float32),)
     return row
+
+
+@triton.jit
+def _spike_values(tokens, step, W: tl.constexpr, PACKED: tl.constexpr):
+    """W loaded tokens in float32; packed, the spikes of one time step out of bytes that hold all of them."""
+    out = ()
+    for j in tl.static_range(W):
+        if PACKED:
+            out = out + (((tokens[j].to(tl.int32) >> step) & 1).to(tl.float32),)
+        else:
+            out = out + (tokens[j].to(tl.float32),)
+    return out
 
 
 @triton.jit
@@ -61,6 +78,14 @@ def _image(x, image, size, IMAGES, PACKED: tl.constexpr):
     if PACKED:
         image = image % IMAGES
     return x + tl.cast(image, tl.int64) * size, step
+
+
+@triton.jit
+def _zeros(COUNT: tl.constexpr, BC: tl.constexpr):
+    zeros = ()
+    for _k in tl.static_range(COUNT):
+        zeros = zeros + (tl.zeros((BC,), tl.float32),)
+    return zeros
 
 
 @triton.jit
@@ -107,179 +132,145 @@ def _load_taps(weight, cols, inside, C: tl.constexpr, COUNT: tl.constexpr, FLIP:
 
 
 @triton.jit
+def _row_taps(
+    acc, sums, row, value, taps, tap: tl.constexpr, D: tl.constexpr, W: tl.constexpr, COUNT: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+):  # fmt: skip
+    """The three taps of one row added to acc, and with PRODUCTS their share of the weight gradients to sums."""
+    acc = _add_taps(acc, row, taps, tap, D, W)
+    if PRODUCTS:
+        sums = _tap_products(sums, row, value, tap, D, W, 9 * COUNT)
+    return acc, sums
+
+
+@triton.jit
+def _stencils(
+    acc, sums, here, value, x, grid, i, taps, cols, inside, S: tl.constexpr, H, DILATIONS: tl.constexpr,
+    COUNT: tl.constexpr, W: tl.constexpr, PRODUCTS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """All stencils around row i (`here`): its neighbours come from the grid in registers (WHOLE) or are loaded."""
+    for n in tl.static_range(COUNT):
+        acc, sums = _row_taps(acc, sums, here, value, taps, 9 * n + 3, DILATIONS[n], W, COUNT, PRODUCTS)
+        for side in tl.static_range(2):  # above, below
+            if WHOLE:
+                if i + (2 * side - 1) * DILATIONS[n] >= 0 and i + (2 * side - 1) * DILATIONS[n] < H:
+                    row = _grid_row(grid, i + (2 * side - 1) * DILATIONS[n], W)
+                    acc, sums = _row_taps(
+                        acc, sums, row, value, taps, 9 * n + 6 * side, DILATIONS[n], W, COUNT, PRODUCTS
+                    )  # fmt: skip
+            else:
+                row = _load_row(x, i + (2 * side - 1) * DILATIONS[n], cols, inside, S, H, W)
+                acc, sums = _row_taps(
+                    acc, sums, row, value, taps, 9 * n + 6 * side, DILATIONS[n], W, COUNT, PRODUCTS
+                )  # fmt: skip
+    return acc, sums
+
+
+@triton.jit
+def _store_row(out, i, row, cols, inside, C: tl.constexpr, W: tl.constexpr):
+    for j in tl.static_range(W):
+        tl.store(out + (i * W + j) * C + cols, row[j].to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _forward_row(
+    x, grid, residual, out, i, taps, cols, inside, H, C: tl.constexpr, XS: tl.constexpr, DILATIONS: tl.constexpr,
+    COUNT: tl.constexpr, W: tl.constexpr, RESIDUAL: tl.constexpr, IDENTITY: tl.constexpr, BC: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    if WHOLE:
+        here = _grid_row(grid, i, W)
+    else:
+        here = _load_row(x, i, cols, inside, XS, H, W)
+    if RESIDUAL:
+        acc = _load_row(residual, i, cols, inside, C, H, W)
+    elif IDENTITY:
+        acc = here
+    else:
+        acc = _zeros(W, BC)
+    acc, _none = _stencils(
+        acc, (), here, (), x, grid, i, taps, cols, inside, XS, H, DILATIONS, COUNT, W, False, WHOLE
+    )  # fmt: skip
+    _store_row(out, i, acc, cols, inside, C, W)
+
+
+@triton.jit
 def _lrf_forward(
     x, weight, residual, out, B, H, C: tl.constexpr, XS: tl.constexpr, DILATIONS: tl.constexpr, COUNT: tl.constexpr,
-    W: tl.constexpr, RESIDUAL: tl.constexpr, IDENTITY: tl.constexpr, IMAGES: tl.constexpr, BC: tl.constexpr,
+    W: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr, IDENTITY: tl.constexpr, IMAGES: tl.constexpr,
+    BC: tl.constexpr,
 ):  # fmt: skip
+    """ROWS: those of a grid that is held in registers as a whole, or 0."""
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = existing_columns(cols, C, BC)
     taps = _load_taps(weight, cols, inside, C, COUNT, False)
     for image in range(tl.program_id(0) * IMAGES, tl.minimum(B, (tl.program_id(0) + 1) * IMAGES)):
         base = tl.cast(image, tl.int64) * H * W * C
         source = x + tl.cast(image, tl.int64) * H * W * XS
-        for i in range(H):
-            here = _load_row(source, i, cols, inside, XS, H, W)
-            acc = ()
-            if RESIDUAL:
-                acc = _load_row(residual + base, i, cols, inside, C, H, W)
-            elif IDENTITY:
-                acc = here
-            else:
-                for _j in tl.static_range(W):
-                    acc = acc + (tl.zeros((BC,), tl.float32),)
-            for n in tl.static_range(COUNT):
-                acc = _add_taps(acc, here, taps, 9 * n + 3, DILATIONS[n], W)
-                above = _load_row(source, i - DILATIONS[n], cols, inside, XS, H, W)
-                acc = _add_taps(acc, above, taps, 9 * n, DILATIONS[n], W)
-                below = _load_row(source, i + DILATIONS[n], cols, inside, XS, H, W)
-                acc = _add_taps(acc, below, taps, 9 * n + 6, DILATIONS[n], W)
-            for j in tl.static_range(W):
-                tl.store(out + base + (i * W + j) * C + cols, acc[j].to(out.dtype.element_ty), mask=inside)
+        if ROWS > 0:
+            grid = _load_tokens(source, cols, inside, XS, ROWS * W)
+            for i in tl.static_range(ROWS):
+                _forward_row(
+                    source, grid, residual + base if RESIDUAL else residual, out + base, i, taps, cols, inside, ROWS,
+                    C, XS, DILATIONS, COUNT, W, RESIDUAL, IDENTITY, BC, True,
+                )  # fmt: skip
+        else:
+            for i in range(H):
+                _forward_row(
+                    source, (), residual + base if RESIDUAL else residual, out + base, i, taps, cols, inside, H,
+                    C, XS, DILATIONS, COUNT, W, RESIDUAL, IDENTITY, BC, False,
+                )  # fmt: skip
+
+
+@triton.jit
+def _backward_row(
+    sums, value, here, grad, grid, grad_x, i, taps, cols, inside, H, C: tl.constexpr, DILATIONS: tl.constexpr,
+    COUNT: tl.constexpr, W: tl.constexpr, IDENTITY: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    if IDENTITY:
+        acc = here
+    else:
+        acc = _zeros(W, BC)
+    acc, sums = _stencils(
+        acc, sums, here, value, grad, grid, i, taps, cols, inside, C, H, DILATIONS, COUNT, W, True, WHOLE
+    )  # fmt: skip
+    _store_row(grad_x, i, acc, cols, inside, C, W)
+    return sums
 
 
 @triton.jit
 def _lrf_backward(
     x, weight, grad, grad_x, partial, B, H, STEP_IMAGES, C: tl.constexpr, XS: tl.constexpr, DILATIONS: tl.constexpr,
-    COUNT: tl.constexpr, W: tl.constexpr, IDENTITY: tl.constexpr, PACKED: tl.constexpr, IMAGES: tl.constexpr,
-    BC: tl.constexpr,
+    COUNT: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr, IDENTITY: tl.constexpr, PACKED: tl.constexpr,
+    IMAGES: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    """ROWS: those of a grid that is held in registers as a whole, or 0."""
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = existing_columns(cols, C, BC)
     taps = _load_taps(weight, cols, inside, C, COUNT, True)
-    sums = ()
-    for _k in tl.static_range(9 * COUNT):
-        sums = sums + (tl.zeros((BC,), tl.float32),)
+    sums = _zeros(9 * COUNT, BC)
     for image in range(tl.program_id(0) * IMAGES, tl.minimum(B, (tl.program_id(0) + 1) * IMAGES)):
         base = tl.cast(image, tl.int64) * H * W * C
         source, step = _image(x, image, H * W * XS, STEP_IMAGES, PACKED)
-        for i in range(H):
-            value = _load_values(source, i, cols, inside, step, XS, H, W, PACKED)
-            here = _load_row(grad + base, i, cols, inside, C, H, W)
-            acc = ()
-            if IDENTITY:
-                acc = here
-            else:
-                for _j in tl.static_range(W):
-                    acc = acc + (tl.zeros((BC,), tl.float32),)
-            for n in tl.static_range(COUNT):
-                acc = _add_taps(acc, here, taps, 9 * n + 3, DILATIONS[n], W)
-                sums = _tap_products(sums, here, value, 9 * n + 3, DILATIONS[n], W, 9 * COUNT)
-                above = _load_row(grad + base, i - DILATIONS[n], cols, inside, C, H, W)
-                acc = _add_taps(acc, above, taps, 9 * n, DILATIONS[n], W)
-                sums = _tap_products(sums, above, value, 9 * n, DILATIONS[n], W, 9 * COUNT)
-                below = _load_row(grad + base, i + DILATIONS[n], cols, inside, C, H, W)
-                acc = _add_taps(acc, below, taps, 9 * n + 6, DILATIONS[n], W)
-                sums = _tap_products(sums, below, value, 9 * n + 6, DILATIONS[n], W, 9 * COUNT)
-            for j in tl.static_range(W):
-                tl.store(grad_x + base + (i * W + j) * C + cols, acc[j].to(grad_x.dtype.element_ty), mask=inside)
-    partial += tl.program_id(0).to(tl.int64) * (9 * COUNT) * C + cols
-    for n in tl.static_range(COUNT):
-        for k in tl.static_range(9):
-            tl.store(partial + (9 * n + 8 - k) * C, sums[9 * n + k], mask=inside)
-
-
-@triton.jit
-def _load_grid(x, cols, inside, S: tl.constexpr, N: tl.constexpr):
-    """All tokens of a small grid, S apart, as they are stored."""
-    grid = ()
-    for n in tl.static_range(N):
-        grid = grid + (tl.load(x + n * S + cols, mask=inside, other=0),)
-    return grid
-
-
-@triton.jit
-def _row(grid, i: tl.constexpr, W: tl.constexpr):
-    row = ()
-    for j in tl.static_range(W):
-        row = row + (grid[i * W + j].to(tl.float32),)
-    return row
-
-
-@triton.jit
-def _values(row, step, W: tl.constexpr, PACKED: tl.constexpr):
-    """A loaded row in float32; packed, one time step of it."""
-    out = ()
-    for j in tl.static_range(W):
-        if PACKED:
-            out = out + (((row[j].to(tl.int32) >> step) & 1).to(tl.float32),)
+        if ROWS > 0:
+            grid = _load_tokens(grad + base, cols, inside, C, ROWS * W)
+            following = _load_tokens(source, cols, inside, XS, W)
+            for i in tl.static_range(ROWS):
+                value = _spike_values(following, step, W, PACKED)
+                if i + 1 < ROWS:
+                    following = _load_tokens(source + (i + 1) * W * XS, cols, inside, XS, W)
+                sums = _backward_row(
+                    sums, value, _grid_row(grid, i, W), grad + base, grid, grad_x + base, i, taps, cols, inside, ROWS,
+                    C, DILATIONS, COUNT, W, IDENTITY, BC, True,
+                )  # fmt: skip
         else:
-            out = out + (row[j].to(tl.float32),)
-    return out
-
-
-@triton.jit
-def _lrf_forward_whole(
-    x, weight, residual, out, B, C: tl.constexpr, XS: tl.constexpr, DILATIONS: tl.constexpr, COUNT: tl.constexpr,
-    H: tl.constexpr, W: tl.constexpr, RESIDUAL: tl.constexpr, IDENTITY: tl.constexpr, IMAGES: tl.constexpr,
-    BC: tl.constexpr,
-):  # fmt: skip
-    cols = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = existing_columns(cols, C, BC)
-    taps = _load_taps(weight, cols, inside, C, COUNT, False)
-    for image in range(tl.program_id(0) * IMAGES, tl.minimum(B, (tl.program_id(0) + 1) * IMAGES)):
-        base = tl.cast(image, tl.int64) * (H * W) * C
-        grid = _load_grid(x + tl.cast(image, tl.int64) * (H * W) * XS, cols, inside, XS, H * W)
-        for i in tl.static_range(H):
-            here = _row(grid, i, W)
-            acc = ()
-            if RESIDUAL:
-                acc = _load_row(residual + base, i, cols, inside, C, H, W)
-            elif IDENTITY:
-                acc = here
-            else:
-                for _j in tl.static_range(W):
-                    acc = acc + (tl.zeros((BC,), tl.float32),)
-            for n in tl.static_range(COUNT):
-                acc = _add_taps(acc, here, taps, 9 * n + 3, DILATIONS[n], W)
-                if i - DILATIONS[n] >= 0:
-                    acc = _add_taps(acc, _row(grid, i - DILATIONS[n], W), taps, 9 * n, DILATIONS[n], W)
-                if i + DILATIONS[n] < H:
-                    acc = _add_taps(acc, _row(grid, i + DILATIONS[n], W), taps, 9 * n + 6, DILATIONS[n], W)
-            for j in tl.static_range(W):
-                tl.store(out + base + (i * W + j) * C + cols, acc[j].to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _lrf_backward_whole(
-    x, weight, grad, grad_x, partial, B, STEP_IMAGES, C: tl.constexpr, XS: tl.constexpr, DILATIONS: tl.constexpr,
-    COUNT: tl.constexpr, H: tl.constexpr, W: tl.constexpr, IDENTITY: tl.constexpr, PACKED: tl.constexpr,
-    IMAGES: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    cols = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = existing_columns(cols, C, BC)
-    taps = _load_taps(weight, cols, inside, C, COUNT, True)
-    sums = ()
-    for _k in tl.static_range(9 * COUNT):
-        sums = sums + (tl.zeros((BC,), tl.float32),)
-    for image in range(tl.program_id(0) * IMAGES, tl.minimum(B, (tl.program_id(0) + 1) * IMAGES)):
-        base = tl.cast(image, tl.int64) * (H * W) * C
-        grid = _load_grid(grad + base, cols, inside, C, H * W)
-        source, step = _image(x, image, H * W * XS, STEP_IMAGES, PACKED)
-        following = _load_grid(source, cols, inside, XS, W)
-        for i in tl.static_range(H):
-            value = _values(following, step, W, PACKED)
-            if i + 1 < H:
-                following = _load_grid(source + (i + 1) * W * XS, cols, inside, XS, W)
-            here = _row(grid, i, W)
-            acc = ()
-            if IDENTITY:
-                acc = here
-            else:
-                for _j in tl.static_range(W):
-                    acc = acc + (tl.zeros((BC,), tl.float32),)
-            for n in tl.static_range(COUNT):
-                acc = _add_taps(acc, here, taps, 9 * n + 3, DILATIONS[n], W)
-                sums = _tap_products(sums, here, value, 9 * n + 3, DILATIONS[n], W, 9 * COUNT)
-                if i - DILATIONS[n] >= 0:
-                    above = _row(grid, i - DILATIONS[n], W)
-                    acc = _add_taps(acc, above, taps, 9 * n, DILATIONS[n], W)
-                    sums = _tap_products(sums, above, value, 9 * n, DILATIONS[n], W, 9 * COUNT)
-                if i + DILATIONS[n] < H:
-                    below = _row(grid, i + DILATIONS[n], W)
-                    acc = _add_taps(acc, below, taps, 9 * n + 6, DILATIONS[n], W)
-                    sums = _tap_products(sums, below, value, 9 * n + 6, DILATIONS[n], W, 9 * COUNT)
-            for j in tl.static_range(W):
-                tl.store(grad_x + base + (i * W + j) * C + cols, acc[j].to(grad_x.dtype.element_ty), mask=inside)
+            for i in range(H):
+                value = _spike_values(_load_tokens(source + i * W * XS, cols, inside, XS, W), step, W, PACKED)
+                here = _load_row(grad + base, i, cols, inside, C, H, W)
+                sums = _backward_row(
+                    sums, value, here, grad + base, (), grad_x + base, i, taps, cols, inside, H,
+                    C, DILATIONS, COUNT, W, IDENTITY, BC, False,
+                )  # fmt: skip
     partial += tl.program_id(0).to(tl.int64) * (9 * COUNT) * C + cols
     for n in tl.static_range(COUNT):
         for k in tl.static_range(9):
@@ -313,10 +304,10 @@ class _Lrf(torch.autograd.Function):
         dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
         out = torch.empty(batch, height, width, channels, dtype=dtype, device=x.device).permute(0, 3, 1, 2)
         bc, images = FORWARD
-        kernel = _lrf_forward_whole if height * width <= WHOLE else _lrf_forward
-        kernel[(triton.cdiv(batch, images), triton.cdiv(channels, bc))](
+        _lrf_forward[(triton.cdiv(batch, images), triton.cdiv(channels, bc))](
             x, taps, residual, out, batch, H=height, C=channels, XS=step, DILATIONS=dilations, COUNT=len(dilations),
-            W=width, RESIDUAL=residual is not None, IDENTITY=identity, IMAGES=images, BC=bc, num_warps=1,
+            W=width, ROWS=height if height * width <= WHOLE else 0, RESIDUAL=residual is not None, IDENTITY=identity,
+            IMAGES=images, BC=bc, num_warps=1,
         )  # fmt: skip
         ctx.save_for_backward(x if packed is None else packed, taps)
         ctx.given = (dilations, identity, weight.dtype, x.dtype, packed is not None)
@@ -335,11 +326,10 @@ class _Lrf(torch.autograd.Function):
         programs = triton.cdiv(batch, images)
         partial = taps.new_empty(programs, len(dilations), 9, channels)
         grad_x = torch.empty_like(grad, dtype=x_dtype, memory_format=torch.channels_last)
-        kernel = _lrf_backward_whole if whole else _lrf_backward
-        kernel[(programs, triton.cdiv(channels, bc))](
+        _lrf_backward[(programs, triton.cdiv(channels, bc))](
             x, taps, grad, grad_x, partial, batch, H=height, STEP_IMAGES=x.shape[0], C=channels, XS=step,
-            DILATIONS=dilations, COUNT=len(dilations), W=width, IDENTITY=identity, PACKED=packed, IMAGES=images, BC=bc,
-            num_warps=1,
+            DILATIONS=dilations, COUNT=len(dilations), W=width, ROWS=height if whole else 0, IDENTITY=identity,
+            PACKED=packed, IMAGES=images, BC=bc, num_warps=1,
         )  # fmt: skip
         grad_weight = partial.sum(0).mT.unflatten(-1, (3, 3)).to(dtype)
         return grad_x, grad_weight, None, grad if ctx.needs_input_grad[3] else None, None, None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lrfdyn.attention.base import AttentionHost, StateTerm
+from lrfdyn.attention.base import StateTerm
+from lrfdyn.attention.host import AttentionHost
 from lrfdyn.attention.lrf_ssa import LRFSSA
+from lrfdyn.attention.registry import register_attention
 
 
+@register_attention("causal_ssa", label="causal SSA")
 class CausalSSA(LRFSSA):
     """s sum_{j <= n} (q_n k_j) v_j in raster order, + sum_d DWConv3x3(v; dilation d).
 
@@ -18,12 +21,7 @@ class CausalSSA(LRFSSA):
     causal = True
 
     def __init__(
-        self,
-        dim: int,
-        heads: int,
-        grid: tuple[int, int],
-        host: AttentionHost,
-        dilations: Sequence[int] = (),
+        self, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost, dilations: Sequence[int] = ()
     ) -> None:
         super().__init__(dim, heads, grid, host, dilations)
 

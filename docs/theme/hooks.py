@@ -1,7 +1,7 @@
 """Hooks of the documentation site: pages and files that lie outside `docs/`.
 
 A page of the repository links to files beside `docs/` (`../results/...`, `../examples/...`). In the site these files
-are copied to `files/`, and the links lead there. The changelog and CONTRIBUTING.md become pages.
+are copied to `files/`, and the links lead there. The changelog, CONTRIBUTING.md and results/README.md become pages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "results/README.md": "measured.md"}
 OUTSIDE = re.compile(r"(\]\()((?:\.\./)+)([^)#\s]+)")
 
 

@@ -1,0 +1,154 @@
+"""Parts of deployment.md, and its figure, from results/performance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docs.parts import ROOT, kib, read, table
+from lrfdyn.analysis.measure.memory import attention_state
+from lrfdyn.attention import attention_label
+from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.models.summary import meta_model
+
+MODEL = "spikformer_8_512"
+FILES = {"memory_h200": "GPU", "memory_cpu": "CPU"}
+HELD = {
+    "spikes": ("dendrites once (k·d), bits of 11 rows", "11 times"),
+    "states": ("dendrites for every row offset (5·k·d), bits of 11 rows", "5 times"),
+    "potentials": ("dendrites once (k·d), potentials of 11 rows", "once"),
+}
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    return read(f"performance/{name}.json")
+
+
+def state_kib(kind: str, **options: Any) -> str:
+    """What one layer of Spikformer-8-512 holds for one image and time step."""
+    return kib(sum(term["bytes"] for term in attention_state(meta_model(MODEL, attention=kind), **options)))
+
+
+def buffers() -> str:
+    body = [[f'`"{name}"`', *HELD[name], state_kib("lrf_dyn", buffers=name)] for name in BUFFERS]
+    body.append(["SSA, for comparison", "the matrix kᵀv and the spikes of q, k, v", "", state_kib("ssa")])
+    return table(["`buffers`", "held", "scans of a row", "one layer of Spikformer-8-512"], body)
+
+
+def ms(row: dict[str, Any]) -> str:
+    return f"{row['latency_ms']:,.1f} ms" if row["latency_ms"] < 1000 else f"{row['latency_ms'] / 1e3:,.1f} s"
+
+
+def summary() -> str:
+    """Low-memory inference against the reference, with SSA and with LRF-Dyn."""
+    body = []
+    for name, where in FILES.items():
+        for batch in dict.fromkeys(r["batch"] for r in load(name)):
+            rows = [r for r in load(name) if r["batch"] == batch]
+            low = {r["attention"]: r for r in rows if r["implementation"] == "low-memory"}
+            cells = [f"{r['of_reference']:.1%}, {ms(r)}" if r else "" for r in map(low.get, ("ssa", "lrf_dyn"))]
+            body.append([where, str(batch), f"{rows[0]['peak_mib']:,.0f} MiB, {ms(rows[0])}", *cells])
+    for r in load("memory_h200_32"):
+        if (r["implementation"], r["attention"]) == ("low-memory", "lrf_dyn"):
+            more = f"{r['of_reference']:.1%}, {ms(r)}"
+            body.append(["GPU, `images_at_once=32`", str(r["batch"]), "", "", more])
+    return table(["device", "batch", "reference", "low-memory SSA", "low-memory LRF-Dyn"], body)
+
+
+def measured(name: str) -> str:
+    rows = load(name)
+    if not rows:
+        return f"Not measured yet (`results/performance/{name}.json`)."
+    first = rows[0]
+    machine = first["machine"]["gpu"] if first["device"] != "cpu" else f"CPU, {first['threads']} threads"
+    body = []
+    for r in rows:
+        optional = ["" if r[key] is None else f"{r[key]:,.0f}" for key in ("resident_mib", "cpu_ms")]
+        numbers = [f"{r['peak_mib']:,.1f}", f"{r['of_reference']:.1%}", optional[0], f"{r['latency_ms']:,.1f}"]
+        body.append([str(r["batch"]), attention_label(r["attention"]), r["implementation"], *numbers, optional[1]])
+    header = ["batch", "attention", "implementation", "peak MiB", "of reference", "resident MiB", "ms", "processor ms"]
+    notes = dict.fromkeys(part for r in rows if r["note"] for part in r["note"].split("; "))
+    note = f"\n\nNote: {'; '.join(notes)}." if notes else ""
+    return f"{machine}, torch {first['versions']['torch']}:\n\n{table(header, body)}{note}"
+
+
+def export_cpu() -> str:
+    body = []
+    for r in sorted(load("export_cpu"), key=lambda r: (r["image_size"], r["model"], r["attention"], r["format"])):
+        within, argmax = f"{r['within_tolerance']} of {r['images']}", f"{r['argmax_agreement']:.0%}"
+        if r["float64_within_tolerance"] is not None:
+            within += f" ({r['float64_within_tolerance']})"
+        if r.get("float64_argmax_agreement") is not None:
+            argmax += f" ({r['float64_argmax_agreement']:.0%})"
+        body.append([
+            f"{r['model']}, {r['attention']}, {r['image_size']}", r["format"],
+            "" if r["operations"] is None else f"{r['operations']:,}", f"{r['file_mib']:.1f}",
+            f"{r['latency_ms']:.0f}", f"{r['torch_latency_ms']:.0f}",
+            f"{r['max_logit_difference']:.1g} of {r['largest_logit']:.2g}", within, argmax,
+        ])  # fmt: skip
+    header = [
+        "model, attention, image", "file", "operations", "MiB", "ms", "PyTorch, ms", "largest logit difference",
+        "images within tolerance (float64)", "equal argmax (float64)",
+    ]  # fmt: skip
+    return table(header, body, numbers=True)
+
+
+def export_matrix() -> str:
+    """Small networks of every host with every attention. The last column is the largest difference among the files in
+    which no image had a flip."""
+    body = []
+    found = load("export_matrix")
+    for host in dict.fromkeys(r["model"] for r in found):
+        own = [r for r in found if r["model"] == host]
+        counts = [len({(r["attention"], r["token"]) for r in own if r["format"] == f}) for f in ("onnx", "executorch")]
+        images, within = (sum(r[key] for r in own) for key in ("images", "within_tolerance"))
+        agree = sum(r["argmax_agreement"] * r["images"] for r in own)
+        clean = [r["max_logit_difference"] for r in own if r["within_tolerance"] == r["images"]]
+        numbers = [*map(str, counts), str(images), str(within), f"{agree:.0f}", f"{max(clean, default=0):.0e}"]
+        body.append([host.removeprefix("small "), *numbers])
+    header = ["host", "attentions as ONNX", "as ExecuTorch", "images", "within tolerance", "equal argmax"]
+    return table([*header, "largest difference without a flip"], body, numbers=True)
+
+
+def export_runs() -> str:
+    """Trained models as files: accuracy and agreement on test images."""
+    body = [
+        [
+            f"{r['recipe']}, {r['epochs']}", r["format"],
+            f"{r['file_top1']:.1f}% ({r['top1']:.1f}%; {r['float64_top1']:.1f}%)",
+            f"{r['equal_argmax']} of {r['images']} ({r['float64_equal_argmax']})",
+            f"{r['within_tolerance']} ({r['float64_within_tolerance']})",
+            f"{r['max_logit_difference']:.1g} of {r['largest_logit']:.2g}", f"{r['max_without_flip']:.0e}",
+        ]
+        for r in load("export_runs")
+    ]  # fmt: skip
+    header = [
+        "recipe, epochs", "file", "accuracy (PyTorch; float64)", "equal argmax (float64)", "within tolerance (float64)",
+        "largest logit difference", "without a flip",
+    ]  # fmt: skip
+    return table(header, body, numbers=True)
+
+
+def draw() -> None:
+    from lrfdyn.analysis.report.memory_plot import plot_memory
+
+    states = {"SSA": attention_state(meta_model(MODEL, attention="ssa"))}
+    for name in BUFFERS:
+        states[f"LRF-Dyn\n{name}"] = attention_state(meta_model(MODEL, attention="lrf_dyn"), buffers=name)
+    rows = [
+        {"group": f"{where}, batch {r['batch']}", "label": attention_label(r["attention"]),
+         "implementation": r["implementation"], "mib": r["peak_mib"]}
+        for name, where in FILES.items()
+        for r in load(name)
+    ]  # fmt: skip
+    plot_memory(states, rows, ROOT / "docs" / "images" / "memory.png")
+
+
+PARTS = {
+    "buffers": buffers,
+    "memory_summary": summary,
+    "memory_gpu": lambda: measured("memory_h200"),
+    "memory_cpu": lambda: measured("memory_cpu"),
+    "export_cpu": export_cpu,
+    "export_matrix": export_matrix,
+    "export_runs": export_runs,
+}

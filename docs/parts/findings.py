@@ -1,0 +1,230 @@
+"""Parts of findings.md, and its figures: the paper's claims next to what the analyses in results/ measured.
+
+A claim is a row: what the paper says, the rule that decides it here, what was measured, and whether we see it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from docs.parts import ROOT, kib, percent, read, table
+from lrfdyn.analysis.measure.locality import uniform_over_past
+from lrfdyn.paper import MEMORY_SAVED
+
+IMAGES = ROOT / "docs" / "images"
+SOURCES = {
+    "digits": "digits/results.json",
+    "cifar100": "analysis/cifar100/results.json",
+    "memory": "analysis/spikformer_8_512/results.json",
+}
+FIGURES = (
+    "attention_distance", "attention_entropy", "receptive_fields", "memory_accuracy", "convergence", "energy",
+)  # fmt: skip
+FIGURE_NAMES = {"digits": "digits", "cifar100": "cifar100_spikformer_4_384"}
+UNKNOWN = "not measured"
+Entries = dict[str, dict[str, Any]]
+Claim = list[str]
+
+
+def entries(name: str) -> Entries:
+    """One entry of every kind of attention: that with the default options, which has the shortest label."""
+    found: Entries = {}
+    for key, entry in sorted(read(SOURCES[name])["attentions"].items(), key=lambda item: len(item[1]["label"])):
+        found.setdefault(entry.get("kind") or key, entry)
+    usual = [kind for kind in ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn") if kind in found]
+    return {kind: found[kind] for kind in dict.fromkeys([*usual, *found])}
+
+
+def claim(text: str, rule: str, values: list[float | None], holds: Callable[..., bool], show: Callable) -> Claim:
+    """A row of the table of claims; what lacks a value is not decided."""
+    if any(value is None for value in values):
+        return [text, rule, UNKNOWN, "not decided"]
+    pairs = [" and ".join(map(show, values[i : i + 2])) for i in range(0, len(values), 2)]
+    return [text, rule, "; ".join(pairs), "**yes**" if holds(*values) else "**no**"]
+
+
+def source(name: str) -> str:
+    """The file, and the command that made it as anybody could type it: where the data lies is not part of it."""
+    results = read(SOURCES[name])
+    command = re.sub(r"(--data-root )\S+", r"\1DATA", results["command"])
+    epochs = max((len(run.get("curve") or []) for run in results["runs"]), default=0)
+    length = f", {epochs} epochs" if epochs else ", random weights"
+    return f"Source: [{SOURCES[name]}](../results/{SOURCES[name]}){length}, made by\n\n    {command}"
+
+
+def locality(name: str) -> str:
+    kinds = {kind: entry for kind, entry in entries(name).items() if entry.get("locality", {}).get("share")}
+    first = next(iter(kinds.values()))["locality"]
+    keys = ("short_range_share", "mean_distance", "entropy_mean", "last_row_short_range_share")
+    rows = [(entry["label"], entry["locality"]) for entry in kinds.values()]
+    uniform = {key: first.get(f"{key.removesuffix('_mean')}_uniform") for key in keys}
+    rows.append(("uniform", {**uniform, "entropy_mean": first["entropy_uniform"]}))
+    rows.append(("uniform over the past", uniform_over_past(tuple(first["grid"]), first["short_distance"])))
+    body = []
+    for label, one in rows:
+        near, distance, entropy, late = (one.get(key) for key in keys)
+        empty = percent(one["queries_without_weight"]) if "queries_without_weight" in one else ""
+        body.append([label, percent(near), f"{distance:.2f}", f"{entropy:.2f}", percent(late), empty])
+    short = f"distance <= {first['short_distance']}"
+    header = ["attention", f"share at {short}", "mean distance", "entropy (nats)", f"last row, share at {short}"]
+    return table([*header, "queries without weight"], body)
+
+
+def locality_claims(kinds: Entries) -> Iterator[Claim]:
+    def value(kind: str, key: str) -> float | None:
+        return kinds.get(kind, {}).get("locality", {}).get(key)
+
+    near, late = "short_range_share", "last_row_short_range_share"
+    yield claim(
+        "Softmax attention is local", "VSA has more attention nearby than SSA",
+        [value("vsa", near), value("ssa", near)], lambda vsa, ssa: vsa > ssa, percent,
+    )  # fmt: skip
+    keys = ("entropy_mean", "entropy_uniform", "mean_distance", "mean_distance_uniform")
+    entropy, most, distance, farthest = (value("ssa", key) for key in keys)
+    shares = [None if entropy is None else entropy / most, None if distance is None else distance / farthest]  # type: ignore[operator]
+    rule = "entropy and mean distance of SSA are at least 95 % of the uniform ones"
+    yield claim("SSA is almost uniform", rule, shares, lambda *both: min(both) >= 0.95, percent)
+    entropies = {kind: value(kind, "entropy_mean") for kind in ("vsa", "ssa", "lrf_ssa")}
+    yield claim(
+        "VSA has lower entropy than SSA", "mean entropy",
+        [entropies["vsa"], entropies["ssa"]], lambda vsa, ssa: vsa < ssa, "{:.2f}".format,
+    )  # fmt: skip
+    yield claim(
+        "LRF-SSA is more local than SSA", "more attention nearby",
+        [value("lrf_ssa", near), value("ssa", near)], lambda lrf, ssa: lrf > ssa, percent,
+    )  # fmt: skip
+    yield claim(
+        "LRF-SSA has lower entropy than SSA", "mean entropy",
+        [entropies["lrf_ssa"], entropies["ssa"]], lambda lrf, ssa: lrf < ssa, "{:.2f}".format,
+    )  # fmt: skip
+    yield claim(
+        "LRF-Dyn is more local than SSA", "more attention nearby, of all queries and of those in the last row",
+        [value("lrf_dyn", near), value("ssa", near), value("lrf_dyn", late), value("ssa", late)],
+        lambda dyn, ssa, late_dyn, late_ssa: dyn > ssa and late_dyn > late_ssa, percent,
+    )  # fmt: skip
+
+
+def field_square(kinds: Entries) -> tuple[int, int]:
+    """Pixels a side of the square that is compared, the first of at least half of the image, and of the image."""
+    pixels = next(iter(kinds.values()))["receptive_field"]
+    side = pixels["pixels_per_cell"] * len(pixels["map"])
+    return next(s["side"] for s in pixels["share_inside"] if 2 * s["side"] >= side), side
+
+
+def inside(field: dict[str, Any], square: int) -> float:
+    return next(s["share"] for s in field["share_inside"] if s["side"] == square)
+
+
+def fields(name: str) -> str:
+    kinds = {kind: entry for kind, entry in entries(name).items() if entry.get("receptive_field")}
+    square, side = field_square(kinds)
+    body = []
+    for entry in kinds.values():
+        field = entry["receptive_field"]
+        cut = field.get("without_attention") or {}
+        left = [percent(cut["gradient"]), percent(inside(cut, square))] if cut.get("gradient") is not None else ["", ""]
+        body.append([entry["label"], percent(inside(field, square)), str(field["half_side"]), *left])
+    header = ["attention", f"gradient inside {square} x {square} of {side} x {side} pixels", "side that holds half"]
+    return table([*header, "gradient that passes around attention", "of that inside the square"], body)
+
+
+def field_claims(kinds: Entries) -> Iterator[Claim]:
+    kinds = {kind: entry for kind, entry in kinds.items() if entry.get("receptive_field")}
+    square, _ = field_square(kinds)
+    found = {kind: inside(entry["receptive_field"], square) for kind, entry in kinds.items()}
+    for kind, label in (("lrf_ssa", "LRF-SSA"), ("lrf_dyn", "LRF-Dyn")):
+        yield claim(
+            f"The receptive field of {label} is more local than that of SSA",
+            f"more of the gradient inside {square} x {square} pixels",
+            [found.get(kind), found.get("ssa")], lambda one, ssa: one > ssa, percent,
+        )  # fmt: skip
+
+
+def accuracy(name: str) -> str:
+    body = []
+    for entry in entries(name).values():
+        seeds = len(entry["accuracy_values"])
+        spread = f" ± {100 * entry['accuracy_spread']:.2f}" if seeds > 1 else ""
+        energy = entry["energy"]
+        own = sum(one["energy_pj"] for one in energy["layers"] if one["kind"] == "attention") / energy["energy_pj"]
+        body.append([
+            entry["label"], percent(entry["accuracy_mean"], 2) + spread, str(seeds), f"{entry['parameters']:,}",
+            kib(entry["state_bytes"]), kib(entry["peak_inference_bytes"]), f"{energy['energy_pj'] / 1e6:,.2f} µJ",
+            percent(own),
+        ])  # fmt: skip
+    header = ["attention", "test accuracy", "seeds", "parameters", "state, derived", "peak, measured"]
+    return table([*header, "energy per image", "of that inside attention"], body)
+
+
+def accuracy_claims(kinds: Entries) -> Iterator[Claim]:
+    ssa = kinds.get("ssa", {})
+    for kind, label in (("lrf_ssa", "LRF-SSA"), ("lrf_dyn", "LRF-Dyn")):
+        other = kinds.get(kind, {})
+        row = claim(
+            f"{label} is more accurate than SSA", "by more than both spreads together",
+            [other.get("accuracy_mean"), ssa.get("accuracy_mean")],
+            lambda one, base, other=other: one - base > other["accuracy_spread"] + ssa["accuracy_spread"],
+            lambda value: percent(value, 2),
+        )  # fmt: skip
+        if row[2] != UNKNOWN and min(len(ssa["accuracy_values"]), len(other["accuracy_values"])) < 2:
+            row[3] = "not decided: one seed"
+        yield row
+
+
+def claims(name: str) -> str:
+    kinds = entries(name)
+    rows = [*locality_claims(kinds), *field_claims(kinds), *accuracy_claims(kinds)]
+    return table(["the paper's claim", "rule", "measured", "seen here"], rows)
+
+
+def memory() -> str:
+    body = []
+    for entry in entries("memory").values():
+        terms = ", ".join(f"{term['name']} {kib(term['bytes'])}" for term in entry["state_terms"])
+        label = entry["label"].removesuffix(" (random weights)")
+        size = f"{entry['parameters'] / 1e6:.2f} M"
+        body.append([label, size, kib(entry["state_bytes"]), terms, kib(entry["peak_inference_bytes"])])
+    return table(["attention", "parameters", "state of one layer and step", "of which", "peak of a pass"], body)
+
+
+def memory_claims() -> str:
+    kinds = entries("memory")
+    least = MEMORY_SAVED / 100
+    rows = []
+    for what, key in (("what attention must hold", "state_bytes"), ("a whole pass", "peak_inference_bytes")):
+        saved = 1 - kinds["lrf_dyn"][key] / kinds["ssa"][key]
+        text = f"LRF-Dyn uses {MEMORY_SAVED} % less inference memory: {what}"
+        rows.append(claim(text, "at least as much less than SSA", [saved], lambda share: share >= least, percent))
+    peaks = [row for row in read("performance/memory_cpu.json") if row["batch"] == 1]
+    share = {row["attention"]: row["of_reference"] for row in peaks if row["implementation"] == "low-memory"}
+    for kind, label in (("lrf_dyn", "LRF-Dyn"), ("ssa", "SSA")):
+        saved = 1 - share[kind] if kind in share else None
+        text, rule = f"The same of low-memory inference with {label}", "at least as much less than SpikingJelly's SSA"
+        rows.append(claim(text, rule, [saved], lambda share: share >= least, percent))
+    return table(["claim", "rule", "less memory", "seen here"], rows)
+
+
+def draw() -> None:
+    from lrfdyn.analysis.report.plots import write_figures
+
+    for name, stem in FIGURE_NAMES.items():
+        for path in write_figures(read(SOURCES[name]), IMAGES / "new", ["png"]):
+            if path.stem in FIGURES:
+                path.replace(IMAGES / f"findings_{stem}_{path.name}")
+            else:
+                path.unlink()
+        (IMAGES / "new").rmdir()
+
+
+def of_each(kind: Callable[[str], str], names: tuple[str, ...]) -> dict[str, Callable[[], str]]:
+    return {f"findings_{name}_{kind.__name__}": lambda name=name: kind(name) for name in names}  # type: ignore[misc]
+
+
+PARTS = {
+    **of_each(source, ("digits", "cifar100", "memory")),
+    **{k: v for kind in (locality, fields, accuracy, claims) for k, v in of_each(kind, ("digits", "cifar100")).items()},
+    "findings_memory_table": memory,
+    "findings_memory_claims": memory_claims,
+}

@@ -1,0 +1,91 @@
+"""Parts of performance.md, from results/performance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docs.parts import read, table
+
+Records = list[dict[str, Any]]
+
+
+def load(name: str) -> Records:
+    return read(f"performance/{name}.json")
+
+
+def speed(*names: str) -> str:
+    """Images per second and peak memory of the records of one or several files."""
+    body = [
+        [r["model"], r["attention"], r["implementation"], str(r["batch"]), f"{r['images_per_s']:,.0f}",
+         f"{r['peak_mib']:,.0f}"]
+        for name in names
+        for r in load(name)
+    ]  # fmt: skip
+    return table(["model", "attention", "implementation", "batch", "images/s", "peak MiB"], body)
+
+
+def machine() -> str:
+    first = load("train_step_cifar")[0]
+    versions = first["versions"]
+    names = {"torch": "torch", "triton": "triton", "spikingjelly": "SpikingJelly"}
+    return table(["GPU", *names.values()], [[first["machine"]["gpu"], *(versions[name] for name in names)]])
+
+
+def kernels() -> str:
+    """Every kernel: bandwidth, its share of a copy, and how much faster than the plain definition it is."""
+    found = {(r["op"], r["shape"], r["direction"], r["implementation"]): r for r in load("kernels")}
+    body = []
+    for (*what, implementation), r in found.items():
+        if implementation != "kernel":
+            continue
+        others = [found.get((*what, name)) for name in ("reference", "reference-compiled")]  # type: ignore[call-overload]
+        factors = [f"{other['ms'] / r['ms']:.1f}" if other else "" for other in others]
+        body.append([*what, f"{1e3 * r['ms']:.0f}", f"{r['gb_per_s']:,.0f}", f"{r['share_of_copy']:.0%}", *factors])
+    copy = f"The copy of the same run: {load('kernels')[0]['copy_gb_per_s']:,.0f} GB/s."
+    header = ["operation", "shape", "direction", "us", "GB/s", "share of copy", "x plain eager", "x plain compiled"]
+    return f"{table(header, body)}\n\n{copy}"
+
+
+def targets() -> str:
+    """The training step against the fastest peer; numbers of the peer's own run where the attention is in it."""
+    cifar = load("train_step_cifar")
+    peer = max((r for r in cifar if r["implementation"].startswith("spikingjelly")), key=lambda r: r["images_per_s"])
+    ours = {r["attention"]: r for r in [*load("train_step_cifar_ours"), *cifar] if r["implementation"] == "lrfdyn"}
+    body = [
+        [r["attention"], f"{r['images_per_s']:,.0f}", f"{r['images_per_s'] / peer['images_per_s']:.2f}",
+         f"{r['peak_mib'] / peer['peak_mib']:.0%}"]
+        for r in ours.values()
+    ]  # fmt: skip
+    goal = [f"the aim, with {peer['implementation']} at {peer['images_per_s']:,.0f} images/s"]
+    body.append([*goal, f"{2.5 * peer['images_per_s']:,.0f}", "2.50", "50%"])
+    return table(["attention", "images/s", "times the fastest peer", "of its memory"], body)
+
+
+def before_after() -> str:
+    """Two versions of the package in one run (benchmarks/before_after.py)."""
+    found = read("performance/before_after.json")
+    if not found:
+        return "Not measured yet."
+    body = []
+    for r in found["records"]:
+        before, after = r["before"]["median"], r["after"]["median"]
+        body.append(
+            [r["what"], r["attention"], str(r["batch"]), f"{before:,.0f}", f"{after:,.0f}", f"{after / before:.3f}"]
+        )
+    commits = [str(found[side]["commit"])[:7] for side in ("before", "after")]
+    header = ["what", "attention", "batch", *(f"{c}, images/s" for c in commits), "ratio"]
+    where = found["machine"]["gpu"] or found["machine"]["cpu"]
+    return f"{found['model']} on {where}, medians of {found['rounds']} rounds:\n\n{table(header, body, numbers=True)}"
+
+
+PARTS = {
+    "performance_machine": machine,
+    "training_speed": lambda: speed("train_step_cifar", "train_step_cifar_ours"),
+    "training_peers": lambda: speed("train_step_cifar_peers"),
+    "training_plain": lambda: speed("train_step_cifar_reference"),
+    "training_224": lambda: speed("train_step_224"),
+    "inference_speed": lambda: speed("inference_cifar"),
+    "kernels": kernels,
+    "targets": targets,
+    "before_after": before_after,
+}
