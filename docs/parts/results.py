@@ -20,8 +20,8 @@ import yaml
 from docs.parts import RESULTS, ROOT, table
 from lrfdyn.attention import attention_label, attention_options
 from lrfdyn.errors import require
+from lrfdyn.files import read_json_lines
 from lrfdyn.paper import TABLE3, TABLE3_DILATIONS
-from lrfdyn.training.logs import read_log
 from lrfdyn.training.recipes import find_recipe, load_recipe
 
 FOLDER = RESULTS / "cifar100"
@@ -102,7 +102,7 @@ def read_runs(folder: Path = FOLDER) -> list[Run]:
     for recipe in sorted(folder.glob("**/recipe.yaml")):
         path = recipe.with_name("summary.json")
         summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        epochs = [record for record in read_log(recipe.with_name("log.jsonl")) if record["kind"] == "epoch"]
+        epochs = [record for record in read_json_lines(recipe.with_name("log.jsonl")) if record["kind"] == "epoch"]
         later = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(recipe.parent.glob("evaluate_*.json"))]
         name = recipe.parent.relative_to(folder).as_posix()
         runs.append(Run(name, yaml.safe_load(recipe.read_text(encoding="utf-8")), epochs, summary, later))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lrfdyn.errors import LrfdynError, require, require_integer
-from lrfdyn.io.weights import check_fit, load_tensors
+from lrfdyn.errors import LrfdynError, require_integer
 from lrfdyn.models.base import FeatureInfo, SpikingModel
 from lrfdyn.models.registry import create_model, model_class
 from lrfdyn.nn.neurons import LIF, IntegerSpike
 from lrfdyn.segmentation.fpn import FPNHead
+from lrfdyn.sources import find_source
 
 TIMM = "timm/"
 ANN_HEAD = {"neck_width": 256}  # Semantic FPN as the ANN rows of the table were published
@@ -167,14 +166,8 @@ def create_segmenter(name: str, **options: Any) -> Segmenter:
     return Segmenter(name, attention_options=more or None, backbone_options=host or None, **own)
 
 
-def load_backbone(model: SpikingModel, source: Path) -> None:
-    """Fills the backbone from a trained classifier of the same host: a .safetensors file, a folder of
-    `save_pretrained`, or the folder of a run. Its classifier is left out."""
+def load_backbone(model: SpikingModel, source: str) -> None:
+    """Fills the backbone of a `Segmenter` from a trained classifier of the same host, without its classifier. `source`
+    is a path or name of `lrfdyn.sources`."""
     assert isinstance(model, Segmenter)
-    path = next(
-        (p for p in (source / "model.safetensors", source / "model" / "model.safetensors") if p.is_file()), source
-    )  # fmt: skip
-    require(path.is_file(), f"model.backbone: no such file, and no folder with a model: {source}")
-    tensors = {name: value for name, value in load_tensors(path)[0].items() if not name.startswith("head.")}
-    check_fit(path, model.backbone, tensors)
-    model.backbone.load_state_dict(tensors)
+    find_source(source, "model.backbone").fill(model.backbone, leave_out="head.")

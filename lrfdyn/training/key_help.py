@@ -8,7 +8,7 @@ HELP = {
     "model.token": "what the dendrites of LRF-Dyn read: v, or k * v gated by q",
     "model.time_steps": "how often a static image is shown",
     "model.drop_path": "stochastic depth: rate of the last block",
-    "model.weights": "a .safetensors file to start from",
+    "model.weights": "a trained model to start from: folder, file or hub repository",
     "model.options": "further arguments of the model, such as {dim: 64, depth: 2}",
     "model.backbone": "of segmentation: a trained classifier of the model to start from",
     "model.head": "of segmentation: options of the FPN head",

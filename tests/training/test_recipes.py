@@ -179,7 +179,7 @@ def test_own_recipe_extends_one_of_the_package(tmp_path, monkeypatch, capsys):
 def test_a_wrong_name_is_one_line(capsys):
     for command, message in [
         (["train", "./absent.yml"], "recipe: no such file: ./absent.yml"),
-        (["evaluate", "absent/run"], "source: no such folder, and no recipe of that name: absent/run"),
+        (["evaluate", "absent/run"], "source: no such file or folder, and no recipe of that name: absent/run"),
         (["train", "qqq"], f"and {len(list_recipes()) - 30} more"),
     ]:
         assert main(command) == 2

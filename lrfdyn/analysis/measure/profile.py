@@ -15,7 +15,7 @@ from lrfdyn.attention import LRFDyn
 from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.deploy import RowStream, compile_for_inference
 from lrfdyn.deploy.lowmem.pieces import pieces
-from lrfdyn.io.resolve import device_name
+from lrfdyn.devices import device_name
 from lrfdyn.models import SpikingModel
 from lrfdyn.ops.dispatch import plain_operations
 
