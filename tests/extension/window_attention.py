@@ -14,7 +14,6 @@ from lrfdyn.attention import Attention, AttentionHost, Operations, StateTerm
 from lrfdyn.attention.base import BLOCK, Spikes
 from lrfdyn.data import Augmentation
 from lrfdyn.data.resident import ResidentData
-from lrfdyn.models import Spikformer
 
 
 @lrfdyn.register_attention("window", label="Window")
@@ -61,3 +60,21 @@ class BareAttention(Attention):
     def mix(self, *spikes: Tensor) -> Tensor:
         q, k, v = spikes
         return self.widen(q) * (self.widen(k) * v).mean((3, 4), keepdim=True)
+
+
+@lrfdyn.register_data("stripes")
+class Stripes(ResidentData):
+    """Grey images of 8x8 pixels with lying or standing stripes and noise, made on the spot."""
+
+    needs_root = False
+    num_classes, image_size, in_channels, train_images = 2, 8, 1, 128
+    class_names = ("lying", "standing")
+
+    def __init__(self, root: Path | None, augment: Augmentation) -> None:
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.arange(160) % 2
+        rows = (torch.arange(8) % 2).float().expand(8, 8)
+        clean = torch.where(labels.bool().view(-1, 1, 1, 1), rows, rows.T)
+        images = 100 * clean + 50 * torch.rand(clean.shape, generator=generator)
+        self.mean, self.deviation = (0.3,), (0.2,)
+        super().__init__((images[:128], labels[:128]), (images[128:], labels[128:]), augment)
