@@ -13,7 +13,6 @@ Records are added to the file one by one; networks that it has are not measured 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import os
@@ -170,7 +169,7 @@ def trained(folder: Path, root: Path | None, count: int | None) -> Iterator[dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = common.parser(__doc__)
     parser.add_argument("--matrix", action="store_true")
     parser.add_argument("--runs", nargs="*", type=Path, default=[], help="folders of lrfdyn train")
     parser.add_argument("--data-root", type=Path, help="of their data")

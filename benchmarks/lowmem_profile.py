@@ -7,7 +7,6 @@ Without a CUDA graph, so that kernels can be told by section; the gaps between l
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks import common
 from lrfdyn import create_model
 from lrfdyn.deploy import compile_for_inference
 
@@ -57,7 +57,7 @@ def grouped(sections: Mapping[str, float]) -> dict[str, float]:
 
 
 def main(given: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__)
     parser.add_argument("--model", default="spikformer_8_512")
     parser.add_argument("--attention", nargs="+", default=["ssa", "lrf_dyn"])
     parser.add_argument("--batch", type=int, default=64)

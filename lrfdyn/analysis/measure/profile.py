@@ -62,7 +62,7 @@ def profile_model(
         "device": device_name(device),
         "time_steps": model.time_steps,
         "layers": states,
-        "state_bytes": sum(term["bytes"] for terms in states.values() for term in terms),
+        "state_bytes": sum(term["bytes"] for terms in states.values() for term in terms) if states else None,
         "held_state_bytes": held_state_bytes(model),
         "notes": state_notes(model),
         "runs": runs,
