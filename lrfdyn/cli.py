@@ -16,6 +16,7 @@ from lrfdyn.commands import (
     models,
     predict,
     profile,
+    recipes,
     reproduce,
     sweep,
     theory,
@@ -27,6 +28,7 @@ from lrfdyn.version import __version__
 COMMANDS = {
     "reproduce": reproduce,
     "models": models,
+    "recipes": recipes,
     "train": train,
     "sweep": sweep,
     "evaluate": evaluate,

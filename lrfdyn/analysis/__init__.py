@@ -11,7 +11,7 @@ from lrfdyn.analysis.measure.receptive_field import receptive_field, receptive_f
 from lrfdyn.analysis.report.page import render_report, write_report
 from lrfdyn.analysis.report.write import write_all
 from lrfdyn.analysis.sources import find_sources
-from lrfdyn.analysis.theorems import TheorySettings, theory_results
+from lrfdyn.analysis.theory_report import TheorySettings, theory_results
 
 __all__ = [
     "EnergyModel",

@@ -6,9 +6,9 @@ import argparse
 import shlex
 import sys
 
-from lrfdyn.training.config import key_types
-from lrfdyn.training.convert import type_name
-from lrfdyn.training.key_help import HELP
+from lrfdyn.training.config import key_help, key_types
+from lrfdyn.training.recipes import SHORT_NAMES
+from lrfdyn.training.schema import type_name
 
 
 def comma_list(text: str) -> tuple[str, ...]:
@@ -22,11 +22,13 @@ def integer_list(text: str) -> tuple[int, ...]:
 
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
-    """Makes every key of a recipe an option, `--section.key VALUE`."""
+    """Makes every key of a recipe an option, `--section.key VALUE` and its short name."""
     parser.allow_abbrev = False  # a shortened key would silently be another one tomorrow
     group = parser.add_argument_group("keys of the recipe", "lrfdyn train RECIPE --dry-run prints their values")
+    short = {key: name for name, key in SHORT_NAMES.items()}
     for key, kind in key_types().items():
-        group.add_argument(f"--{key}", dest=key, default=argparse.SUPPRESS, metavar=type_name(kind), help=HELP[key])
+        flags = [f"--{name}" for name in (short.get(key), key) if name]
+        group.add_argument(*flags, dest=key, default=argparse.SUPPRESS, metavar=type_name(kind), help=key_help()[key])
 
 
 def given_keys(arguments: argparse.Namespace) -> dict[str, str]:

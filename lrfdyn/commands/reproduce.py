@@ -91,7 +91,7 @@ def plan(arguments: argparse.Namespace) -> list[SweepRun]:
         require(len({*values}) == len(values), f"{name}: expected different ones, got {values}")
     for kind in kinds:
         attention_options(kind)
-    entries = [{"recipe": f"digits_{kind}", "name": kind} for kind in kinds]
+    entries = [{"recipe": "digits", "attention": kind} for kind in kinds]
     runs = plan_runs(
         {"seeds": arguments.seeds, "epochs": arguments.epochs, "runs": entries}, given_keys(arguments), "reproduce"
     )

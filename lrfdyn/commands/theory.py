@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
-from lrfdyn.analysis.theorems import TheorySettings, theory_results
+from lrfdyn.analysis.theory_report import TheorySettings, theory_results
 from lrfdyn.commands.arguments import comma_list, command_line, integer_list
 from lrfdyn.files import writable_folder
 

@@ -16,9 +16,10 @@ from rich.table import Table
 
 from lrfdyn.commands.arguments import add_keys, command_line, given_keys
 from lrfdyn.commands.bar import bars
+from lrfdyn.commands.recipes import print_recipes
 from lrfdyn.training.build import build_config
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.recipes import dump_yaml, list_recipes
+from lrfdyn.training.recipes import dump_yaml
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.tasks import describe_results, shown_results
 
@@ -45,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.recipe is None:
-        print("\n".join(list_recipes()))
+        print_recipes()
         return 0
-    path, config = build_config(arguments.recipe, given_keys(arguments), arguments.epochs)
+    name, config = build_config(arguments.recipe, given_keys(arguments), arguments.epochs)
     if arguments.dry_run:
         dry_run(config, arguments)
         return 0
@@ -56,13 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
     from lrfdyn.training.stopping import Stop, Stopped
 
     stop, code = Stop(arguments.minutes), 0
-    out = arguments.out or Path("results") / "training" / path.stem / f"seed{config.run.seed}"
+    out = arguments.out or Path("results") / "training" / name / f"seed{config.run.seed}"
     with Bar(Console(stderr=arguments.json)) as bar, stop.listening():
         try:
             summary = run_training(
                 config,
                 out,
-                recipe=path.stem,
+                recipe=name,
                 command=command_line(),
                 resume=arguments.resume,
                 restart=arguments.restart,

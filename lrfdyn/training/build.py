@@ -11,20 +11,18 @@ from lrfdyn.data import DataSource, create_data
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.recipes import find_recipe, load_recipe
+from lrfdyn.training.recipes import find_recipe, load_recipe, run_name
 from lrfdyn.training.tasks import task_of
 
 
-def build_config(
-    recipe: str, overrides: Mapping[str, str] | None = None, epochs: int | None = None
-) -> tuple[Path, TrainConfig]:
-    """The file of a recipe, by its name or path, and its configuration with `overrides` (texts by `section.key`), the
-    whole schedule in `epochs` where they are given."""
+def build_config(recipe: str, overrides: Mapping[str, Any], epochs: int | None = None) -> tuple[str, TrainConfig]:
+    """A name for the runs of a recipe with `overrides` (see `load_recipe`), and their configuration, with the whole
+    schedule in `epochs` where they are given."""
     path = find_recipe(recipe)
     config = load_recipe(path, overrides)
     if epochs is not None:
         config = dataclasses.replace(config, schedule=config.schedule.within(epochs))
-    return path, config
+    return run_name(path.stem, overrides), config
 
 
 def build_data(config: TrainConfig) -> DataSource:

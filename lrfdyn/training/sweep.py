@@ -1,7 +1,7 @@
 """Several runs of `lrfdyn train` from one list, some of them side by side, each in a process and a folder of its own.
 
 A sweep file is YAML: the runs, and what they have in common. A run has a recipe, seeds, epochs, and any key of the
-recipe (`model.options: {dim: 64}`; those of the attention have short names):
+recipe by its name (`model.options: {dim: 64}`) or short name:
 
     recipe: cifar100_spikformer
     seeds: [0, 1]
@@ -30,8 +30,8 @@ from typing import Any
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.files import read_json, read_json_lines, sole_user, write_json, write_table
 from lrfdyn.training.build import build_config
-from lrfdyn.training.config import OWN_KEYS, TrainConfig, differences, key_types
-from lrfdyn.training.recipes import load_recipe, read_yaml
+from lrfdyn.training.config import TrainConfig, differences, key_types
+from lrfdyn.training.recipes import SHORT_NAMES, load_recipe, read_yaml
 from lrfdyn.training.run import discard_run
 from lrfdyn.training.stopping import PARENT
 from lrfdyn.training.tasks import task_of
@@ -143,9 +143,9 @@ def _group_name(entry: Mapping[str, Any], with_recipe: bool) -> str:
 
 
 def _full_key(key: str, source: str) -> str:
-    full = f"model.{key}" if key in OWN_KEYS else key
+    full = SHORT_NAMES.get(key, key)
     if full not in key_types():
-        raise unknown_name(f"{source}: key", key, [*OWN, *OWN_KEYS, *key_types()])
+        raise unknown_name(f"{source}: key", key, [*OWN, *SHORT_NAMES, *key_types()])
     return full
 
 
