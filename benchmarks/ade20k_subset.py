@@ -31,7 +31,7 @@ from lrfdyn.files import write_json
 from lrfdyn.segmentation.data import find_pairs, find_root
 from lrfdyn.segmentation.figure import choose_pairs, segmentation_figure
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.recipes import find_recipe, load_recipe
+from lrfdyn.training.recipes import load_recipe, run_name
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.run import run_training
 from lrfdyn.training.trainer import Trainer
@@ -114,7 +114,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--minutes", type=float, default=5.0, help="for everything, unless --epochs says how long")
     add("--epochs", type=int)
     add("--attentions", nargs="+", default=list(common.ATTENTIONS))
-    add("--recipe", default="ade20k_subset_sdt_v3_s_{attention}")
+    add("--recipe", default="ade20k_subset")
     add("--backbone", help="folder of a trained classifier to start from; {attention} is filled in; none: from scratch")
     add("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="a key of the recipe")
     add("--timed", type=int, default=TIMED, help="steps that the speed is measured over")
@@ -193,15 +193,15 @@ def shown_backbone(folder: str | None) -> str | None:
 
 
 def configure(args: argparse.Namespace, kind: str) -> TrainConfig:
-    overrides = {"data.root": args.root, **dict(args.set)}
+    overrides = {"attention": kind, "data.root": args.root, **dict(args.set)}
     if args.backbone:
         overrides["model.backbone"] = args.backbone.format(attention=kind)
-    return load_recipe(find_recipe(args.recipe.format(attention=kind)), overrides)
+    return load_recipe(args.recipe, overrides)
 
 
 def train(args: argparse.Namespace, kind: str, config: TrainConfig, work: Path, command: str) -> Path:
     """The folder of the run, whose results are in --out then."""
-    recipe = args.recipe.format(attention=kind)
+    recipe = run_name(args.recipe, {"attention": kind})
     summary = run_training(config, work, recipe=recipe, command=command, reporter=Printer())
     root = find_root(Path(args.root))
     summary |= {

@@ -25,7 +25,7 @@ from lrfdyn.segmentation.inference import pad_to_stride
 from lrfdyn.segmentation.metric import build_confusion
 from lrfdyn.training.build import build_data, data_model
 from lrfdyn.training.processes import build_accelerator
-from lrfdyn.training.recipes import find_recipe, load_recipe
+from lrfdyn.training.recipes import load_recipe
 from lrfdyn.training.tasks import task_of
 
 LONGEST_OPERATIONS = 15
@@ -47,11 +47,11 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     command_line = parser(__doc__)
     add = command_line.add_argument
     add("--root", required=True, help="folder that holds ADEChallengeData2016")
-    add("--recipe", default="ade20k_subset_sdt_v3_s_ssa")
+    add("--recipe", default="ade20k_subset")
     add("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="a key of the recipe")
     add("--profile", action="store_true", help="print the operations that the host spends most time on in the first")
     args = command_line.parse_args(argv)
-    config = load_recipe(find_recipe(args.recipe), {"data.root": args.root, **dict(args.set)})
+    config = load_recipe(args.recipe, {"attention": "ssa", "data.root": args.root, **dict(args.set)})
     accelerator, task = build_accelerator(config.run), task_of(config.data.name)
     began = now()
     build_confusion(2)  # imports torchmetrics

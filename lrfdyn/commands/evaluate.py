@@ -20,7 +20,7 @@ from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io.checkpoints import list_checkpoints, read_checkpoint
 from lrfdyn.sources import find_source
 from lrfdyn.training.config import TrainConfig, parse_config
-from lrfdyn.training.recipes import ENDINGS, apply_override, find_recipe, list_recipes, load_recipe
+from lrfdyn.training.recipes import ENDINGS, apply_override, list_recipes, load_recipe
 from lrfdyn.training.tasks import describe_results
 
 
@@ -99,7 +99,7 @@ def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], st
     else:
         if arguments.weights is None and arguments.source not in list_recipes() and given.suffix not in ENDINGS:
             raise LrfdynError(f"source: no such file or folder, and no recipe of that name: {given}")
-        config = load_recipe(find_recipe(arguments.source), changed)
+        config = load_recipe(arguments.source, changed)
         require(arguments.weights is not None, "weights: a recipe needs --weights, a trained model")
         source = find_source(arguments.weights, "weights")
     return config, source.weights(arguments.raw), str(source.path)
