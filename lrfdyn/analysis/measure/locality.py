@@ -18,8 +18,10 @@ from torch.utils.hooks import RemovableHandle
 from lrfdyn.analysis.measure.histogram import FINE, merged, placed
 from lrfdyn.analysis.measure.observe import as_batches, observe, watch_attentions
 from lrfdyn.attention import Attention
-from lrfdyn.attention.base import BLOCK, Spikes
+from lrfdyn.attention.base import Spikes
 from lrfdyn.errors import require
+
+BLOCK = 2**24  # numbers of mixing weights that are held at a time
 
 
 def manhattan(grid: tuple[int, int], queries: range | None = None) -> Tensor:
