@@ -157,8 +157,8 @@ def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
-def require_pillow() -> None:
+def require_pillow(what: str = "images: reading images") -> None:
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise LrfdynError("images: reading images needs Pillow; pip install 'lrfdyn[data]'") from None
+        raise LrfdynError(f"{what} needs Pillow; pip install 'lrfdyn[data]'") from None

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrfdyn.data import hashed_random as draws
-from lrfdyn.data.device import to_device
+from lrfdyn.data.hashed_random import RAND_AUGMENT, Keys, normal
+from lrfdyn.data.loading import to_device
 
 if TYPE_CHECKING:
     from lrfdyn.data.augment import Augmentation
@@ -31,16 +31,16 @@ OPERATIONS = (
 FIRST_AFFINE = OPERATIONS.index("rotate")
 
 
-def rand_augment(levels: Tensor, keys: draws.Keys, settings: Augmentation, fill: Sequence[int]) -> Tensor:
+def rand_augment(levels: Tensor, keys: Keys, settings: Augmentation, fill: Sequence[int]) -> Tensor:
     """`levels` float. `fill` is the colour of what an affine operation moves in from outside."""
     layers = settings.rand_augment_layers
     chosen_from = np.array([OPERATIONS.index(name) for name in settings.rand_augment_operations or OPERATIONS])
-    numbers = keys.uniform(draws.RAND_AUGMENT, NUMBERS * layers).reshape(len(keys), layers, NUMBERS)
+    numbers = keys.uniform(RAND_AUGMENT, NUMBERS * layers).reshape(len(keys), layers, NUMBERS)
     for layer in range(layers):
         choice, applied, first, second, sign, _ = numbers[:, layer].T
         operation = chosen_from[np.floor(choice * len(chosen_from)).astype(int)]
         operation = np.where(applied < settings.rand_augment_probability, operation, OPERATIONS.index("identity"))
-        magnitude = settings.rand_augment_magnitude + settings.rand_augment_deviation * draws.normal(first, second)
+        magnitude = settings.rand_augment_magnitude + settings.rand_augment_deviation * normal(first, second)
         strength = np.clip(magnitude, 0, 10) / 10
         levels = apply_layer(levels, operation, strength, np.where(sign < 0.5, -1.0, 1.0), fill)
     return levels

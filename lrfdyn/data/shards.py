@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.base import register_data
 from lrfdyn.data.decode import DecodedData, Images
+from lrfdyn.data.hashed_random import ORDER, SHARD_ORDER, hashed, permutation
 from lrfdyn.errors import LrfdynError, require, require_integer
 from lrfdyn.files import write_atomic
 
@@ -152,8 +152,8 @@ class Shards(DecodedData):
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
         starts = self._images.starts
-        rank = draws.permutation(len(self._images.shards), seed, epoch, draws.SHARD_ORDER)
-        scattered = draws.hashed(seed, epoch, draws.ORDER, np.arange(self.train_images))
+        rank = permutation(len(self._images.shards), seed, epoch, SHARD_ORDER)
+        scattered = hashed(seed, epoch, ORDER, np.arange(self.train_images))
         parts = []
         for first in range(0, len(rank), self._window):
             window = np.concatenate([np.arange(starts[s], starts[s + 1]) for s in rank[first : first + self._window]])
