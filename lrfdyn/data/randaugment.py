@@ -62,14 +62,14 @@ def apply_layer(
             levels.index_copy_(0, where, function(levels.index_select(0, where), values))
 
     parameters = {
-        "autocontrast": strength,
-        "equalize": strength,
-        "solarize": 256 * (1 - strength),
-        "posterize": 8 - np.rint(4 * strength),
-        **dict.fromkeys(("color", "contrast", "brightness", "sharpness"), 1 + sign * 0.9 * strength),
+        autocontrast: strength,
+        equalize: strength,
+        solarize: 256 * (1 - strength),
+        posterize: 8 - np.rint(4 * strength),
+        **dict.fromkeys((color, contrast, brightness, sharpness), 1 + sign * 0.9 * strength),
     }
-    for name, values in parameters.items():
-        run(operation == OPERATIONS.index(name), FUNCTIONS[name], values)
+    for function, values in parameters.items():
+        run(operation == OPERATIONS.index(function.__name__), function, values)
     matrices = affine_matrices(operation, strength * sign, height, width)
     run(operation >= FIRST_AFFINE, lambda x, m: affine(x, m[..., 0], fill), matrices)
     return levels
@@ -136,18 +136,6 @@ def sharpness(x: Tensor, factor: Tensor) -> Tensor:
     smooth = x.clone()
     smooth[:, :, 1:-1, 1:-1] = torch.floor(inner + 0.5)
     return _blend(smooth, x, factor)
-
-
-FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "autocontrast": autocontrast,
-    "equalize": equalize,
-    "solarize": solarize,
-    "posterize": posterize,
-    "color": color,
-    "contrast": contrast,
-    "brightness": brightness,
-    "sharpness": sharpness,
-}
 
 
 def affine_matrices(operation: np.ndarray, strength: np.ndarray, height: int, width: int) -> np.ndarray:

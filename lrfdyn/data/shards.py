@@ -98,9 +98,8 @@ def _scan(path: Path) -> list[tuple[int, int, int]]:
                     file = tar.extractfile(member)
                     assert file is not None
                     text = file.read()
-                    require(
-                        text.strip().isdigit(), f"root: {member.name} in {path} is not a class index: {text[:20]!r}"
-                    )
+                    number = text.strip().isdigit()
+                    require(number, f"root: {member.name} in {path} is not a class index: {text[:20]!r}")
                     labels[key] = int(text)
     except (OSError, tarfile.TarError) as error:
         raise LrfdynError(f"root: cannot read the shard {path} ({error})") from None
@@ -112,10 +111,8 @@ def _scan(path: Path) -> list[tuple[int, int, int]]:
 
 def _find(root: Path, patterns: str | Sequence[str], argument: str) -> list[Path]:
     patterns = [patterns] if isinstance(patterns, str) else patterns
-    require(
-        isinstance(patterns, Sequence) and all(isinstance(pattern, str) for pattern in patterns),
-        f"{argument}: expected a file pattern or a list of them, got {patterns!r}",
-    )
+    texts = isinstance(patterns, Sequence) and all(isinstance(pattern, str) for pattern in patterns)
+    require(texts, f"{argument}: expected a file pattern or a list of them, got {patterns!r}")
     found = {Path(path) for pattern in patterns for path in glob.glob(str(root / pattern))}
     require(bool(found), f"{argument}: no shards match {', '.join(patterns)} in {root}")
     return sorted(found)

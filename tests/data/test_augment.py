@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from lrfdyn import LrfdynError
-from lrfdyn.data import Augmentation
+from lrfdyn.data import Augmentation, hashed_random
 from lrfdyn.data import augment as a
-from lrfdyn.data import hashed_random
 from tests.data.make import EVERYTHING, keys, levels
 
 
