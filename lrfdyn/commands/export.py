@@ -9,7 +9,11 @@ import argparse
 import json
 from typing import Any
 
+from lrfdyn.deploy.export.check import settle_norms
+from lrfdyn.deploy.export.write import export_model
+from lrfdyn.deploy.predict import expand_images
 from lrfdyn.errors import require
+from lrfdyn.sources import find_source
 
 MEGA = 2**20
 
@@ -29,10 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from lrfdyn.deploy.export.write import export_model
-    from lrfdyn.deploy.predict import expand_images
-    from lrfdyn.sources import find_source
-
     require(arguments.check >= 1, f"check: expected an integer >= 1, got {arguments.check}")
     require(arguments.max_batch >= 1, f"max-batch: expected an integer >= 1, got {arguments.max_batch}")
     require(arguments.tolerance > 0, f"tolerance: expected a positive number, got {arguments.tolerance}")
@@ -41,8 +41,6 @@ def run(arguments: argparse.Namespace) -> None:
     source = find_source(arguments.model, **options)
     model, weights = source.load().float(), source.origin if source.trained else "random weights"
     if not source.trained:
-        from lrfdyn.deploy.export.check import settle_norms
-
         settle_norms(model)
     made = export_model(
         model,

@@ -17,7 +17,7 @@ from lrfdyn.deploy.export.check import TOLERANCE, Check, check, check_images
 from lrfdyn.deploy.export.executorch import ExecutorchRunner, sidecar, write_executorch
 from lrfdyn.deploy.export.form import export_form
 from lrfdyn.deploy.export.onnx import OnnxRunner, write_onnx
-from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
+from lrfdyn.errors import LrfdynError, first_line, require, require_integer, unknown_name
 from lrfdyn.files import writable_folder
 from lrfdyn.models import SpikingModel
 from lrfdyn.sources import EXPORTED
@@ -73,13 +73,16 @@ def export_model(
     sample = torch.zeros(2, *shape)
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
     try:
-        runner: OnnxRunner | ExecutorchRunner
-        if format == "onnx":
-            write_onnx(form, sample, temporary, facts)
-            runner = OnnxRunner(temporary)
-        else:
-            write_executorch(form, sample, temporary, facts, most_images)
-            runner = ExecutorchRunner(temporary)
+        try:
+            if format == "onnx":
+                write_onnx(form, sample, temporary, facts)
+            else:
+                write_executorch(form, sample, temporary, facts, most_images)
+        except (LrfdynError, OSError):
+            raise
+        except Exception as error:  # the exporters have many kinds
+            raise LrfdynError(f"model: {format} cannot express it ({first_line(error)})") from error
+        runner = OnnxRunner(temporary) if format == "onnx" else ExecutorchRunner(temporary)
         result = check(
             runner, model, check_images(shape, random_images, real), len(real), runner.most_images, tolerance
         )
