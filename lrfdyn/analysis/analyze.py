@@ -215,6 +215,7 @@ def _common_recipe(sources: Sequence[Source]) -> dict[str, Any]:
 
 
 def _notes(entries: dict[str, dict[str, Any]], on_images_only: Collection[str], images: Images) -> Iterator[str]:
+    """Lines about these models: random weights, accuracies on few images, and what an attention does not say."""
     untrained = [entry["label"].replace(RANDOM_LABEL, "") for entry in entries.values() if not entry["trained"]]
     if untrained:
         yield f"Random weights, not trained: {'; '.join(untrained)}. {NOTES_RANDOM}"
@@ -225,3 +226,4 @@ def _notes(entries: dict[str, dict[str, Any]], on_images_only: Collection[str], 
             "nothing of the whole test set."
         )
     yield from dict.fromkeys(note for entry in entries.values() for note in entry.get("notes", ()))
+    yield from dict.fromkeys(f"{note[0].upper()}{note[1:]}." for entry in entries.values() for note in entry["notes"])
