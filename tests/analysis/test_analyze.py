@@ -320,7 +320,7 @@ def test_images_of_files(tmp_path, monkeypatch):
 
     write_cifar(tmp_path, "cifar100", monkeypatch)
     images = load_images("cifar100", tmp_path, 5, 2, CPU)
-    assert images.model_options() == {"num_classes": 100, "image_size": 32, "in_channels": 3}
+    assert images.facts == {"num_classes": 100, "image_size": 32, "in_channels": 3}
     assert [list(batch.shape) for batch in images.batches] == [[2, 3, 32, 32], [2, 3, 32, 32], [1, 3, 32, 32]]
     write_folder(tmp_path / "folder")
     images = load_images("imagenette", tmp_path / "folder", 3, 8, CPU, image_size=32)
