@@ -70,7 +70,7 @@ def installed(tmp_path_factory) -> Installed:
 
 
 COMMANDS = [
-    "models spikformer_4_384 --attention window --json",
+    "models one_block_16 --attention bare --json",
     "train recipe.yaml --out run-window",
     "train recipe.yaml --out run-bare --model.attention bare",
     "evaluate run-window --json",
@@ -88,9 +88,8 @@ COMMANDS = [
 @pytest.fixture(scope="module")
 def said(installed) -> dict[str, str]:
     """What every command prints; all of them end well."""
-    options = {"dim": 16, "depth": 1, "heads": 2, "mlp_ratio": 1, "pooling": [True, False, False, False]}
     recipe = {
-        "model": {"name": "spikformer_4_384", "attention": "window", "time_steps": 2, "options": options},
+        "model": {"name": "one_block_16", "attention": "window", "time_steps": 2},
         "data": {"name": "stripes"},
         "optimizer": {"learning_rate": 0.02},
         "schedule": {"epochs": 8, "warmup_epochs": 0},
@@ -106,8 +105,8 @@ def said(installed) -> dict[str, str]:
 
 def test_names_are_known(said):
     row = json.loads(said[COMMANDS[0]])
-    assert row["attention"] == "window"
-    assert {"window", "bare"} < set(row["attentions"])
+    assert (row["attention"], row["default_attention"]) == ("bare", "window")
+    assert {"window", "bare", "ssa"} < set(row["attentions"])
 
 
 PYTHON = """
@@ -184,8 +183,9 @@ def test_reports(installed, said):
     assert json.loads(evaluated)["top1"] > 75
     results = json.loads((installed.folder / "analysis" / "results.json").read_text())
     window, bare = results["attentions"]["window"], results["attentions"]["bare"]
-    assert [line for line in results["notes"] if "does not say" in line] == list(SILENT.values())
-    assert all(line in " ".join(analysed.split()) for line in SILENT.values())
+    lines = [f"A{line[1:]}." for line in SILENT.values()]
+    assert [line for line in results["notes"] if "does not say" in line] == lines
+    assert all(line in " ".join(analysed.split()) for line in lines)
     assert window["label"] == "Window"
     assert window["notes"] == []
     assert window["locality"]["weight_by_layer"]

@@ -225,5 +225,4 @@ def _notes(entries: dict[str, dict[str, Any]], on_images_only: Collection[str], 
             f"Accuracy of {few} is that on the {_plural(images.count, 'image')} of this analysis: the files say "
             "nothing of the whole test set."
         )
-    yield from dict.fromkeys(note for entry in entries.values() for note in entry.get("notes", ()))
     yield from dict.fromkeys(f"{note[0].upper()}{note[1:]}." for entry in entries.values() for note in entry["notes"])
