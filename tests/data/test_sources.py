@@ -14,7 +14,7 @@ from lrfdyn import LrfdynError
 from lrfdyn.data import DATA, Augmentation, DataSource, create_data, data_class, register_data
 from lrfdyn.data.digits import load_digits
 from lrfdyn.data.resident import ResidentData
-from lrfdyn.training.describe import describe
+from lrfdyn.training.estimate import estimate
 from lrfdyn.training.recipes import load_recipe
 from tests.data.make import EVERYTHING, assert_equal, joined, write_cifar, write_folder, write_shards
 
@@ -234,4 +234,4 @@ def test_own_data_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LrfdynError, match="expected a subclass of"):
         register_data("number")(int)
     config = load_recipe("digits", {"data.name": "stripes", "run.batch_size": 4, "attention": "lrf_dyn"})
-    assert describe(config, memory=False)["train_images"] == 12
+    assert estimate(config, memory=False)["train_images"] == 12
