@@ -14,7 +14,6 @@ from lrfdyn.analysis.measure.model import seconds_of
 from lrfdyn.attention import LRFDyn
 from lrfdyn.attention.lrf_dyn import BUFFERS
 from lrfdyn.deploy import RowStream, compile_for_inference
-from lrfdyn.deploy.lowmem.pieces import pieces
 from lrfdyn.devices import device_name
 from lrfdyn.models import SpikingModel
 from lrfdyn.ops.dispatch import plain_operations
@@ -103,7 +102,7 @@ def _layer_peaks(eager: bool, network: Any, images: Tensor) -> dict[str, int]:
     spans = SpanPeaks(images.device)
     if eager:
         named = dict(network.named_modules())
-        parts = {piece.name: named[piece.name] for piece in pieces(network) if piece.name in named}
+        parts = {part.name: named[part.name] for part in network.sections() if part.name in named}
         with spans.around(parts):
             return spans.measure(lambda: network(images))
     network.span, graph, network.graph = spans.span, network.graph, False

@@ -25,6 +25,7 @@ from lrfdyn.deploy.bits import pack_codes, packed_width, unpack_codes
 from lrfdyn.deploy.call_lock import CallLock
 from lrfdyn.errors import require, require_integer, require_integers
 from lrfdyn.nn.neurons import IntegerSpike
+from lrfdyn.nn.sections import row_halo
 from lrfdyn.ops.dendrite import dendrite, mode_powers
 from lrfdyn.ops.dispatch import use_triton
 
@@ -304,9 +305,3 @@ class StreamingAttention(nn.Module):
             out[..., done, :] = self.attention.fire(currents)
             done += 1
         return out
-
-
-def row_halo(module: nn.Module) -> int:
-    """How many rows above and below a row a chain of convolutions reads."""
-    kernels = [m.kernel_size[0] for m in module.modules() if isinstance(m, nn.Conv2d)]
-    return sum(int(size) // 2 for size in kernels)
