@@ -30,7 +30,6 @@ from lrfdyn.models import SpikingModel, create_model, list_models
 from lrfdyn.models.registry import model_class
 
 EXPORTED = {"onnx": ".onnx", "executorch": ".pte"}  # runtimes and the endings of their files
-RANDOM = "random weights"
 USUAL_ORDER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")  # of the paper: reference, base, ours
 RECIPE_FILE = "recipe.yaml"  # of a run
 WEIGHTS_ENDING = ".safetensors"

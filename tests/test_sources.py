@@ -112,7 +112,7 @@ def test_export(path, capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize("path", KINDS)
 def test_profile(path, capsys):
     (found,) = output(capsys, "profile", path, "--batch", "1", "--repeats", "1", "--device", "cpu", "--json")
-    assert (found["model"], found["attention"]) == (path, "lrf_dyn")
+    assert (found["model"], found["attention"]) == (find_source(path).origin, "lrf_dyn")
 
 
 @pytest.mark.parametrize("path", WITH_RECIPE)
