@@ -3,7 +3,8 @@ that run elsewhere."""
 
 from __future__ import annotations
 
+from lrfdyn.attention import RowStream
 from lrfdyn.deploy.lowmem.model import LowMemoryModel, compile_for_inference
-from lrfdyn.deploy.streaming.attention import RowStream, StreamingAttention
+from lrfdyn.deploy.streaming_attention import StreamingAttention
 
 __all__ = ["LowMemoryModel", "RowStream", "StreamingAttention", "compile_for_inference"]

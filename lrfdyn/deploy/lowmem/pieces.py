@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import Attention
 from lrfdyn.deploy.lowmem.stepped_neurons import SteppedNeuron
-from lrfdyn.deploy.streaming.attention import StreamingAttention, row_halo
+from lrfdyn.deploy.streaming_attention import StreamingAttention, row_halo
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.metaformer import ConvBlock, MetaFormer
 from lrfdyn.models.qkformer import PooledConv, QKFormer
