@@ -16,9 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import ATTENTIONS, free_memory
+from benchmarks import common
 from lrfdyn.attention import attention_label
 from lrfdyn.errors import require
 from lrfdyn.files import write_json
 from lrfdyn.segmentation.data import find_pairs, find_root
 from lrfdyn.segmentation.figure import choose_pairs, segmentation_figure
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.recipes import find_recipe, load_recipe
+from lrfdyn.training.recipes import load_recipe, run_name
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.run import run_training
 from lrfdyn.training.trainer import Trainer
@@ -57,9 +55,7 @@ class Clock(Reporter):
 
     def step(self, trainer: Trainer) -> None:
         if trainer.done in (self.warm_up, self.last):
-            if trainer.device.type == "cuda":
-                torch.cuda.synchronize()
-            now = time.perf_counter()
+            now = common.now()
             if trainer.done == self.last:
                 self.seconds = (now - self.started) / (self.last - self.warm_up)
                 raise StepLimitError
@@ -96,7 +92,7 @@ def measure(config: TrainConfig, folder: Path, warm_up: int, timed: int) -> tupl
         return clock.seconds * trainer.steps, time.perf_counter() - began
     finally:
         del trainer
-        free_memory()
+        common.free_memory()
     raise RuntimeError(f"fewer than {warm_up + timed} steps in the whole run")
 
 
@@ -111,14 +107,14 @@ def epochs_within(seconds: float, epoch: Sequence[float], test: float, test_epoc
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__)
     add = parser.add_argument
     add("--root", required=True, help="folder that holds ADEChallengeData2016")
     add("--out", type=Path, default=Path("results/ade20k_subset"))
     add("--minutes", type=float, default=5.0, help="for everything, unless --epochs says how long")
     add("--epochs", type=int)
-    add("--attentions", nargs="+", default=list(ATTENTIONS))
-    add("--recipe", default="ade20k_subset_sdt_v3_s_{attention}")
+    add("--attentions", nargs="+", default=list(common.ATTENTIONS))
+    add("--recipe", default="ade20k_subset")
     add("--backbone", help="folder of a trained classifier to start from; {attention} is filled in; none: from scratch")
     add("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="a key of the recipe")
     add("--timed", type=int, default=TIMED, help="steps that the speed is measured over")
@@ -142,8 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for kind, config in configs.items():
             tell(f"{kind}: {epochs} epochs")
             whole = dataclasses.replace(config, schedule=config.schedule.within(epochs))
-            with told(kind):
+            with common.attempt(kind):
                 ended[kind] = train(args, kind, whole, folder / kind, command)
+            common.free_memory()
         if ended:
             draw(args, ended)
     tell(f"{args.out}: {len(ended)} of {len(args.attentions)} runs")
@@ -155,7 +152,7 @@ def choose_epochs(args: argparse.Namespace, configs: dict[str, TrainConfig], fol
     speeds = {}
     for kind, config in list(configs.items()):
         tell(f"{kind}: measuring the speed")
-        with told(kind):
+        with common.attempt(kind):
             speeds[kind] = measure(config, folder / kind, WARM_UP, args.timed)
             tell(f"  {speeds[kind][0]:.2f} s per epoch, {speeds[kind][1]:.1f} s per test")
         if kind not in speeds:
@@ -168,17 +165,6 @@ def choose_epochs(args: argparse.Namespace, configs: dict[str, TrainConfig], fol
     epochs = epochs_within(left, [epoch for epoch, _ in speeds.values()], test, test_epochs)
     require(epochs >= 1, f"minutes: {args.minutes:g} are too few for one epoch of each")
     return epochs
-
-
-@contextmanager
-def told(kind: str) -> Iterator[None]:
-    """What fails is told and left behind: what has ended and what is still to come must not be lost with it."""
-    try:
-        yield
-    except Exception:
-        traceback.print_exc()
-        tell(f"{kind}: failed")
-    free_memory()
 
 
 def draw(args: argparse.Namespace, ended: Mapping[str, Path]) -> None:
@@ -207,15 +193,15 @@ def shown_backbone(folder: str | None) -> str | None:
 
 
 def configure(args: argparse.Namespace, kind: str) -> TrainConfig:
-    overrides = {"data.root": args.root, **dict(args.set)}
+    overrides = {"attention": kind, "data.root": args.root, **dict(args.set)}
     if args.backbone:
         overrides["model.backbone"] = args.backbone.format(attention=kind)
-    return load_recipe(find_recipe(args.recipe.format(attention=kind)), overrides)
+    return load_recipe(args.recipe, overrides)
 
 
 def train(args: argparse.Namespace, kind: str, config: TrainConfig, work: Path, command: str) -> Path:
     """The folder of the run, whose results are in --out then."""
-    recipe = args.recipe.format(attention=kind)
+    recipe = run_name(args.recipe, {"attention": kind})
     summary = run_training(config, work, recipe=recipe, command=command, reporter=Printer())
     root = find_root(Path(args.root))
     summary |= {

@@ -6,7 +6,6 @@ Training must never wait for it: 15,000 images/s is what the fastest network ask
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -61,15 +60,11 @@ def measure(name: str, batch: int, steps: int, device: torch.device, images: int
     common.free_memory()
     for _ in range(8):  # whole groups of steps that are augmented together
         next(stream)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
+    start = common.now()
     for _ in range(steps):
         next(stream)
     host = time.perf_counter() - start  # the host is free for the training step after this
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - start
+    seconds = common.now() - start
     return {
         "benchmark": "augment", "augmentation": name, "device": device.type, "batch": batch, "images": images,
         "images_per_s": batch * steps / seconds, "ms": seconds * 1e3 / steps, "host_ms": host * 1e3 / steps,
@@ -78,7 +73,7 @@ def measure(name: str, batch: int, steps: int, device: torch.device, images: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batches", nargs="+", type=int, default=[128, 256, 1024])
     parser.add_argument("--steps", type=int, default=64)

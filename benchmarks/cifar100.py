@@ -26,9 +26,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from lrfdyn.files import write_json
 
 KEPT = ("summary.json", "log.jsonl", "recipe.yaml")
-RUNS = (
-    "ssa", "lrf_dyn", "lrf_ssa", "causal_ssa", "lrf_dyn_omega5", "lrf_ssa_omega5", "lrf_dyn_omega0", "lrf_dyn_qkv",
-)  # fmt: skip
+RUNS = {
+    "ssa": {"attention": "ssa"},
+    "lrf_dyn": {"attention": "lrf_dyn"},
+    "lrf_ssa": {"attention": "lrf_ssa"},
+    "causal_ssa": {"attention": "causal_ssa"},
+    "lrf_dyn_omega5": {"attention": "lrf_dyn", "dilations": "1,3,5"},
+    "lrf_ssa_omega5": {"attention": "lrf_ssa", "dilations": "1,3,5"},
+    "lrf_dyn_omega0": {"attention": "lrf_dyn", "dilations": "[]"},
+    "lrf_dyn_qkv": {"attention": "lrf_dyn", "token": "qkv"},
+}
 REPOSITORY = Path(__file__).parents[1]
 
 
@@ -36,8 +43,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--root", required=True, help="folder that holds cifar-100-python")
-    add("--runs", nargs="+", default=list(RUNS), help="last parts of the recipes' names")
-    add("--recipe", default="cifar100_spikformer_4_384_{run}")
+    add("--runs", nargs="+", default=list(RUNS), help=f"of {', '.join(RUNS)}, or the name of an attention")
+    add("--recipe", default="cifar100_spikformer")
     add("--epochs", type=int, default=100)
     add("--seed", type=int, default=0)
     add("--together", type=int, default=1, help="runs at a time")
@@ -58,9 +65,9 @@ def train(args: argparse.Namespace, run: str) -> bool:
     name = f"{run}_{args.epochs}" + (f"_seed{args.seed}" if args.seed else "")
     folder = args.work / name
     given = ["--epochs", str(args.epochs), "--run.seed", str(args.seed)]
-    for key, value in args.set:
+    for key, value in [*RUNS.get(run, {"attention": run}).items(), *args.set]:
         given += [f"--{key}", value]
-    command = [sys.executable, "-m", "lrfdyn", "train", args.recipe.format(run=run), "--data.root", args.root, *given]
+    command = [sys.executable, "-m", "lrfdyn", "train", args.recipe, "--data.root", args.root, *given]
     command += ["--out", str(folder), "--resume", "auto"]
     folder.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine they ran on, one way to time, tables and JSON."""
+"""What the benchmarks share: the command line, the machine, one way to time, tables and JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 
 import lrfdyn
-from lrfdyn.analysis.measure.model import machine
 
 MODELS = {
     # name: image size, classes, batch for training, batch for inference
@@ -31,8 +31,15 @@ MODELS = {
 ATTENTIONS = ("ssa", "lrf_ssa", "lrf_dyn")
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The command line of a script, described by its docstring."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def about() -> dict[str, Any]:
     """Command, machine and versions, kept with every record."""
+    from lrfdyn.analysis.measure.model import machine
+
     script = Path(sys.argv[0])
     command = shlex.join(["python", f"{script.parent.name}/{script.name}", *sys.argv[1:]])
     versions = {"lrfdyn": lrfdyn.__version__, "python": platform.python_version(), "torch": torch.__version__}
@@ -44,6 +51,23 @@ def about() -> dict[str, Any]:
             versions[name] = None
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"command": command, "machine": {"gpu": gpu, "cpu": machine()["cpu"]}, "versions": versions}
+
+
+def now() -> float:
+    """Seconds of a clock, once the GPU has done what it was told."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+@contextmanager
+def attempt(what: str) -> Iterator[None]:
+    """What fails is told and left behind: one that fails must not take the others with it."""
+    try:
+        yield
+    except Exception as error:
+        traceback.print_exc(limit=3)
+        print(f"{what}: failed: {type(error).__name__}: {error}", flush=True)
 
 
 def elapsed(step: Callable[[], Any], repeats: int, warm_up: int = 3) -> float:
@@ -85,28 +109,25 @@ def drive(
     description: str | None, measure: Callable[..., dict[str, Any] | None], implementations: Sequence[str]
 ) -> None:
     """The command line of a benchmark: `measure(model, attention, implementation, batch, repeats)` for all of them."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--attentions", nargs="+", default=list(ATTENTIONS))
-    parser.add_argument("--implementations", nargs="+", default=list(implementations), choices=implementations)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--json")
-    options = parser.parse_args()
+    command_line = parser(description)
+    add = command_line.add_argument
+    add("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    add("--attentions", nargs="+", default=list(ATTENTIONS))
+    add("--implementations", nargs="+", default=list(implementations), choices=implementations)
+    add("--batch", type=int)
+    add("--repeats", type=int, default=20)
+    add("--json", help="file for the records")
+    options = command_line.parse_args()
     torch.backends.cudnn.benchmark = True
     records: list[dict[str, Any]] = []
     for name, attention, implementation in product(options.models, options.attentions, options.implementations):
         torch.compiler.reset()
-        try:
+        with attempt(f"{name} {attention} {implementation}"):
             record = measure(name, attention, implementation, options.batch, options.repeats)
-        except Exception as error:  # one that fails must not take the others with it
-            traceback.print_exc(limit=3)
-            print(f"{name} {attention} {implementation}: {type(error).__name__}", flush=True)
-            continue
-        if record is not None:
-            records.append(record)
-            print(name, attention, implementation, f"{record['images_per_s']:.0f} images/s", flush=True)
-            write(records, options.json)
+            if record is not None:
+                records.append(record)
+                print(name, attention, implementation, f"{record['images_per_s']:.0f} images/s", flush=True)
+                write(records, options.json)
     print(table(records, ("model", "attention", "implementation", "batch", "images_per_s", "peak_mib", "ms")))
 
 

@@ -13,7 +13,6 @@ Records are added to the file one by one; networks that it has are not measured 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import os
@@ -39,11 +38,11 @@ from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy.export.check import run_batches, settle_norms, torch_logits
 from lrfdyn.deploy.export.executorch import ExecutorchRunner
 from lrfdyn.deploy.export.onnx import OnnxRunner
-from lrfdyn.deploy.export.write import FORMATS, export_model
+from lrfdyn.deploy.export.write import export_model
 from lrfdyn.deploy.predict import expand_images
 from lrfdyn.errors import LrfdynError
-from lrfdyn.io.resolve import load_model
 from lrfdyn.models.base import SpikingModel
+from lrfdyn.sources import EXPORTED, find_source
 
 MODELS = (
     # model, attention, its options, format
@@ -87,7 +86,7 @@ def measure(
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        path = Path(folder) / f"model{FORMATS[format]}"
+        path = Path(folder) / f"model{EXPORTED[format]}"
         made = export_model(model, path, format=format, images=images, random_images=check)
         seconds = time.perf_counter() - start
         one = torch.randn(1, model.in_channels, size, size)
@@ -135,7 +134,7 @@ def matrix() -> Iterator[tuple[dict[str, Any], Any]]:
 
             token = None if kind is None or not kind.startswith("lrf_dyn") else kind[8:] or "value"
             facts = {"model": f"small {host}", "attention": kind and kind.removesuffix("_qkv"), "token": token}
-            for format in FORMATS:
+            for format in EXPORTED:
                 yield {**facts, "format": format}, build
 
 
@@ -145,11 +144,11 @@ def trained(folder: Path, root: Path | None, count: int | None) -> Iterator[dict
     most = create_data(summary["data"], root, Augmentation()).test_images if count is None else count
     shown = load_images(summary["data"], root, most, most, torch.device("cpu"))
     images, labels = shown.batches[0].numpy(), shown.labels[0].numpy()
-    model, _ = load_model(str(folder))
+    model = find_source(folder).load()
     logits, exact = torch_logits(model, images), torch_logits(copy.deepcopy(model).double(), images)
-    for format in FORMATS:
+    for format in EXPORTED:
         with tempfile.TemporaryDirectory() as place:
-            made = export_model(model, Path(place) / f"model{FORMATS[format]}")
+            made = export_model(model, Path(place) / f"model{EXPORTED[format]}")
             runner = OnnxRunner(made.path, threads=1) if format == "onnx" else ExecutorchRunner(made.path)
             found = run_batches(runner, images, runner.most_images)
         limit = made.check.tolerance * np.abs(logits).max()
@@ -170,7 +169,7 @@ def trained(folder: Path, root: Path | None, count: int | None) -> Iterator[dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = common.parser(__doc__)
     parser.add_argument("--matrix", action="store_true")
     parser.add_argument("--runs", nargs="*", type=Path, default=[], help="folders of lrfdyn train")
     parser.add_argument("--data-root", type=Path, help="of their data")

@@ -10,10 +10,9 @@ backward together less that of forward. Bytes count each input and output once, 
 
 from __future__ import annotations
 
-import argparse
 import sys
-import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,7 @@ def copy_bandwidth() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__)
     parser.add_argument("--json")
     parser.add_argument("--ops", nargs="+", help="only these")
     parser.add_argument("--implementations", nargs="+", default=["kernel", "reference", "reference-compiled"])
@@ -134,16 +133,12 @@ def main() -> None:
         for implementation in options.implementations:
             common.free_memory()
             torch.compiler.reset()
-            try:
-                if implementation == "kernel":
-                    measured = times(function, inputs)
-                else:
-                    with plain_operations():
-                        compiled = implementation.endswith("compiled")
-                        measured = times(torch.compile(function) if compiled else function, inputs)
-            except Exception as error:
-                traceback.print_exc(limit=2)
-                print(f"{op} {shape} {implementation}: {type(error).__name__}", flush=True)
+            measured: tuple[float, ...] = ()
+            with common.attempt(f"{op} {shape} {implementation}"):
+                compiled = implementation.endswith("compiled")
+                with nullcontext() if implementation == "kernel" else plain_operations():
+                    measured = times(torch.compile(function) if compiled else function, inputs)
+            if not measured:
                 continue
             elements = (forward_elements, backward_elements)
             for direction, ms, count in zip(("forward", "backward"), measured, elements, strict=True):

@@ -1,13 +1,12 @@
-"""Where the time of low-memory inference goes: by piece of the network and by kernel.
+"""Where the time of low-memory inference goes: by section of the network and by kernel.
 
     python benchmarks/lowmem_profile.py --batch 64 > results/performance/profile_lowmem.txt
 
-Without a CUDA graph, so that kernels can be told by piece; the gaps between launches are not in the sums.
+Without a CUDA graph, so that kernels can be told by section; the gaps between launches are not in the sums.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
@@ -18,16 +17,17 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks import common
 from lrfdyn import create_model
 from lrfdyn.deploy import compile_for_inference
 
-PIECE = "piece "
+SECTION = "section "
 
 
 def measure(
     model: torch.nn.Module, images: torch.Tensor, calls: int
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    """Milliseconds of a call by piece, and by kernel with its launches."""
+    """Milliseconds of a call by section, and by kernel with its launches."""
     cuda = images.is_cuda
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities) as recorded:
@@ -35,29 +35,29 @@ def measure(
             model(images)
         if cuda:
             torch.cuda.synchronize()
-    pieces: dict[str, float] = {}
+    sections: dict[str, float] = {}
     kernels: dict[str, tuple[float, float]] = {}
     for event in recorded.key_averages():
         on_device = "CUDA" in str(event.device_type)
-        if event.key.startswith(PIECE) and not on_device:
+        if event.key.startswith(SECTION) and not on_device:
             total = event.device_time_total if cuda else event.cpu_time_total
-            pieces[event.key.removeprefix(PIECE)] = total / calls / 1e3
-        elif on_device == cuda and not event.key.startswith(PIECE):
+            sections[event.key.removeprefix(SECTION)] = total / calls / 1e3
+        elif on_device == cuda and not event.key.startswith(SECTION):
             own = event.self_device_time_total if cuda else event.self_cpu_time_total
             kernels[event.key] = (own / calls / 1e3, event.count / calls)
-    return pieces, kernels
+    return sections, kernels
 
 
-def grouped(pieces: Mapping[str, float]) -> dict[str, float]:
+def grouped(sections: Mapping[str, float]) -> dict[str, float]:
     """Blocks of the same kind together."""
     sums: dict[str, float] = defaultdict(float)
-    for name, ms in pieces.items():
+    for name, ms in sections.items():
         sums[".".join("*" if part.isdigit() and "blocks" in name else part for part in name.split("."))] += ms
     return dict(sums)
 
 
 def main(given: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__)
     parser.add_argument("--model", default="spikformer_8_512")
     parser.add_argument("--attention", nargs="+", default=["ssa", "lrf_dyn"])
     parser.add_argument("--batch", type=int, default=64)
@@ -76,16 +76,16 @@ def main(given: list[str] | None = None) -> None:
             model.to(arguments.device).eval(), images_at_once=arguments.images_at_once, tile_mib=arguments.tile_mib,
             graph=False,
         )  # fmt: skip
-        compiled.span = lambda name: record_function(f"{PIECE}{name}")
+        compiled.span = lambda name: record_function(f"{SECTION}{name}")
         for _ in range(2):
             compiled(images)
-        pieces, kernels = measure(compiled, images, arguments.calls)
+        sections, kernels = measure(compiled, images, arguments.calls)
         print(f"\n{arguments.model} {attention}, batch {arguments.batch}, ms of a call")
-        cuts = {planned.piece.name: planned for planned in compiled.plan(images).pieces}
-        for name, ms in grouped(pieces).items():
+        cuts = {planned.section.name: planned for planned in compiled.plan(images).sections}
+        for name, ms in grouped(sections).items():
             cut = cuts.get(name)
             print(f"{ms:10.3f}  {name}" + (f", {cut.tiles} tiles of {cut.rows} rows" if cut else ""))
-        print(f"{sum(pieces.values()):10.3f}  all pieces")
+        print(f"{sum(sections.values()):10.3f}  all sections")
         for name, (ms, launches) in sorted(kernels.items(), key=lambda item: -item[1][0])[: arguments.kernels]:
             print(f"{ms:10.3f}  {launches:7.0f} x {name[:140]}")
         print(f"{sum(ms for ms, _ in kernels.values()):10.3f}  {sum(n for _, n in kernels.values()):7.0f} in all")

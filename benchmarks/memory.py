@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import time
-import traceback
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -166,7 +165,7 @@ def in_own_process(implementation: str, attention: str, batch: int) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__)
     parser.add_argument("--model", default="spikformer_8_512", choices=list(common.MODELS))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--only", nargs="+", metavar="IMPLEMENTATION:ATTENTION", help="of the rows, these")
@@ -196,15 +195,12 @@ def main() -> None:
             if implementation == "streaming" and batch > 1 and arguments.device == "cuda" and not arguments.only:
                 continue  # for one image at a time: thousands of small launches
             common.free_memory()
-            try:
+            record = None
+            with common.attempt(f"{implementation} {attention} batch {batch}"):
                 if arguments.device == "cpu":
                     record = in_own_process(implementation, attention, batch)
                 else:
                     record = measure(implementation, attention, batch, arguments)
-            except Exception as error:  # one that fails must not take the others with it
-                traceback.print_exc(limit=3)
-                print(f"{implementation} {attention} batch {batch}: {type(error).__name__}: {error}", flush=True)
-                continue
             if record is None:
                 continue
             reference = next((r for r in records if r["batch"] == batch), record)

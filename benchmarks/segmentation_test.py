@@ -8,9 +8,7 @@ Two tests of an untrained network in one process. What is slow in the first alon
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,14 +18,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import table
+from benchmarks.common import now, parser, table
 from lrfdyn.data import Batch
 from lrfdyn.segmentation.data import Ade20k
 from lrfdyn.segmentation.inference import pad_to_stride
 from lrfdyn.segmentation.metric import build_confusion
 from lrfdyn.training.build import build_data, data_model
 from lrfdyn.training.processes import build_accelerator
-from lrfdyn.training.recipes import find_recipe, load_recipe
+from lrfdyn.training.recipes import load_recipe
 from lrfdyn.training.tasks import task_of
 
 LONGEST_OPERATIONS = 15
@@ -45,21 +43,15 @@ def timed(batches: Iterator[Batch], stride: int, seen: set[Any], record: dict[st
         record[f"{kind}_s"] += now() - began
 
 
-def now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
+    command_line = parser(__doc__)
+    add = command_line.add_argument
     add("--root", required=True, help="folder that holds ADEChallengeData2016")
-    add("--recipe", default="ade20k_subset_sdt_v3_s_ssa")
+    add("--recipe", default="ade20k_subset")
     add("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="a key of the recipe")
     add("--profile", action="store_true", help="print the operations that the host spends most time on in the first")
-    args = parser.parse_args(argv)
-    config = load_recipe(find_recipe(args.recipe), {"data.root": args.root, **dict(args.set)})
+    args = command_line.parse_args(argv)
+    config = load_recipe(args.recipe, {"attention": "ssa", "data.root": args.root, **dict(args.set)})
     accelerator, task = build_accelerator(config.run), task_of(config.data.name)
     began = now()
     build_confusion(2)  # imports torchmetrics

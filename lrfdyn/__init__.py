@@ -1,13 +1,13 @@
 """Spiking vision transformers with local receptive fields and neural dynamics self-attention."""
 
-from lrfdyn import segmentation  # noqa: F401  its data set registers itself
 from lrfdyn.attention import ATTENTIONS, create_attention, register_attention
 from lrfdyn.convert.swap import swap_attention
 from lrfdyn.data import register_data
 from lrfdyn.errors import LrfdynError
 from lrfdyn.io.hub import from_pretrained
-from lrfdyn.models import create_model, create_segmenter, list_models
+from lrfdyn.models import create_model, list_models, register_model
 from lrfdyn.models.official import load_official
+from lrfdyn.segmentation import create_segmenter  # and its data set registers itself
 from lrfdyn.version import __version__
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "load_official",
     "register_attention",
     "register_data",
+    "register_model",
     "swap_attention",
 ]

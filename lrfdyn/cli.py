@@ -16,6 +16,7 @@ from lrfdyn.commands import (
     models,
     predict,
     profile,
+    recipes,
     reproduce,
     theory,
     train,
@@ -26,6 +27,7 @@ from lrfdyn.version import __version__
 COMMANDS = {
     "reproduce": reproduce,
     "models": models,
+    "recipes": recipes,
     "train": train,
     "evaluate": evaluate,
     "figure-segmentation": figure_segmentation,

@@ -14,11 +14,15 @@ class LrfdynError(ValueError):
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> LrfdynError:
     """An error for a name that is not in a registry, with the near matches."""
+    return LrfdynError(f"{what}: unknown name {name!r}; {near_names(name, known)}")
+
+
+def near_names(name: object, known: Iterable[str]) -> str:
+    """The known names that are near to one that is not known, or else all of them, in words."""
     names = sorted(known)
     near = get_close_matches(str(name), names, n=3, cutoff=0.5)
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names[:MOST_NAMES])}{more}"
-    return LrfdynError(f"{what}: unknown name {name!r}; {hint}")
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names[:MOST_NAMES])}{more}"
 
 
 def first_line(error: BaseException) -> str:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,17 @@ def read_json(path: Path, argument: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LrfdynError(f"{argument}: cannot read {path} ({error})") from None
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole records of a file of JSON lines; one that was cut short is left out, and without a file there are
+    none."""
+    records = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError):
+                records.append(json.loads(line))
+    return records
 
 
 @contextmanager

@@ -14,10 +14,11 @@ class Row(NamedTuple):
 
 class SegmentationRow(NamedTuple):
     """A model of the segmentation table: millions of parameters as they are printed, backbone + head where they are
-    apart, and mIoU in percent. `recipe` is the name of our run of the same row."""
+    apart, and mIoU in percent. `model` and `attention` are ours of the same row."""
 
     name: str
-    recipe: str
+    model: str
+    attention: str | None
     parameters: str
     time_steps: int
     miou: float
@@ -48,16 +49,16 @@ TABLE3 = {
 
 # ADE20K, 150 classes.
 SEGMENTATION = (
-    SegmentationRow("ResNet-18", "ade20k_resnet18", "15.5", 1, 32.9),
-    SegmentationRow("ResNet-50", "ade20k_resnet50", "28.5", 1, 36.7),
-    SegmentationRow("PVT-Small", "ade20k_pvt_v2_b2", "28.2", 1, 39.8),
-    SegmentationRow("PVT-Medium", "ade20k_pvt_v2_b3", "48.0", 1, 41.6),
-    SegmentationRow("SDT-V3-S", "ade20k_sdt_v3_s_ssa", "5.1 + 1.4", 4, 33.6),
-    SegmentationRow("SDT-V3-L", "ade20k_sdt_v3_l_ssa", "18.99 + 1.4", 4, 41.3),
-    SegmentationRow("SDT-V3-S, LRF-SSA", "ade20k_sdt_v3_s_lrf_ssa", "5.1 + 1.4", 4, 36.2),
-    SegmentationRow("SDT-V3-L, LRF-SSA", "ade20k_sdt_v3_l_lrf_ssa", "10.0 + 1.4", 4, 43.5),
-    SegmentationRow("SDT-V3-S, LRF-Dyn", "ade20k_sdt_v3_s_lrf_dyn", "5.24 + 1.4", 4, 36.3),
-    SegmentationRow("SDT-V3-L, LRF-Dyn", "ade20k_sdt_v3_l_lrf_dyn", "19.25 + 1.4", 4, 43.1),
+    SegmentationRow("ResNet-18", "timm/resnet18", None, "15.5", 1, 32.9),
+    SegmentationRow("ResNet-50", "timm/resnet50", None, "28.5", 1, 36.7),
+    SegmentationRow("PVT-Small", "timm/pvt_v2_b2", None, "28.2", 1, 39.8),
+    SegmentationRow("PVT-Medium", "timm/pvt_v2_b3", None, "48.0", 1, 41.6),
+    SegmentationRow("SDT-V3-S", "sdt_v3_s", "ssa", "5.1 + 1.4", 4, 33.6),
+    SegmentationRow("SDT-V3-L", "sdt_v3_l", "ssa", "18.99 + 1.4", 4, 41.3),
+    SegmentationRow("SDT-V3-S, LRF-SSA", "sdt_v3_s", "lrf_ssa", "5.1 + 1.4", 4, 36.2),
+    SegmentationRow("SDT-V3-L, LRF-SSA", "sdt_v3_l", "lrf_ssa", "10.0 + 1.4", 4, 43.5),
+    SegmentationRow("SDT-V3-S, LRF-Dyn", "sdt_v3_s", "lrf_dyn", "5.24 + 1.4", 4, 36.3),
+    SegmentationRow("SDT-V3-L, LRF-Dyn", "sdt_v3_l", "lrf_dyn", "19.25 + 1.4", 4, 43.1),
 )
 
 MEMORY_SAVED = 49.4  # percent of the memory of inference

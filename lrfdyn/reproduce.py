@@ -20,6 +20,7 @@ from lrfdyn.attention import attention_label, attention_options
 from lrfdyn.data.digits import load_digits
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import read_json, writable_folder, write_json
+from lrfdyn.io.hub import model_config
 from lrfdyn.io.weights import load_tensors, load_weights, save_weights
 from lrfdyn.models.spikformer import Spikformer
 from lrfdyn.training.engine import Recipe, fit
@@ -105,7 +106,7 @@ def train_run(out: Path, settings: Settings, attention: str, seed: int, news: Ca
         if str(error).startswith("weights:"):
             raise LrfdynError(f"{error}; delete it or pass --restart") from None
         raise
-    save_weights(final, model, {"config": model.config, "seed": seed, "curve": curve})
+    save_weights(final, model, {**model_config(model), "config": model.config, "seed": seed, "curve": curve})
     checkpoint.unlink()
 
 

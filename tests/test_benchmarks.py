@@ -1,10 +1,31 @@
-"""What the benchmarks share; the scripts themselves are tested with what they measure."""
+"""What the benchmarks share, and that every script starts; the scripts are also tested with what they measure."""
 
 from __future__ import annotations
 
 import json
+import runpy
+import sys
+from pathlib import Path
 
-from benchmarks import common
+import pytest
+import torch
+
+from benchmarks import before_after, common
+from lrfdyn import create_model
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in ("__init__", "common"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_explains_itself(script, monkeypatch, capsys):
+    """As `python benchmarks/SCRIPT --help`, in this process."""
+    path = str(ROOT / "benchmarks" / script)
+    monkeypatch.setattr(sys, "argv", [path, "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(path, run_name="__main__")
+    assert end.value.code == 0
+    assert f"usage: {script}" in capsys.readouterr().out
 
 
 def test_records_of_an_earlier_run_keep_their_machine(tmp_path):
@@ -15,3 +36,41 @@ def test_records_of_an_earlier_run_keep_their_machine(tmp_path):
     assert first == earlier
     assert second == {"ms": 2.0, **common.about()}
     assert second["versions"]["torch"] != "1.0"
+
+
+def test_one_that_fails_is_told_and_left_behind(capsys):
+    with common.attempt("this one"):
+        raise ValueError("no")
+    assert "this one: failed: ValueError: no" in capsys.readouterr().out
+
+
+def test_two_versions_are_measured_in_turn(tmp_path, monkeypatch):
+    """Medians of three rounds each; the order alternates; versions are named without git metadata too."""
+    order = []
+
+    def measure(folder, options):
+        order.append(folder.name)
+        speed = {"old": [10.0, 30.0, 20.0], "new": [40.0, 44.0, 48.0]}[folder.name][order.count(folder.name) - 1]
+        return {"speeds": {"training ssa": speed}, "version": folder.name}
+
+    monkeypatch.setattr(before_after, "measure", measure)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    out = tmp_path / "out.json"
+    given = ["--before", str(tmp_path / "old"), "--after", str(tmp_path / "new"), "--before-commit", "abc"]
+    before_after.main([*given, "--json", str(out)])
+    assert order == ["old", "new"] * 3
+    result = json.loads(out.read_text())
+    (record,) = result["records"]
+    assert (record["before"]["median"], record["after"]["median"], record["ratio"]) == (20.0, 44.0, 2.2)
+    assert result["before"] == {"commit": "abc", "version": "old"}
+    assert result["after"]["commit"] is None
+    assert str(tmp_path / "old") not in result["command"]
+
+
+def test_what_is_measured_of_a_version():
+    model = create_model("spikformer_4_384", dim=32, depth=1, heads=4, num_classes=5, image_size=16)
+    images, labels = torch.randn(2, 3, 16, 16), torch.tensor([0, 4])
+    assert before_after.training_step(model, images, labels)().isfinite()
+    with torch.inference_mode():
+        assert before_after.inference_call(model, images)().shape == (2, 5)

@@ -274,9 +274,12 @@ def test_inputs(place, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "notes.txt"], "model: expected a folder or the name of a model, got the file notes.txt"),
+        (
+            ["--model", "notes.txt"],
+            "model: expected a folder, a file that ends in .safetensors, .onnx",
+        ),
         (["--model", "other.onnx"], "model: other.onnx is not an ONNX file that can be run"),
-        (["--model", "missing.onnx"], "model: no such file: missing.onnx"),
+        (["--model", "missing.onnx"], "model: no such file or folder: missing.onnx"),
         (["--model", "run", "--runtime", "onnx"], "runtime: onnx runs .onnx files, got run; lrfdyn export"),
         (["--model", "run", "--runtime", "tensorrt"], "runtime: unknown name 'tensorrt'"),
         (["--model", "model.onnx", "--device", "cuda"], "device: only for the torch runtime"),
@@ -285,7 +288,10 @@ def test_inputs(place, tmp_path, monkeypatch):
         (["--model", "run", "--top", "0"], "top: expected an integer >= 1"),
         (["--model", "run", "--batch", "0"], "batch: expected an integer >= 1"),
         (["--model", "segmenter"], "task: segmenter is a segmentation model; pass --task segmentation"),
-        (["--model", "spikformer_4_38"], "model: 'spikformer_4_38' is no folder and no model; did you mean"),
+        (
+            ["--model", "spikformer_4_38"],
+            "model: 'spikformer_4_38' is no file or folder here and no model",
+        ),
         (["--model", "run", "--task", "detection"], "task: unknown name 'detection'"),
         (["--model", "run", "--flip"], "flip: only with --task segmentation"),
         (["--model", "run", "--task", "segmentation"], "out: --task segmentation needs the folder"),

@@ -207,7 +207,7 @@ def memory_claims() -> str:
 
 
 def draw() -> None:
-    from lrfdyn.analysis.report.plots import write_figures
+    from lrfdyn.analysis.report.write import write_figures
 
     for name, stem in FIGURE_NAMES.items():
         for path in write_figures(read(SOURCES[name]), IMAGES / "new", ["png"]):
@@ -215,6 +215,7 @@ def draw() -> None:
                 path.replace(IMAGES / f"findings_{stem}_{path.name}")
             else:
                 path.unlink()
+        (IMAGES / "new" / "captions.txt").unlink()
         (IMAGES / "new").rmdir()
 
 

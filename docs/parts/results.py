@@ -20,12 +20,12 @@ import yaml
 from docs.parts import RESULTS, ROOT, table
 from lrfdyn.attention import attention_label, attention_options
 from lrfdyn.errors import require
+from lrfdyn.files import read_json_lines
 from lrfdyn.paper import TABLE3, TABLE3_DILATIONS
-from lrfdyn.training.logs import read_log
-from lrfdyn.training.recipes import find_recipe, load_recipe
+from lrfdyn.training.recipes import load_recipe
 
 FOLDER = RESULTS / "cifar100"
-PUBLISHED = "cifar100_spikformer_4_384_ssa"  # the recipe with the settings of Spikformer's authors
+PUBLISHED = "cifar100_spikformer"  # the recipe with the settings of Spikformer's authors
 LATE, END = 0.7, 0.8  # where the enlarged curves begin, and the tests whose mean stands beside the last
 TELLS = 0.5  # percent: below it, one seed shows no difference
 SEEN, NOT_SEEN, CONTRARY = "as in the paper", "too small to tell", "**not as in the paper**"
@@ -102,7 +102,7 @@ def read_runs(folder: Path = FOLDER) -> list[Run]:
     for recipe in sorted(folder.glob("**/recipe.yaml")):
         path = recipe.with_name("summary.json")
         summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        epochs = [record for record in read_log(recipe.with_name("log.jsonl")) if record["kind"] == "epoch"]
+        epochs = [record for record in read_json_lines(recipe.with_name("log.jsonl")) if record["kind"] == "epoch"]
         later = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(recipe.parent.glob("evaluate_*.json"))]
         name = recipe.parent.relative_to(folder).as_posix()
         runs.append(Run(name, yaml.safe_load(recipe.read_text(encoding="utf-8")), epochs, summary, later))
@@ -136,7 +136,7 @@ def differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str
 
 @cache
 def published(length: int) -> dict[str, Any]:
-    recipe = load_recipe(find_recipe(PUBLISHED))
+    recipe = load_recipe(PUBLISHED)
     return replace(recipe, schedule=recipe.schedule.within(length)).as_dict()
 
 

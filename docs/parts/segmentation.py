@@ -18,7 +18,7 @@ ORDER = ("ssa", "lrf_ssa", "lrf_dyn")
 
 def parameters() -> str:
     """Backbone and head of every recipe, in millions, next to the paper's."""
-    paper = {row.recipe: row.parameters for row in SEGMENTATION}
+    paper = {(row.model, row.attention): row.parameters for row in SEGMENTATION}
 
     def order(row: dict[str, Any]) -> tuple[Any, ...]:
         """The ANNs, then ours by size and attention."""
@@ -36,7 +36,7 @@ def parameters() -> str:
                 name,
                 attention_label(row["attention"]) if row["attention"] else "",
                 *counts,
-                paper.get(row["recipe"], ""),
+                paper.get((row["model"], row["attention"]), ""),
                 stride_2,
             ]
         )

@@ -8,10 +8,10 @@ from lrfdyn.analysis.measure.locality import locality
 from lrfdyn.analysis.measure.memory import attention_state, inference_peak
 from lrfdyn.analysis.measure.model import measure_model
 from lrfdyn.analysis.measure.receptive_field import receptive_field, receptive_field_record, share_inside
-from lrfdyn.analysis.report.output import write_all
 from lrfdyn.analysis.report.page import render_report, write_report
+from lrfdyn.analysis.report.write import write_all
 from lrfdyn.analysis.sources import find_sources
-from lrfdyn.analysis.theorems import TheorySettings, theory_results
+from lrfdyn.analysis.theory_report import TheorySettings, theory_results
 
 __all__ = [
     "EnergyModel",

@@ -16,7 +16,7 @@ from lrfdyn.analysis.measure.energy import EnergyModel
 from lrfdyn.analysis.measure.images import RANDOM, Images
 from lrfdyn.analysis.measure.model import machine, measure_model
 from lrfdyn.analysis.report.page import RESULTS_FORMAT
-from lrfdyn.analysis.sources import Source
+from lrfdyn.analysis.sources import Source, training_settings
 from lrfdyn.attention import attention_label, attention_options
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
@@ -76,7 +76,7 @@ def analyze(
         model = source.load()
         about = about or _about(model)
         identity = json.dumps(
-            [model_name(model), model.config, source.trained, source.recipe], sort_keys=True, default=str
+            [model_name(model), model.config, source.trained, training_settings(source)], sort_keys=True, default=str
         )
         key, accuracy = keys.get(identity), source.accuracy
         if key is None or source.seed is None or any((r["attention"], r["seed"]) == (key, source.seed) for r in runs):
@@ -208,10 +208,7 @@ def _tell_apart(entries: Sequence[dict[str, Any]]) -> None:
 
 def _common_recipe(sources: Sequence[Source]) -> dict[str, Any]:
     """The settings of training that all runs share; none where one of them says nothing of its recipe."""
-    recipes = [json.loads(source.recipe or "null") for source in sources]
-    if not all(isinstance(recipe, dict) for recipe in recipes):
-        return {}
-    first, *others = recipes
+    first, *others = map(training_settings, sources)
     return {
         key: value for key, value in first.items() if value is not None and all(o.get(key) == value for o in others)
     }

@@ -8,7 +8,7 @@ has a closed form is here twice, as the sum that defines it and as the closed fo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,12 +171,16 @@ def proof_threshold(p: Vector, r: Vector) -> float:
     """The smallest lambda > 0 for which the paper's bound is below H(P): h(lambda) / lambda = H(P) - H(R). It is 1 or
     more where the bound never gets there."""
     gap = entropy_of(p) - entropy_of(r)
-    if gap <= 0:
-        return math.inf
-    low, high = 0.0, 1.0  # h(lambda) / lambda falls from infinity to 0
+    # h(lambda) / lambda falls from infinity to 0
+    return math.inf if gap <= 0 else _crossing(lambda share: binary_entropy(share) > gap * share)
+
+
+def _crossing(above: Callable[[float], bool]) -> float:
+    """Up to which number in [0, 1] `above` holds, where it holds from 0 to there."""
+    low, high = 0.0, 1.0
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if binary_entropy(middle) > gap * middle else (low, middle)
+        low, high = (middle, high) if above(middle) else (low, middle)
     return high
 
 
@@ -193,8 +197,5 @@ def failing_share(p: Vector, r: Vector) -> float:
     target = entropy_of(p)
     if entropy_of(r) > target:
         return math.inf
-    low, high = 0.0, 1.0  # above P right of 0, below it at 1, and concave: one crossing
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if entropy_of(mixture(p, r, middle)) > target else (low, middle)
-    return high
+    # Above P right of 0, below it at 1, and concave: one crossing.
+    return _crossing(lambda share: entropy_of(mixture(p, r, share)) > target)

@@ -21,13 +21,13 @@ from lrfdyn.analysis.analyze import NOTES, analyze
 from lrfdyn.analysis.measure.energy import EnergyModel
 from lrfdyn.analysis.measure.images import RANDOM, load_images
 from lrfdyn.analysis.measure.model import PASSES
-from lrfdyn.analysis.report.output import FORMATS, check_formats, write_all
+from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
 from lrfdyn.analysis.sources import find_sources
 from lrfdyn.commands.models import wide_console
 from lrfdyn.commands.reproduce import comma_list
 from lrfdyn.data.base import DATA
+from lrfdyn.devices import choose_device
 from lrfdyn.files import writable_folder
-from lrfdyn.io.resolve import choose_device
 
 ENERGY = EnergyModel()
 

@@ -1,6 +1,6 @@
 """Measure the accuracy of a trained model on its test images.
 
-SOURCE is the folder of a run (its newest checkpoint is taken, or its model where no checkpoint was kept), a checkpoint,
+SOURCE is the folder of a run (its model, or its newest checkpoint where it has not ended), a model or checkpoint in it,
 or a recipe together with --weights.
 """
 
@@ -11,16 +11,16 @@ import json
 import os
 import shlex
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lrfdyn.commands.bar import bar
 from lrfdyn.commands.train import add_keys, overrides
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.io.weights import load_tensors
+from lrfdyn.io.checkpoints import list_checkpoints, read_checkpoint
+from lrfdyn.sources import find_source
 from lrfdyn.training.config import TrainConfig, parse_config
-from lrfdyn.training.recipes import ENDINGS, apply_override, find_recipe, list_recipes, load_recipe
+from lrfdyn.training.recipes import ENDINGS, apply_override, list_recipes, load_recipe
 from lrfdyn.training.tasks import describe_results
 
 
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.allow_abbrev = False
     parser.usage = "lrfdyn evaluate SOURCE [--option ...] [--section.key VALUE ...]"
     add = parser.add_argument
-    add("source", help="the folder of a run, a checkpoint, or the name or path of a recipe")
-    add("--weights", type=Path, help="with a recipe: a .safetensors file or a folder of save_pretrained")
+    add("source", help="the folder of a run, what it saved, or the name or path of a recipe")
+    add("--weights", metavar="MODEL", help="with a recipe: folder, .safetensors file or hub repository")
     add("--raw", action="store_true", help="the weights themselves and not their moving average")
     add("--classes", action="store_true", help="of segmentation: print a line for every class too")
     add("--json", action="store_true", help="print JSON")
@@ -71,40 +71,35 @@ def print_classes(rows: list[dict[str, Any]]) -> None:
         print(f"{row['class']:<24} IoU {row['iou']:6.2f} %  accuracy {accuracy:>6} %  {row['pixels']:>12,} pixels")
 
 
-def load_ended(run: Path, arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:
-    """What is left of a run that has ended when its checkpoints were thrown away."""
-    recipe, model = run / "recipe.yaml", run / "model" / "model.safetensors"
-    require(
-        recipe.is_file() and model.is_file(),
-        f"source: {run} holds no checkpoint; for a saved model give its recipe and --weights {run}",
-    )
-    require(not arguments.raw, f"raw: {run} has no checkpoint, and its model is what the run ended with")
-    return load_recipe(recipe, overrides(arguments)), load_tensors(model)[0], str(model)
-
-
 def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:
-    """Configuration, tensors by name, and where they are from."""
-    from lrfdyn.io import checkpoints
-
-    source = Path(arguments.source)
-    if source.is_dir() or source.suffix == ".safetensors":
-        require(
-            arguments.weights is None, "weights: a run and a checkpoint hold their own; --weights goes with a recipe"
-        )
-        if source.is_dir():
-            found = checkpoints.newest_checkpoint(source / "checkpoints", partial(print, file=sys.stderr))
-            if found is None:
-                return load_ended(source, arguments)
-            path, tensors, meta = found
+    """Configuration, tensors by name, and the file that they are from."""
+    given, changed = Path(arguments.source), overrides(arguments)
+    if given.exists() and given.suffix not in ENDINGS:
+        require(arguments.weights is None, "weights: only with a recipe; a run and a checkpoint hold their own")
+        source = find_source(given, "source")
+        if arguments.raw and source.kind != "checkpoint":
+            stored = None if source.run is None else source.run / "checkpoints"
+            require(
+                stored is not None and bool(list_checkpoints(stored)),
+                f"raw: {given} has no checkpoint, and its model is what the run ended with",
+            )
+            assert stored is not None
+            source = find_source(stored, "source")
+        if source.recipe is not None:
+            config = load_recipe(source.recipe, changed)
         else:
-            path, (tensors, meta) = source, checkpoints.read_checkpoint(source)
-        values = meta["config"]
-        for key, text in overrides(arguments).items():
-            apply_override(values, key, text)
-        return parse_config(values, str(path)), checkpoints.model_weights(tensors, raw=arguments.raw), str(path)
-    if arguments.weights is None and arguments.source not in list_recipes() and source.suffix not in ENDINGS:
-        raise LrfdynError(f"source: no such folder, and no recipe of that name: {source}")
-    config = load_recipe(find_recipe(arguments.source), overrides(arguments))
-    require(arguments.weights is not None, "weights: a recipe needs --weights, a file or folder")
-    path = arguments.weights / "model.safetensors" if arguments.weights.is_dir() else arguments.weights
-    return config, load_tensors(path)[0], str(path)
+            require(
+                source.kind == "checkpoint",
+                f"source: {given} says nothing of its data; give its recipe and --weights {given}",
+            )
+            values = read_checkpoint(source.path)[1]["config"]
+            for key, text in changed.items():
+                apply_override(values, key, text)
+            config = parse_config(values, str(source.path))
+    else:
+        if arguments.weights is None and arguments.source not in list_recipes() and given.suffix not in ENDINGS:
+            raise LrfdynError(f"source: no such file or folder, and no recipe of that name: {given}")
+        config = load_recipe(arguments.source, changed)
+        require(arguments.weights is not None, "weights: a recipe needs --weights, a trained model")
+        source = find_source(arguments.weights, "weights")
+    return config, source.weights(arguments.raw), str(source.path)

@@ -9,14 +9,18 @@ import argparse
 import json
 from typing import Any
 
+from lrfdyn.deploy.export.check import settle_norms
+from lrfdyn.deploy.export.write import export_model
+from lrfdyn.deploy.predict import expand_images
 from lrfdyn.errors import require
+from lrfdyn.sources import find_source
 
 MEGA = 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", help="the folder of a run or of save_pretrained, a hub repository, or the name of a model")
+    add("model", help="folder of a run or of a saved model, .safetensors file, hub repository, or NAME[:ATTENTION]")
     add("--format", metavar="onnx|executorch", help="what to write; default: by the ending of --out")
     add("--out", required=True, metavar="FILE", help="ends in .onnx or .pte")
     add("--attention", metavar="KIND", help="with the name of a model")
@@ -29,19 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from lrfdyn.deploy.export.write import export_model
-    from lrfdyn.deploy.predict import expand_images
-    from lrfdyn.io.resolve import RANDOM, load_model
-
     require(arguments.check >= 1, f"check: expected an integer >= 1, got {arguments.check}")
     require(arguments.max_batch >= 1, f"max-batch: expected an integer >= 1, got {arguments.max_batch}")
     require(arguments.tolerance > 0, f"tolerance: expected a positive number, got {arguments.tolerance}")
     images = expand_images(arguments.images)[: arguments.check] if arguments.images else []
     options = {key: getattr(arguments, key) for key in ("attention", "token") if getattr(arguments, key) is not None}
-    model, weights = load_model(arguments.model, **options)
-    if weights == RANDOM:
-        from lrfdyn.deploy.export.check import settle_norms
-
+    source = find_source(arguments.model, **options)
+    model, weights = source.load().float(), source.origin if source.trained else "random weights"
+    if not source.trained:
         settle_norms(model)
     made = export_model(
         model,
@@ -66,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
         return
     print(f"{made.path}: {made.format}, {made.bytes / MEGA:.1f} MiB")
     print(f"verified on {made.check}")
-    if weights == RANDOM:
+    if not source.trained:
         print("the weights are random: this file shows size and speed, it does not recognise anything")
     if model.preprocessing is None:
         print("the model does not say how images are preprocessed; the file states the usual: ImageNet's or -1 to 1")

@@ -85,7 +85,7 @@ def describe(name: str, attention: str | None) -> dict[str, Any]:
         "time_steps": model.time_steps,
         "num_classes": model.num_classes,
         "attention": model.config.get("attention"),
-        "default_attention": options["attention"].default if "attention" in options else None,
+        "default_attention": options.get("attention"),
         "attentions": list(ATTENTIONS) if "attention" in options else [],
         "paper": {method: row._asdict() for method, row in IMAGENET.get(name, {}).items()},
     }

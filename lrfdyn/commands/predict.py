@@ -22,7 +22,11 @@ TASKS = ("classification", "segmentation")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("images", nargs="+", metavar="IMAGE", help="files, folders and patterns such as 'photos/*.jpg'")
-    add("--model", required=True, help="folder of a run or of save_pretrained, hub repository, .onnx or .pte file")
+    add(
+        "--model",
+        required=True,
+        help="trained model: folder, .safetensors, .onnx or .pte file, or hub repository",
+    )
     add("--runtime", metavar="torch|onnx|executorch", help="default: by the ending of --model")
     add("--top", type=int, default=5, help="how many classes to name")
     add("--batch", type=int, default=16, help="images at once")

@@ -19,16 +19,17 @@ from rich.table import Table
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.commands.models import NONE, TABLE, wide_console
 from lrfdyn.convert.swap import swap_attention
+from lrfdyn.devices import choose_device
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
-from lrfdyn.models.registry import model_class
+from lrfdyn.sources import find_source
 
 KINDS = ("ssa", "lrf_ssa", "lrf_dyn")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", help="a name of `lrfdyn models`, the folder of a run or of a saved model, or a hub repository")
+    add("model", help="folder of a run or of a saved model, .safetensors file, hub repository, or NAME[:ATTENTION]")
     add(
         "--attention", nargs="+", metavar="KIND",
         help=f"of {', '.join(ATTENTIONS)}; default: {', '.join(KINDS)} for a name, else the model's own",
@@ -43,24 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    import torch
-
     from lrfdyn.analysis.measure.profile import profile_model
 
     require(min(arguments.batch) >= 1, f"batch: expected integers >= 1, got {min(arguments.batch)}")
     require(arguments.repeats >= 1, f"repeats: expected an integer >= 1, got {arguments.repeats}")
     for kind in arguments.attention or ():
         attention_options(kind)
-    name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    require(name in ("cpu", "cuda"), f"device: expected cpu or cuda, got {name!r}")
-    require(name == "cpu" or torch.cuda.is_available(), "device: no GPU was found")
+    device = choose_device(arguments.device)
+    require(device.type in ("cpu", "cuda"), f"device: expected cpu or cuda, got {device}")
     if arguments.plot is not None:
         from lrfdyn.analysis.report.memory_plot import check_plot
 
         check_plot(arguments.plot)  # what is wrong is told before the measuring
     given = {"time_steps": arguments.time_steps, "image_size": arguments.image_size}
     options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    device = torch.device(name)
     profiles = [
         profile_model(model, arguments.model, arguments.batch, device, repeats=arguments.repeats)
         for model in models(arguments.model, arguments.attention, options)
@@ -78,14 +75,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 def models(source: str, kinds: list[str] | None, options: dict[str, Any]) -> Iterator[SpikingModel]:
     """One after the other, with each of the attentions."""
-    from lrfdyn.io.resolve import RANDOM, load_model
 
-    if not (Path(source).exists() or "/" in source):
-        model_class(source)  # an unknown name is told with the known ones that are near
-    model, weights = load_model(source, **options)
+    found = find_source(source, **options)
+    model = found.load().float()
     own: str = model.config.get("attention", "")
     require(bool(own), f"model: expected one with attention, got {source}")
-    for kind in kinds or (KINDS if weights == RANDOM else [own]):
+    for kind in kinds or ([own] if found.trained or ":" in source else KINDS):
         other = copy.deepcopy(model)
         if kind != own:
             swap_attention(other, kind)

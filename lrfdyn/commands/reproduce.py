@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lrfdyn.analysis.report.output import FORMATS, check_formats, has_matplotlib, write_all
 from lrfdyn.analysis.report.style import NEEDED
+from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib, write_all
 from lrfdyn.attention import ATTENTIONS, attention_label
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.reproduce import Settings, claim_folder, reproduce

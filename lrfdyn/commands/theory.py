@@ -14,8 +14,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lrfdyn.analysis.report.output import FORMATS, check_formats, write_all
-from lrfdyn.analysis.theorems import TheorySettings, theory_results
+from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
+from lrfdyn.analysis.theory_report import TheorySettings, theory_results
 from lrfdyn.commands.reproduce import comma_list, integer_list
 from lrfdyn.files import writable_folder
 

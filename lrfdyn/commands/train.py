@@ -1,7 +1,8 @@
 """Train a model from a recipe.
 
-Every key of the recipe is an option (--schedule.epochs 10). A run that was interrupted goes on with --resume auto.
-Under torchrun or accelerate launch the same command uses all processes.
+`lrfdyn recipes` lists the recipes. Every key of a recipe is an option (--schedule.epochs 10), and what the experiments
+vary has a short name: lrfdyn train cifar100_spikformer --attention lrf_dyn --dilations 1,3,5. A run that was
+interrupted goes on with --resume auto. Under torchrun or accelerate launch the same command uses all processes.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lrfdyn.training.config import TrainConfig, key_types
-from lrfdyn.training.convert import type_name
-from lrfdyn.training.key_help import HELP
-from lrfdyn.training.recipes import dump_yaml, find_recipe, list_recipes, load_recipe
+from lrfdyn.commands.recipes import print_recipes
+from lrfdyn.training.config import TrainConfig, key_help, key_types
+from lrfdyn.training.recipes import SHORT_NAMES, dump_yaml, find_recipe, load_recipe, run_name
 from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.schema import type_name
 from lrfdyn.training.tasks import describe_results, shown_results
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("keys of the recipe", "lrfdyn train RECIPE --dry-run prints their values")
+    short = {key: name for name, key in SHORT_NAMES.items()}
     for key, kind in key_types().items():
-        group.add_argument(f"--{key}", dest=key, default=argparse.SUPPRESS, metavar=type_name(kind), help=HELP[key])
+        flags = [f"--{name}" for name in (short.get(key), key) if name]
+        group.add_argument(*flags, dest=key, default=argparse.SUPPRESS, metavar=type_name(kind), help=key_help()[key])
 
 
 def overrides(arguments: argparse.Namespace) -> dict[str, str]:
@@ -59,9 +62,10 @@ def overrides(arguments: argparse.Namespace) -> dict[str, str]:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.recipe is None:
-        print("\n".join(list_recipes()))
+        print_recipes()
         return 0
     path = find_recipe(arguments.recipe)
+    name = run_name(path.stem, overrides(arguments))
     config = load_recipe(path, overrides(arguments))
     if arguments.epochs is not None:
         config = dataclasses.replace(config, schedule=config.schedule.within(arguments.epochs))
@@ -73,14 +77,14 @@ def run(arguments: argparse.Namespace) -> int:
     from lrfdyn.training.stopping import Stop, Stopped
 
     stop, code = Stop(arguments.minutes), 0
-    out = arguments.out or Path("results") / "training" / path.stem / f"seed{config.run.seed}"
+    out = arguments.out or Path("results") / "training" / name / f"seed{config.run.seed}"
     command = shlex.join(["lrfdyn", *sys.argv[1:]])
     with Bar(Console(stderr=arguments.json)) as bar, stop.listening():
         try:
             summary = run_training(
                 config,
                 out,
-                recipe=path.stem,
+                recipe=name,
                 command=command,
                 resume=arguments.resume,
                 restart=arguments.restart,

@@ -25,30 +25,49 @@ ATTEMPTS = 10  # at a rectangle that fits, before the image is left alone
 class Augmentation:
     """What happens to training images; everything is off by default. The values in brackets are the usual ones."""
 
-    # "pad": zeros around the image, then a random window; "resized": a random part, scaled (decoded images only);
-    # "none": the centre, as in evaluation.
     crop: Literal["none", "pad", "resized"] = "none"
+    """pad: zeros around the image, then a random window; resized: a random part, scaled (decoded images only);
+    none: the centre, as in evaluation."""
     crop_padding: int = 4
+    """Pixels on every side, of crop pad."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
+    """Share of the area, of crop resized."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.0  # probability [0.5]
-    rand_augment_layers: int = 0  # [1 or 2]
-    rand_augment_magnitude: float = 9.0  # 0..10
-    rand_augment_deviation: float = 0.5  # of the magnitude, per image and layer
-    rand_augment_probability: float = 0.5  # that a layer touches an image (1 in the paper, 0.5 in timm)
-    rand_augment_operations: tuple[str, ...] | None = None  # what a layer chooses from; None: all 14
-    erase: float = 0.0  # probability [0.25]
+    """Width over height, of crop resized."""
+    flip: float = 0.0
+    """Probability of a mirror image [0.5]."""
+    rand_augment_layers: int = 0
+    """Operations of RandAugment in a row [1 or 2]; 0: off."""
+    rand_augment_magnitude: float = 9.0
+    """Strength of RandAugment, 0 to 10."""
+    rand_augment_deviation: float = 0.5
+    """Deviation of the magnitude, per image and layer."""
+    rand_augment_probability: float = 0.5
+    """Probability that a layer touches an image (1 in the paper, 0.5 in timm)."""
+    rand_augment_operations: tuple[str, ...] | None = None
+    """Names that a layer chooses from; null: all 14."""
+    erase: float = 0.0
+    """Probability of random erasing [0.25]."""
     erase_area: tuple[float, float] = (0.02, 1 / 3)
-    erase_fill: Literal["noise", "mean"] = "noise"  # normal noise per pixel, or the mean colour (zero, normalised)
-    mixup: float = 0.0  # alpha of the Beta distribution [0.8], 0: off
-    cutmix: float = 0.0  # alpha [1.0], 0: off
-    mix_probability: float = 1.0  # that a step is mixed at all
-    cutmix_share: float = 0.5  # of the mixed steps, where both are on
-    label_smoothing: float = 0.0  # [0.1]
-    repeats: int = 1  # augmentations of every image in a global batch [3]; fewer distinct images per epoch
-    # Of images with masks only, which take no other settings than these two and flip.
-    scale: tuple[float, float] = (1.0, 1.0)  # of the short side over the crop [0.5, 2]
-    photometric: bool = False  # brightness, contrast, saturation and hue at random
+    """Share of the image that is erased."""
+    erase_fill: Literal["noise", "mean"] = "noise"
+    """Normal noise per pixel, or the mean colour (zero, normalised)."""
+    mixup: float = 0.0
+    """Alpha of the Beta distribution of mixup [0.8]; 0: off."""
+    cutmix: float = 0.0
+    """Alpha of cutmix [1.0]; 0: off."""
+    mix_probability: float = 1.0
+    """Probability that a step is mixed at all."""
+    cutmix_share: float = 0.5
+    """Share of cutmix among the mixed steps, where both are on."""
+    label_smoothing: float = 0.0
+    """Share of a target that is spread over all classes [0.1]."""
+    repeats: int = 1
+    """Augmentations of every image in a global batch [3]; more mean fewer distinct images per epoch."""
+    scale: tuple[float, float] = (1.0, 1.0)
+    """Of images with masks: the short side over the crop [0.5, 2]."""
+    photometric: bool = False
+    """Of images with masks: random brightness, contrast, saturation and hue."""
 
     def __post_init__(self) -> None:
         for name in ("crop_scale", "crop_ratio", "erase_area", "scale"):  # lists, as configuration files have them

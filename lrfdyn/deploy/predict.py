@@ -17,30 +17,32 @@ from lrfdyn.data.folder import ENDINGS
 from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
 from lrfdyn.deploy.export.executorch import ExecutorchRunner
 from lrfdyn.deploy.export.onnx import OnnxRunner
-from lrfdyn.deploy.export.write import FORMATS, describe
+from lrfdyn.deploy.export.write import model_facts
+from lrfdyn.devices import choose_device
 from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.io.hub import class_names_of
-from lrfdyn.io.resolve import choose_device, load_model, model_folder
-from lrfdyn.models import Segmenter, list_models
+from lrfdyn.sources import EXPORTED, Source, find_source
 
-RUNTIMES = ("torch", "onnx", "executorch")
+RUNTIMES = ("torch", *EXPORTED)
 PICTURES = (*ENDINGS, ".gif", ".tif", ".tiff")  # of the files in a folder; files that are named may end in anything
 
 
 class TorchRunner:
-    """Images `[B, C, H, W]` to logits in PyTorch, with norms folded."""
+    """Images `[B, C, H, W]` to logits `[B, classes]` in PyTorch, with norms folded."""
 
     most_images: int | None = None
 
-    def __init__(self, source: str, device: str | None) -> None:
-        require(
-            model_folder(source) is not None or source not in list_models(),
-            f"model: {source} names a model without weights; expected the folder of a trained one or an exported file",
-        )
+    def __init__(self, source: Source, device: str | None) -> None:
         self.device = choose_device(device)
-        model, weights = load_model(source)
-        require(not isinstance(model, Segmenter), f"task: {source} is a segmentation model; pass --task segmentation")
-        self.facts = describe(model, model.preprocessing or Preprocessing.usual(*model.input_size[:2]), weights)
+        require(source.trained, f"model: {source.origin} names a model without weights; expected a trained one")
+        model = source.load().float()
+        require(
+            model.pipeline_tag == "image-classification",
+            f"task: {source.origin} is a segmentation model; pass --task segmentation",
+        )
+        self.facts = model_facts(
+            model, model.preprocessing or Preprocessing.usual(*model.input_size[:2]), source.origin
+        )
         self.model = fold_batch_norm(model).to(self.device)
 
     @torch.inference_mode()
@@ -60,33 +62,35 @@ class Predictor:
     run: Callable[[np.ndarray], np.ndarray]
 
     @classmethod
-    def open(cls, source: str, runtime: str | None = None, device: str | None = None, threads: int = 0) -> Predictor:
-        """`source` is a folder of a run or a saved model, a hub repository, or an exported file; without `runtime`
-        its ending says what runs it. `device` is PyTorch's, `threads` ONNX Runtime's (0: as many as there are)."""
-        wanted = runtime or guess_runtime(source)
-        if wanted not in RUNTIMES:
-            raise unknown_name("runtime", wanted, RUNTIMES)
-        path = Path(source)
-        if wanted != "torch":
-            require(
-                path.suffix == FORMATS[wanted],
-                f"runtime: {wanted} runs {FORMATS[wanted]} files, got {source}; "
-                f"lrfdyn export MODEL --format {wanted} --out FILE{FORMATS[wanted]} makes one",
-            )
-            require(path.is_file(), f"model: no such file: {source}")
-            require(device is None, f"device: only for the torch runtime, got {device!r} with {wanted}")
+    def open(cls, model: str, runtime: str | None = None, device: str | None = None, threads: int = 0) -> Predictor:
+        """Opens the trained model or exported file that a path or name stands for (see `lrfdyn.sources`).
+
+        `runtime` is "torch", "onnx" or "executorch"; without it the ending of the file says what runs it. `device` is
+        PyTorch's, `threads` ONNX Runtime's (0: as many as there are).
+
+            for record in Predictor.open("runs/cifar100").predict([Path("cat.png")], top=3):
+                print(record["predictions"])
+        """
+        if runtime not in (None, *RUNTIMES):
+            raise unknown_name("runtime", runtime, RUNTIMES)
+        source = find_source(model)
+        wanted = runtime or (source.kind if source.kind in EXPORTED else "torch")
         runner: OnnxRunner | ExecutorchRunner | TorchRunner
-        if wanted == "onnx":
-            runner = OnnxRunner(path, threads)
-        elif wanted == "executorch":
-            runner = ExecutorchRunner(path)
-        else:
+        if wanted == "torch":
             runner = TorchRunner(source, device)
+        else:
+            require(
+                source.kind == wanted,
+                f"runtime: {wanted} runs {EXPORTED[wanted]} files, got {model}; "
+                f"lrfdyn export MODEL --format {wanted} --out FILE{EXPORTED[wanted]} makes one",
+            )
+            require(device is None, f"device: only for the torch runtime, got {device!r} with {wanted}")
+            runner = OnnxRunner(source.path, threads) if wanted == "onnx" else ExecutorchRunner(source.path)
         facts = runner.facts
         count: Any = facts.get("num_classes") if isinstance(facts, dict) else None
-        require(isinstance(count, int) and count >= 1, f"model: the description of {source} says no num_classes")
-        names = class_names_of(facts, count, f"model: {source}") or tuple(f"class {i}" for i in range(count))
-        preprocessing = Preprocessing.from_dict(facts.get("preprocessing"), f"model: {source}")
+        require(isinstance(count, int) and count >= 1, f"model: the description of {model} says no num_classes")
+        names = class_names_of(facts, count, f"model: {model}") or tuple(f"class {i}" for i in range(count))
+        preprocessing = Preprocessing.from_dict(facts.get("preprocessing"), f"model: {model}")
         return cls(wanted, facts, preprocessing, names, runner.most_images, runner)
 
     def predict(self, paths: Sequence[Path], top: int = 5, batch: int = 16) -> Iterator[dict[str, Any]]:
@@ -116,11 +120,6 @@ class Predictor:
         scores /= scores.sum()
         best = np.argsort(-scores, kind="stable")[:top]
         return [{"class": int(i), "name": self.class_names[i], "score": float(scores[i])} for i in best]
-
-
-def guess_runtime(source: str) -> str:
-    suffix = Path(source).suffix
-    return next((runtime for runtime, ending in FORMATS.items() if ending == suffix), "torch")
 
 
 def expand_images(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:

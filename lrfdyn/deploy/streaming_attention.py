@@ -11,6 +11,7 @@ from lrfdyn.attention import Attention, RowStream
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.deploy.call_lock import CallLock
 from lrfdyn.errors import LrfdynError, require, unknown_name
+from lrfdyn.nn.sections import row_halo
 
 
 class StreamingAttention(nn.Module):
@@ -78,9 +79,3 @@ class StreamingAttention(nn.Module):
             out[..., done, :] = self.attention.fire(currents)
             done += 1
         return out
-
-
-def row_halo(module: nn.Module) -> int:
-    """How many rows above and below a row a chain of convolutions reads."""
-    kernels = [m.kernel_size[0] for m in module.modules() if isinstance(m, nn.Conv2d)]
-    return sum(int(size) // 2 for size in kernels)

@@ -6,7 +6,6 @@ folders need no further package; the hub needs huggingface_hub (`pip install 'lr
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -48,9 +47,9 @@ class HubMixin(nn.Module):
     preprocessing: Preprocessing | None = None  # of image files
 
     @classmethod
-    def options(cls) -> dict[str, inspect.Parameter]:
-        """The constructor's arguments by name."""
-        return dict(inspect.signature(cls).parameters)
+    def options(cls) -> dict[str, Any]:
+        """The options of the constructor with their defaults."""
+        raise NotImplementedError
 
     @property
     def num_classes(self) -> int:

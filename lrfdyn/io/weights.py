@@ -56,10 +56,10 @@ def check_fit(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> No
         ours, theirs = own[name], tensors[name]
         if theirs.shape != ours.shape or theirs.is_floating_point() != ours.is_floating_point():
             raise LrfdynError(
-                f"weights: {path} does not fit the model: {name} expected {_describe(ours)}, got {_describe(theirs)}"
+                f"weights: {path} does not fit the model: {name} expected {_kind(ours)}, got {_kind(theirs)}"
             )
 
 
-def _describe(tensor: Tensor) -> str:
+def _kind(tensor: Tensor) -> str:
     kind = "" if tensor.is_floating_point() else f" of {tensor.dtype}"
     return f"{list(tensor.shape)}{kind}"

@@ -1,6 +1,6 @@
 """Host networks: every transformer host takes any attention."""
 
-from lrfdyn.models.base import SpikingModel
+from lrfdyn.models.base import ModelConfig, SpikingModel
 from lrfdyn.models.ms_resnet import MSResNet
 from lrfdyn.models.qkformer import QKFormer
 from lrfdyn.models.registry import create_model, list_models, register_model
@@ -9,20 +9,18 @@ from lrfdyn.models.sdt_v2 import SDTV2
 from lrfdyn.models.sdt_v3 import SDTV3
 from lrfdyn.models.sew_resnet import SEWResNet
 from lrfdyn.models.spikformer import Spikformer
-from lrfdyn.segmentation.model import Segmenter, create_segmenter
 
 __all__ = [
     "SDTV1",
     "SDTV2",
     "SDTV3",
     "MSResNet",
+    "ModelConfig",
     "QKFormer",
     "SEWResNet",
-    "Segmenter",
     "Spikformer",
     "SpikingModel",
     "create_model",
-    "create_segmenter",
     "list_models",
     "register_model",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lrfdyn.errors import require, require_integer, require_integers
 from lrfdyn.io.hub import HubMixin
+from lrfdyn.nn.sections import Section
 
 USUAL_IMAGE_SIZE = 224  # of hosts that take any size
 # The integers among the hosts' arguments, and the least that each may be.
@@ -26,9 +27,21 @@ LEAST = {
 }
 
 
+@dataclass
+class ModelConfig:
+    """The options of every host. A host with more of them extends this class, and names it as its `config_class`."""
+
+    in_channels: int = 3
+    """Channels of an image."""
+    num_classes: int = 1000
+    """Classes that the logits are for. With 0 the model gives the features in front of the classifier."""
+    time_steps: int = 4
+    """T, how many times a static image is shown."""
+
+
 @dataclass(frozen=True)
 class FeatureInfo:
-    """A stage's feature map: its channels, and image pixels per grid cell."""
+    """The channels of a stage's feature map, and its stride: how many image pixels a side a grid cell stands for."""
 
     channels: int
     stride: int
@@ -40,8 +53,14 @@ def classifier(width: int, num_classes: int) -> nn.Module:
 
 
 class SpikingModel(HubMixin):
-    """`forward` takes static images `[B, C, H, W]`, shown for `time_steps` steps, or event frames `[T, B, C, H, W]`."""
+    """A host network: images to logits `[B, classes]` over T time steps.
 
+    `forward` takes static images `[B, C, H, W]`, which are shown for `time_steps` steps, or event frames
+    `[T, B, C, H, W]`. `config` holds the options that the model was built with, so that `type(model)(**model.config)`
+    is a fresh one of the same kind. A host implements `forward_stages` and `head_input`, and sets `head`.
+    """
+
+    config_class: ClassVar[type[ModelConfig]] = ModelConfig
     # Regular expressions from official keys to ours; a replacement of None drops the entry (never used in forward).
     official_keys: ClassVar[tuple[tuple[str, str | None], ...]] = ()
     smallest_image: int = 1
@@ -49,19 +68,24 @@ class SpikingModel(HubMixin):
     feature_info: list[FeatureInfo]
     grid: tuple[int, int]
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        for name, least in LEAST.items():
-            if name in config:
-                require_integer(name, config[name], least)
-        for name in ("widths", "depths"):
-            require_integers(name, config.get(name, ()))
-        self.config = {k: v for k, v in config.items() if k not in ("self", "__class__")}
-        self.time_steps: int = config["time_steps"]
-        self.in_channels: int = config["in_channels"]
+        self.config = dict(vars(config))
+        for name, value in self.config.items():
+            if name in LEAST:
+                require_integer(name, value, LEAST[name])
+            elif name in ("widths", "depths"):
+                require_integers(name, value)
+        self.time_steps, self.in_channels = config.time_steps, config.in_channels
+
+    @classmethod
+    def options(cls) -> dict[str, Any]:
+        """The options of the constructor with their defaults."""
+        return {field.name: field.default for field in fields(cls.config_class)}
 
     def describe_stages(self, channels: Sequence[int], strides: Sequence[int], image_size: int | None = None) -> None:
-        """Sets `feature_info` and `smallest_image`, and `grid`, the last stage's, of an `image_size`."""
+        """Sets `feature_info` and `smallest_image` from the channels and strides of all stages, and `grid`, the rows
+        and columns of tokens in the last stage, for images of `image_size`."""
         self.feature_info = [FeatureInfo(c, stride) for c, stride in zip(channels, strides, strict=True)]
         self.smallest_image = strides[-1]
         if image_size is None:
@@ -72,6 +96,16 @@ class SpikingModel(HubMixin):
         )
         side = -(-image_size // strides[-1])
         self.grid = (side, side)
+
+    def sections(self) -> Iterator[Section]:
+        """The chain of sections up to the last feature map, for inference in little memory. A host that does not say
+        more is one section."""
+
+        def features(x: Tensor) -> Tensor:
+            return self.forward_stages(x, only_last=True)[-1]
+
+        stride = self.feature_info[-1].stride
+        yield Section("features", features, (self,), self.num_features, "numbers", stride=stride, tiled=False)
 
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
         """The feature maps `[T, B, C, H, W]` of time-major input, one per stage, described by `feature_info`. With
@@ -101,7 +135,7 @@ class SpikingModel(HubMixin):
         return self.forward_head(self.forward_features(images))
 
     def to_time_major(self, images: Tensor) -> Tensor:
-        """`[T, B, C, H, W]` in channels-last memory."""
+        """Checked images as `[T, B, C, H, W]` in channels-last memory; the steps of static ones share their memory."""
         require(
             images.dim() in (4, 5),
             f"images: expected [B, C, H, W] or [T, B, C, H, W], got {images.dim()} dimensions {list(images.shape)}",
@@ -143,16 +177,18 @@ class SpikingModel(HubMixin):
         return self.in_channels, size, size
 
     def get_classifier(self) -> nn.Module:
+        """The layer that makes logits of features."""
         return self.head
 
     def reset_classifier(self, num_classes: int) -> None:
-        """A fresh classifier for other classes; 0 removes it."""
+        """Puts a fresh classifier for `num_classes` in the place of the old one; 0 removes it."""
         require_integer("num_classes", num_classes, LEAST["num_classes"])
         self.head = self.fresh_classifier(num_classes)
         self.config["num_classes"] = num_classes
         self.class_names = None
 
     def fresh_classifier(self, num_classes: int) -> nn.Module:
+        """A classifier with random weights, on the device and in the number format of the model."""
         layer = classifier(self.num_features, num_classes)
         if isinstance(layer, nn.Linear):
             nn.init.trunc_normal_(layer.weight, std=0.02)

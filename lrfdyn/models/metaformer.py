@@ -5,27 +5,20 @@ Residual streams carry membrane potentials; every branch starts with a neuron an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from lrfdyn.attention import AttentionHost, create_attention
 from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel, classifier
-from lrfdyn.nn.layers import (
-    ConvBN,
-    MembraneBlock,
-    MembraneConv,
-    MembraneMLP,
-    drop_path_rates,
-    hidden_width,
-    init_weights,
-    run_stages,
-)
+from lrfdyn.models.transformer import TransformerConfig
+from lrfdyn.nn.layers import ConvBN, MembraneConv, drop_path_rates, init_weights, run_stages
+from lrfdyn.nn.sections import Section, residual_section, row_halo, sections_of
 
-DEPTHS = (1, 1, 2, 6, 2)  # of the official networks
 STRIDES = (2, 2, 2, 2, 1)
 CONV_STAGES = 3
 
@@ -55,7 +48,7 @@ def metaformer_keys(layers: dict[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 class ConvBlock(nn.Module):
-    """Residual separable convolution, then two residual 3x3 convolutions."""
+    """A residual separable convolution, then two residual 3x3 convolutions, on potentials `[T, B, dim, H, W]`."""
 
     def __init__(self, separable: nn.Module, dim: int, hidden: int, neuron: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -67,78 +60,71 @@ class ConvBlock(nn.Module):
         x = x + self.separable(x)
         return x + self.conv2(self.conv1(x))
 
+    def sections(self, name: str) -> Iterator[Section]:
+        """The separable convolution and the other two as sections."""
+        conv1, conv2, width = self.conv1, self.conv2, self.conv2.conv.out_channels
+        yield residual_section(f"{name}.separable", self.separable, width)
+        halo = row_halo(conv1) + row_halo(conv2)
+        yield Section(f"{name}.convs", lambda x: x + conv2(conv1(x)), (conv1, conv2), width, "numbers", halo=halo)
 
-class Stage(nn.Module):
-    def __init__(self, down: nn.Module, blocks: list[nn.Module]) -> None:
-        super().__init__()
-        self.down = down
-        self.blocks = nn.Sequential(*blocks)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(self.down(x))
+@dataclass
+class MetaFormerConfig(TransformerConfig):
+    """The options that SDT-V2 and SDT-V3 share; `drop_path` grows over the attention blocks."""
+
+    time_steps: int = 1
+    widths: Sequence[int] = (64, 128, 256, 360)
+    """Channels of the last four stages; the first has half of `widths[0]`."""
+    depths: Sequence[int] = (1, 1, 2, 6, 2)
+    """Number of blocks in each of the five stages; these are those of the official networks."""
+
+
+class MakeBlock(Protocol):
+    """Makes an attention block for potentials `[T, B, width, H, W]` on a grid of tokens."""
+
+    def __call__(self, width: int, grid: tuple[int, int], drop_path: float) -> nn.Module: ...
 
 
 class MetaFormer(SpikingModel):
-    """`widths` are those of the last four stages (the first has half of `widths[0]`), `depths` the blocks of all five.
+    """Three stages of convolution blocks and two of attention blocks. `neuron()` makes a neuron, `separable(width,
+    kernel)` the residual branch of a convolution block, `block` an attention block; `head_neuron` is in front of the
+    classifier."""
 
-    `drop_path` grows over the attention blocks.
-    """
-
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        config: MetaFormerConfig,
+        neuron: Callable[[], nn.Module],
+        head_neuron: nn.Module,
+        separable: Callable[[int, int], nn.Module],
+        block: MakeBlock,
+    ) -> None:
         super().__init__(config)
-        widths, depths = tuple(config["widths"]), tuple(config["depths"])
+        widths, depths = tuple(config.widths), tuple(config.depths)
         require(len(widths) == 4 and min(widths) >= 1, f"widths: expected four integers >= 1, got {widths}")
         require(widths[0] % 2 == 0, f"widths: expected an even first width (the network starts at half), got {widths}")
         require(len(depths) == 5 and min(depths) >= 1, f"depths: expected five integers >= 1, got {depths}")
         stage_widths = (widths[0] // 2, *widths)
-        self.describe_stages([*stage_widths[:CONV_STAGES], widths[-1]], (2, 4, 8, 16), config["image_size"])
+        self.describe_stages([*stage_widths[:CONV_STAGES], widths[-1]], (2, 4, 8, 16), config.image_size)
 
-        rates = iter(drop_path_rates(config["drop_path"], sum(depths[CONV_STAGES:])))
+        rates = iter(drop_path_rates(config.drop_path, sum(depths[CONV_STAGES:])))
         self.stages = nn.ModuleList()
         before = self.in_channels
         for i, (width, depth, stride) in enumerate(zip(stage_widths, depths, STRIDES, strict=True)):
             if i == 0:
                 down = ConvBN(before, width, kernel=7, stride=stride, bias=True)
             else:
-                down = MembraneConv(before, width, self.make_neuron(), kernel=3, stride=stride, bias=True)
-            if i < CONV_STAGES:
-                blocks = [self.make_conv_block(width) for _ in range(depth)]
-            else:
-                blocks = [self.make_attention_block(width, next(rates)) for _ in range(depth)]
-            self.stages.append(Stage(down, blocks))
+                down = MembraneConv(before, width, neuron(), kernel=3, stride=stride, bias=True)
+            blocks = nn.Sequential()
+            for _ in range(depth):
+                if i < CONV_STAGES:
+                    blocks.append(ConvBlock(separable(width, 7), width, config.hidden_width(width), neuron))
+                else:
+                    blocks.append(block(width, self.grid, next(rates)))
+            self.stages.append(nn.Sequential(OrderedDict(down=down, blocks=blocks)))
             before = width
-        self.neuron = self.make_head_neuron()
-        self.head = classifier(widths[-1], config["num_classes"])
+        self.neuron = head_neuron
+        self.head = classifier(widths[-1], config.num_classes)
         init_weights(self)
-
-    def make_neuron(self) -> nn.Module:
-        raise NotImplementedError
-
-    def make_head_neuron(self) -> nn.Module:
-        return self.make_neuron()
-
-    def make_separable(self, width: int, kernel: int) -> nn.Module:
-        """The residual branch of a depth-wise convolution between two 1x1 convolutions."""
-        raise NotImplementedError
-
-    def attention_host(self, head_width: int) -> AttentionHost:
-        raise NotImplementedError
-
-    def make_conv_block(self, width: int) -> nn.Module:
-        hidden = hidden_width(width, self.config["mlp_ratio"])
-        return ConvBlock(self.make_separable(width, 7), width, hidden, self.make_neuron)
-
-    def make_attention_block(self, width: int, drop_path: float) -> nn.Module:
-        return MembraneBlock(*self.make_branches(width), drop_path)
-
-    def make_branches(self, width: int) -> tuple[nn.Module, nn.Module, nn.Module]:
-        """The neuron in front of the attention, the attention, and the MLP."""
-        heads, options = self.config["heads"], self.config["attention_options"] or {}
-        require(width % heads == 0, f"heads: expected a divisor of the width {width}, got {heads}")
-        host = self.attention_host(width // heads)
-        attn = create_attention(self.config["attention"], width, heads, self.grid, host, **options)
-        hidden = hidden_width(width, self.config["mlp_ratio"])
-        return self.make_neuron(), attn, MembraneMLP(width, hidden, self.make_neuron)
 
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
         if only_last:
@@ -148,3 +134,9 @@ class MetaFormer(SpikingModel):
 
     def head_input(self, x: Tensor) -> Tensor:
         return self.neuron(x.mean((3, 4)))
+
+    def sections(self) -> Iterator[Section]:
+        stages: Any = self.stages
+        for i, stage in enumerate(stages):
+            yield stage.down.section(f"stages.{i}.down")
+            yield from sections_of(f"stages.{i}.blocks", stage.blocks)

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lrfdyn.models.registry import register_model
-from lrfdyn.models.resnet import WIDTHS, SpikingResNet
+from lrfdyn.models.resnet import ResNetConfig, SpikingResNet
 from lrfdyn.nn.layers import ConvBN, MembraneConv, run_stages
 from lrfdyn.nn.neurons import MSLIF
 
 
-class MSResNet(SpikingResNet):
-    """`depths` are the basic blocks of each stage."""
+def ms_conv(c_in: int, c_out: int, kernel: int = 1, stride: int = 1) -> MembraneConv:
+    return MembraneConv(c_in, c_out, MSLIF(), kernel, stride)
 
-    first_stride = 2
+
+@dataclass
+class MSResNetConfig(ResNetConfig):
+    """The options of MS-ResNet."""
+
+    time_steps: int = 6
+
+
+@register_model("ms_resnet18", depths=(2, 2, 2, 2))
+@register_model("ms_resnet34", depths=(3, 4, 6, 3))
+class MSResNet(SpikingResNet):
+    """MS-ResNet: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Options are the fields of
+    `MSResNetConfig`."""
+
+    config_class = MSResNetConfig
     official_keys = (
         (r"^conv1\.0\.", "stem.conv."),
         (r"^conv1\.1\.bn\.", "stem.bn."),
@@ -35,41 +49,11 @@ class MSResNet(SpikingResNet):
         (r"^fc\.", "head."),
     )
 
-    def __init__(
-        self,
-        depths: Sequence[int] = (3, 4, 6, 3),
-        widths: Sequence[int] = WIDTHS,
-        in_channels: int = 3,
-        num_classes: int = 1000,
-        time_steps: int = 6,
-        drop_path: float = 0.0,
-    ) -> None:
-        super().__init__(locals())
-
-    def make_stem(self, width: int) -> nn.Module:
-        return ConvBN(self.in_channels, width, kernel=7, stride=2)
-
-    def make_neuron(self) -> nn.Module:
-        return MSLIF()
-
-    def make_conv(self, c_in: int, c_out: int, stride: int) -> nn.Module:
-        return MembraneConv(c_in, c_out, MSLIF(), kernel=3, stride=stride)
-
-    def make_shortcut(self, c_in: int, c_out: int, stride: int) -> nn.Module:
-        return ConvBN(c_in, c_out, stride=stride)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(MSResNetConfig(**options), ConvBN, ms_conv, ConvBN, MSLIF(), first_stride=2)
 
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
         return run_stages(self.stages, self.stem(x), only_last)
 
     def head_input(self, x: Tensor) -> Tensor:
         return self.neuron(x).mean((0, 3, 4))
-
-
-@register_model
-def ms_resnet18(**options: Any) -> MSResNet:
-    return MSResNet(**{"depths": (2, 2, 2, 2), **options})
-
-
-@register_model
-def ms_resnet34(**options: Any) -> MSResNet:
-    return MSResNet(**{"depths": (3, 4, 6, 3), **options})

@@ -161,7 +161,7 @@ def _check_shape(key: str, given: Tensor, own: Tensor) -> None:
 
 def _advice(model: SpikingModel) -> str:
     """How to load into a model with another attention than the official one."""
-    official = model.options()["attention"].default if "attention" in model.options() else None
+    official = model.options().get("attention")
     kind = model.config.get("attention")
     if kind == official:
         return ""

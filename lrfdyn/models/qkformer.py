@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
 
-from lrfdyn.attention import AttentionHost, create_attention, lif_host
+from lrfdyn.attention import AttentionHost, lif_host
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.registry import register_model
 from lrfdyn.models.spikformer import Block
+from lrfdyn.models.transformer import TransformerConfig
 from lrfdyn.nn.layers import ConvBN, SpikingConv, drop_path_rates, init_weights, max_pool, run_stages
 from lrfdyn.nn.neurons import LIF
+from lrfdyn.nn.sections import Section, lean_max_pool, sections_of
 
 
 @dataclass(frozen=True)
 class Form:
-    """Which 3x3 convolutions pool (the first one, then those of each stage's embedding), and the number of token
-    attention blocks in stages 1 and 2."""
+    """A layout of the network: which 3x3 convolutions pool (the first one, then those of each stage's embedding), and
+    the number of token attention blocks in stages 1 and 2."""
 
     stem_pools: bool
     embedding_pools: tuple[tuple[bool, ...], ...]
     token_blocks: tuple[int, int]
 
     def strides(self) -> list[int]:
+        """The strides of the three stages."""
         strides = [2 if self.stem_pools else 1]
         for pools in self.embedding_pools:
             strides.append(strides[-1] * 2 ** sum(pools))
@@ -53,6 +57,16 @@ class PooledConv(SpikingConv):
         spikes = self.neuron(max_pool(ConvBN.forward(self, x)))
         return spikes if residual is None else residual + spikes
 
+    def section(self, name: str, pool: bool = False) -> Section:
+        """This layer as a section of spikes."""
+
+        def currents(x: Tensor) -> Tensor:
+            y = ConvBN.forward(self, x)
+            return lean_max_pool(y) if self.pool else y
+
+        section = ConvBN.section(self, name, self.pool)
+        return replace(section, run=self, holds="bits", halves=(currents, self.neuron))
+
 
 class Embedding(nn.Module):
     """Spiking convolutions to a stage's width and grid, with a spiking 1x1 convolution as their shortcut."""
@@ -66,9 +80,20 @@ class Embedding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.convs(x) + self.shortcut(x)
 
+    def sections(self, name: str) -> Iterator[Section]:
+        """The embedding is one section."""
+        halo, stride = 0, 1
+        convs: Any = self.convs
+        for conv in (layer.section(name) for layer in convs):
+            halo, stride = halo + stride * conv.halo, stride * conv.stride
+        yield Section(name, self, (self,), self.shortcut.conv.out_channels, "integers", halo, stride)
+
 
 class TokenAttention(nn.Module):
-    """Q-K token attention: SN{sum of q over a head's channels} is a gate per head and token on k. Tokens do not mix."""
+    """Q-K token attention on `[T, B, dim, H, W]`: SN{sum of q over a head's channels} is a gate per head and token on
+    k."""
+
+    mixes_tokens = False
 
     def __init__(self, dim: int, heads: int, host: AttentionHost) -> None:
         super().__init__()
@@ -83,16 +108,6 @@ class TokenAttention(nn.Module):
         q, k = (y.unflatten(2, (self.heads, -1)) for y in projected)
         gate = self.fire(q.sum(3, keepdim=True))
         return self.proj((gate * k).flatten(2, 3), residual=shortcut if residual is x else residual)
-
-
-class Stage(nn.Module):
-    def __init__(self, embedding: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.embedding = embedding
-        self.blocks = nn.Sequential(*blocks)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(self.embedding(x))
 
 
 class BatchAsTimeLIF(LIF):
@@ -114,14 +129,31 @@ def _stage_keys(stage: int) -> tuple[tuple[str, str], ...]:
     )
 
 
+@dataclass
+class QKFormerConfig(TransformerConfig):
+    """The options of QKFormer; `attention` is that of stage 3."""
+
+    dim: int = 512
+    """Channels of stage 3; stages 1 and 2 have a quarter and a half of them."""
+    depth: int = 10
+    """Number of blocks in all stages together."""
+    form: str = "imagenet"
+    """Layout of the network, "imagenet" or "cifar"."""
+    legacy_neuron_axis: bool = False
+    """In the official code the neuron behind the self-attention's projection runs over the T * B images instead of T
+    steps, so that the output for an image depends on the batch around it. True does the same; official weights were
+    trained that way."""
+
+
+@register_model("qkformer_10_384", dim=384, depth=10, heads=6)
+@register_model("qkformer_10_512", dim=512, depth=10, heads=8)
+@register_model("qkformer_10_768", dim=768, depth=10, heads=12)
+@register_model("qkformer_4_384", dim=384, depth=4, heads=8, form="cifar", image_size=32, num_classes=100)
 class QKFormer(SpikingModel):
-    """`depth` counts the blocks of all stages. `attention` is that of stage 3.
+    """QKFormer: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Options are the fields of
+    `QKFormerConfig`."""
 
-    In the official code the neuron behind the self-attention's projection runs over the T * B images instead of T
-    steps, so that the output for an image depends on the batch around it. `legacy_neuron_axis=True` does the same;
-    official weights were trained that way.
-    """
-
+    config_class = QKFormerConfig
     official_keys = (
         (r"^patch_embed1\.proj_(conv|bn)\.", r"stem.\1."),
         *_stage_keys(1),
@@ -129,54 +161,36 @@ class QKFormer(SpikingModel):
         *_stage_keys(3),
     )
 
-    def __init__(
-        self,
-        dim: int = 512,
-        depth: int = 10,
-        heads: int = 8,
-        mlp_ratio: float = 4,
-        form: str = "imagenet",
-        legacy_neuron_axis: bool = False,
-        image_size: int = 224,
-        in_channels: int = 3,
-        num_classes: int = 1000,
-        time_steps: int = 4,
-        drop_path: float = 0.0,
-        attention: str = "ssa",
-        attention_options: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(locals())
-        if form not in FORMS:
-            raise unknown_name("form", form, FORMS)
-        layout = FORMS[form]
+    def __init__(self, **options: Any) -> None:
+        config = QKFormerConfig(**options)
+        super().__init__(config)
+        dim, heads = config.dim, config.heads
+        if config.form not in FORMS:
+            raise unknown_name("form", config.form, FORMS)
+        layout = FORMS[config.form]
         require(dim >= 8 and dim % 8 == 0, f"dim: expected a multiple of 8 (the stem starts at dim / 8), got {dim}")
-        require(
-            dim // 4 % heads == 0,
-            f"heads: expected a divisor of stage 1's width {dim // 4}, got {heads}",
-        )
-        shallowest = sum(layout.token_blocks) + 1
-        require(depth >= shallowest, f"depth: expected an integer >= {shallowest} in this form, got {depth}")
+        require(dim // 4 % heads == 0, f"heads: expected a divisor of stage 1's width {dim // 4}, got {heads}")
+        depths = [*layout.token_blocks, config.depth - sum(layout.token_blocks)]
+        least = sum(layout.token_blocks) + 1
+        require(depths[-1] >= 1, f"depth: expected an integer >= {least} in this form, got {config.depth}")
         widths = [dim // 4, dim // 2, dim]
-        self.describe_stages(widths, layout.strides(), image_size)
+        self.describe_stages(widths, layout.strides(), config.image_size)
         host = lif_host()
-        stage3_host = replace(host, project_out=_legacy_project_out) if legacy_neuron_axis else host
-        depths = [*layout.token_blocks, depth - sum(layout.token_blocks)]
-        rates = iter(drop_path_rates(drop_path, depth))
+        stage3_host = replace(host, project_out=_legacy_project_out) if config.legacy_neuron_axis else host
+        rates = iter(drop_path_rates(config.drop_path, config.depth))
 
-        def attn(stage: int) -> nn.Module:
-            if stage < 2:
-                return TokenAttention(widths[stage], heads, host)
-            return create_attention(attention, dim, heads, self.grid, stage3_host, **(attention_options or {}))
+        def block(stage: int) -> Block:
+            width, token = widths[stage], stage < 2
+            attn = TokenAttention(width, heads, host) if token else config.make_attention(width, self.grid, stage3_host)
+            return Block(attn, width, config.hidden_width(width), next(rates))
 
-        self.stem = PooledConv(in_channels, dim // 8, layout.stem_pools)
-        self.stages = nn.ModuleList(
-            Stage(
-                Embedding(c_in, c_out, layout.embedding_pools[i]),
-                [Block(attn(i), c_out, mlp_ratio, next(rates)) for _ in range(depths[i])],
-            )
-            for i, (c_in, c_out) in enumerate(pairwise([dim // 8, *widths]))
-        )
-        self.head = classifier(dim, num_classes)
+        self.stem = PooledConv(config.in_channels, dim // 8, layout.stem_pools)
+        self.stages = nn.ModuleList()
+        for i, (c_in, c_out) in enumerate(pairwise([dim // 8, *widths])):
+            embedding = Embedding(c_in, c_out, layout.embedding_pools[i])
+            blocks = nn.Sequential(*(block(i) for _ in range(depths[i])))
+            self.stages.append(nn.Sequential(OrderedDict(embedding=embedding, blocks=blocks)))
+        self.head = classifier(dim, config.num_classes)
         init_weights(self)
 
     def official_warning(self) -> str | None:
@@ -194,28 +208,13 @@ class QKFormer(SpikingModel):
         # Channels moved last, so that the gradient of the mean is laid out like x.
         return x.permute(0, 1, 3, 4, 2).mean((0, 2, 3))
 
+    def sections(self) -> Iterator[Section]:
+        yield self.stem.section("stem")
+        stages: Any = self.stages
+        for i, stage in enumerate(stages):
+            yield from stage.embedding.sections(f"stages.{i}.embedding")
+            yield from sections_of(f"stages.{i}.blocks", stage.blocks)
+
 
 def _legacy_project_out(c_in: int, c_out: int) -> nn.Module:
     return SpikingConv(c_in, c_out, BatchAsTimeLIF(), bias=True)
-
-
-@register_model
-def qkformer_10_384(**options: Any) -> QKFormer:
-    return QKFormer(**{"dim": 384, "depth": 10, "heads": 6, **options})
-
-
-@register_model
-def qkformer_10_512(**options: Any) -> QKFormer:
-    return QKFormer(**{"dim": 512, "depth": 10, "heads": 8, **options})
-
-
-@register_model
-def qkformer_10_768(**options: Any) -> QKFormer:
-    return QKFormer(**{"dim": 768, "depth": 10, "heads": 12, **options})
-
-
-@register_model
-def qkformer_4_384(**options: Any) -> QKFormer:
-    """CIFAR form."""
-    preset = {"dim": 384, "depth": 4, "heads": 8, "form": "cifar"}
-    return QKFormer(**{**preset, "image_size": 32, "num_classes": 100, **options})

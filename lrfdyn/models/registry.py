@@ -2,59 +2,78 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from typing import Any, TypeVar
 
 from lrfdyn.attention import attention_options, option_takers, unknown_option
 from lrfdyn.errors import unknown_name
 from lrfdyn.models.base import SpikingModel
+from lrfdyn.registry import Registry
 
-_MODELS: dict[str, Callable[..., SpikingModel]] = {}
-Entry = TypeVar("Entry", bound=Callable[..., SpikingModel])
+Host = TypeVar("Host", bound=type[SpikingModel])
+
+_HOSTS: Registry[type[SpikingModel]] = Registry("model")
+_PRESETS: dict[str, dict[str, Any]] = {}
 
 
-def register_model(entry: Entry) -> Entry:
-    """Makes a function known to `create_model` under its own name; its return annotation names the host class."""
-    _MODELS[entry.__name__] = entry
-    return entry
+def register_model(name: str, **preset: Any) -> Callable[[Host], Host]:
+    """Makes a host class known to `create_model`, `list_models` and all commands as `name`, built with the options of
+    `preset` in the place of its defaults. A class may have several names.
+
+        @register_model("my_host_small", width=64)
+        @register_model("my_host_large", width=256)
+        class MyHost(lrfdyn.models.SpikingModel):
+            ...
+    """
+
+    def register(host: Host) -> Host:
+        _HOSTS.add(name, host)
+        _PRESETS[name] = preset
+        return host
+
+    return register
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """The names that `create_model` takes, of a shell pattern."""
-    return sorted(name for name in _MODELS if fnmatch(name, pattern))
+    """The sorted names that `create_model` takes, of those that a shell pattern such as "spikformer_8_*" matches."""
+    return sorted(name for name in _HOSTS if fnmatch(name, pattern))
 
 
 def model_class(name: str) -> type[SpikingModel]:
-    if name not in _MODELS:
-        raise unknown_name("model", name, _MODELS)
-    return inspect.get_annotations(_MODELS[name], eval_str=True)["return"]
+    """The host class of a model; its `options()` are what `create_model` takes for it, beside those of attentions."""
+    return _HOSTS[name]
 
 
-def create_model(name: str, **options: Any) -> SpikingModel:
-    """A model by name, with random weights. Options are the host's (`num_classes`, `time_steps`, `in_channels`,
-    `image_size`, `attention`, ...; `lrfdyn models NAME` prints all) and those of its attention (`dilations`,
-    `dendrites`, `token`).
-
-    It takes static images `[B, C, H, W]`, shown for `time_steps` steps, or event frames `[T, B, C, H, W]`, and gives
-    logits `[B, classes]`.
-    """
-    host_options = model_class(name).options()
-    kind, own, kind_options = None, {}, {}
-    if "attention" in host_options:
-        kind = options.get("attention", host_options["attention"].default)
-        kind_options = attention_options(kind)
-        own = dict(options.pop("attention_options", None) or {})
-        own |= {key: options.pop(key) for key in list(options) if key in kind_options}
-    for key in options:
-        if key in host_options:
+def host_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `create_model` as the host class takes them: those of its attention in `attention_options`. An
+    unknown one is an error that names those who take it, or the near matches."""
+    known = {**model_class(name).options(), **_PRESETS[name]}
+    host = dict(options)
+    kind = host.get("attention", known.get("attention"))
+    kind_options = {} if kind is None else attention_options(kind)
+    own = {key: host.pop(key) for key in options if key in kind_options}
+    for key in host:
+        if key in known:
             continue
         if kind is not None and option_takers(key):
             raise unknown_option(kind, key)
-        raise unknown_name(f"option of {name}", key, [*host_options, *kind_options])
-    if own:
-        options["attention_options"] = own
-    model = _MODELS[name](**options)
+        raise unknown_name(f"option of {name}", key, [*known, *kind_options])
+    own = {**(host.pop("attention_options", None) or {}), **own}
+    return {**host, "attention_options": own} if own else host
+
+
+def create_model(name: str, **options: Any) -> SpikingModel:
+    """Builds a model with random weights.
+
+    `options` are those of the host (`num_classes`, `time_steps`, `in_channels`, `image_size`, `attention`, ...;
+    `lrfdyn models NAME` prints all) and those of its attention (`dilations`, `dendrites`, `token`). The model takes
+    static images `[B, C, H, W]`, shown for `time_steps` steps, or event frames `[T, B, C, H, W]`, and gives logits
+    `[B, classes]`.
+
+        model = lrfdyn.create_model("spikformer_4_384", attention="lrf_dyn", dilations=(1, 3), num_classes=10)
+        logits = model(torch.randn(2, 3, 32, 32))  # [2, 10]
+    """
+    model = model_class(name)(**{**_PRESETS[name], **host_options(name, options)})
     model.name = name
     return model

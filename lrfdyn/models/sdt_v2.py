@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
 from lrfdyn.models.base import classifier
-from lrfdyn.models.metaformer import DEPTHS, MetaFormer, metaformer_keys
+from lrfdyn.models.metaformer import MetaFormer, MetaFormerConfig, metaformer_keys
 from lrfdyn.models.registry import register_model
-from lrfdyn.nn.layers import ConvBN, MembraneConv, fold_time, init_weights
+from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, fold_time, init_weights
 from lrfdyn.nn.neurons import LIF
 
 
 class SeparableConv(nn.Module):
-    """No batch norm and no neuron between the depth-wise convolution and the last 1x1 convolution."""
+    """A depth-wise convolution between two 1x1 convolutions, on potentials `[T, B, dim, H, W]`, without batch norm and
+    neuron in front of the last one."""
 
     def __init__(self, dim: int, kernel: int) -> None:
         super().__init__()
@@ -32,7 +33,8 @@ class SeparableConv(nn.Module):
 
 
 class RepConv(nn.Module):
-    """A chain of linear layers that equals one 3x3 convolution once its statistics are fixed."""
+    """A chain of linear layers from `[N, c_in, H, W]` to `[N, c_out, H, W]` that equals one 3x3 convolution once its
+    statistics are fixed."""
 
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
@@ -48,8 +50,8 @@ class RepConv(nn.Module):
 
 
 def with_border(y: Tensor, bn: nn.BatchNorm2d) -> Tensor:
-    """`y`, the output of `bn`, with one more pixel on each side: what `bn` makes of 0 with its running statistics,
-    in training those that `y` has just updated. The border carries no gradient."""
+    """Puts one more pixel on each side of `y`, `[N, C, H, W]`, which `bn` gave: what `bn` makes of 0 with its running
+    statistics, in training those that `y` has just updated. The border carries no gradient."""
     assert bn.running_mean is not None
     assert bn.running_var is not None
     with torch.no_grad():
@@ -62,6 +64,8 @@ def with_border(y: Tensor, bn: nn.BatchNorm2d) -> Tensor:
 
 
 class RepConvBN(nn.Module):
+    """A `RepConv` and a batch norm on `[T, B, C, H, W]`."""
+
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
         self.conv = RepConv(c_in, c_out)
@@ -72,6 +76,8 @@ class RepConvBN(nn.Module):
 
 
 class SpikingRepConv(RepConvBN):
+    """A `RepConvBN` and the spikes of a neuron."""
+
     def __init__(self, c_in: int, c_out: int, neuron: nn.Module) -> None:
         super().__init__(c_in, c_out)
         self.neuron = neuron
@@ -84,10 +90,31 @@ def lif_rep_conv(c_in: int, c_out: int) -> SpikingRepConv:
     return SpikingRepConv(c_in, c_out, LIF())
 
 
-class SDTV2(MetaFormer):
-    """`distillation` adds a second classifier on the same spikes: training returns the logits of both, evaluation
-    their average."""
+ATTENTION_HOST = AttentionHost(
+    project=lif_rep_conv,
+    project_out=RepConvBN,
+    neuron=LIF,
+    fire=partial(LIF, threshold=0.5),
+    scale=0.125,  # whatever the width of a head, as in the official code
+)
 
+
+@dataclass
+class SDTV2Config(MetaFormerConfig):
+    """The options of SDT-V2."""
+
+    distillation: bool = False
+    """A second classifier on the same spikes: training gives the logits of both, evaluation their average."""
+
+
+@register_model("sdt_v2_15m", widths=(64, 128, 256, 360))
+@register_model("sdt_v2_31m", widths=(96, 192, 384, 480))
+@register_model("sdt_v2_55m", widths=(128, 256, 512, 640))
+class SDTV2(MetaFormer):
+    """SDT-V2: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Options are the fields of
+    `SDTV2Config`."""
+
+    config_class = SDTV2Config
     official_keys = (
         *metaformer_keys(
             {
@@ -107,40 +134,17 @@ class SDTV2(MetaFormer):
         (r"^head_kd\.", "distillation_head."),
     )
 
-    def __init__(
-        self,
-        widths: Sequence[int] = (64, 128, 256, 360),
-        depths: Sequence[int] = DEPTHS,
-        heads: int = 8,
-        mlp_ratio: float = 4,
-        image_size: int = 224,
-        in_channels: int = 3,
-        num_classes: int = 1000,
-        time_steps: int = 1,
-        drop_path: float = 0.0,
-        distillation: bool = False,
-        attention: str = "ssa",
-        attention_options: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(locals())
-        self.distillation_head = classifier(widths[-1], num_classes) if distillation else None
+    def __init__(self, **options: Any) -> None:
+        config = SDTV2Config(**options)
+
+        def block(width: int, grid: tuple[int, int], drop_path: float) -> MembraneBlock:
+            attn = config.make_attention(width, grid, ATTENTION_HOST)
+            return MembraneBlock(LIF(), attn, MembraneMLP(width, config.hidden_width(width), LIF), drop_path)
+
+        super().__init__(config, LIF, LIF(), SeparableConv, block)
+        self.distillation_head = classifier(self.num_features, config.num_classes) if config.distillation else None
         if self.distillation_head is not None:
             init_weights(self.distillation_head)
-
-    def make_neuron(self) -> nn.Module:
-        return LIF()
-
-    def make_separable(self, width: int, kernel: int) -> nn.Module:
-        return SeparableConv(width, kernel)
-
-    def attention_host(self, head_width: int) -> AttentionHost:
-        return AttentionHost(
-            project=lif_rep_conv,
-            project_out=RepConvBN,
-            neuron=LIF,
-            fire=partial(LIF, threshold=0.5),
-            scale=0.125,  # whatever the width of a head, as in the official code
-        )
 
     def reset_classifier(self, num_classes: int) -> None:
         super().reset_classifier(num_classes)
@@ -153,18 +157,3 @@ class SDTV2(MetaFormer):
         spikes = self.head_input(x)
         logits, distilled = self.head(spikes).mean(0), self.distillation_head(spikes).mean(0)
         return (logits, distilled) if self.training else (logits + distilled) / 2
-
-
-@register_model
-def sdt_v2_15m(**options: Any) -> SDTV2:
-    return SDTV2(**{"widths": (64, 128, 256, 360), **options})
-
-
-@register_model
-def sdt_v2_31m(**options: Any) -> SDTV2:
-    return SDTV2(**{"widths": (96, 192, 384, 480), **options})
-
-
-@register_model
-def sdt_v2_55m(**options: Any) -> SDTV2:
-    return SDTV2(**{"widths": (128, 256, 512, 640), **options})

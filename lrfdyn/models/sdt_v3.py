@@ -6,21 +6,25 @@ whose logits are averaged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
-from lrfdyn.models.metaformer import DEPTHS, MetaFormer, metaformer_keys
+from lrfdyn.errors import require
+from lrfdyn.models.metaformer import MetaFormer, MetaFormerConfig, metaformer_keys
 from lrfdyn.models.registry import register_model
-from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, SpikingConv
+from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, SpikingConv
 from lrfdyn.nn.neurons import IntegerSpike
+from lrfdyn.nn.sections import Section, residual_section
 
 
 class SeparableConv(nn.Module):
-    """Batch norm and a neuron around the depth-wise convolution too."""
+    """A depth-wise convolution between two 1x1 convolutions, on potentials `[T, B, dim, H, W]`, each with a neuron and
+    a batch norm."""
 
     def __init__(self, dim: int, kernel: int, neuron: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -36,11 +40,24 @@ def integer_conv(c_in: int, c_out: int, levels: int) -> SpikingConv:
     return SpikingConv(c_in, c_out, IntegerSpike(levels))
 
 
+def integer_host(levels: int, head_width: int) -> AttentionHost:
+    """What attentions with heads of `head_width` channels take from SDT-V3."""
+    return AttentionHost(
+        project=partial(integer_conv, levels=levels),
+        project_out=ConvBN,
+        neuron=partial(IntegerSpike, levels),
+        fire=partial(IntegerSpike, levels),
+        scale=2 * head_width**-0.5,
+        value_ratio=4,
+        spike_bits=levels.bit_length(),  # 0..levels
+    )
+
+
 class Block(MembraneBlock):
-    """Residual separable convolution, attention and MLP."""
+    """Residual separable convolution, attention and MLP on potentials `[T, B, C, H, W]`."""
 
     def __init__(
-        self, separable: nn.Module, neuron: nn.Module, attn: nn.Module, mlp: nn.Module, drop_path: float
+        self, separable: nn.Module, neuron: nn.Module, attn: nn.Module, mlp: MembraneMLP, drop_path: float
     ) -> None:
         super().__init__(neuron, attn, mlp, drop_path)
         self.separable = separable
@@ -48,10 +65,30 @@ class Block(MembraneBlock):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x + self.drop_path(self.separable(x)))
 
+    def sections(self, name: str) -> Iterator[Section]:
+        """The separable convolution, attention and MLP as sections."""
+        yield residual_section(f"{name}.separable", self.separable, self.mlp.fc2.conv.out_channels)
+        yield from super().sections(name)
 
+
+@dataclass
+class SDTV3Config(MetaFormerConfig):
+    """The options of SDT-V3."""
+
+    widths: Sequence[int] = (32, 64, 128, 192)
+    levels: int = 4
+    """D, the largest integer that a neuron sends."""
+
+
+@register_model("sdt_v3_t", widths=(24, 48, 96, 128))
+@register_model("sdt_v3_s", widths=(32, 64, 128, 192))
+@register_model("sdt_v3_m", widths=(48, 96, 192, 240))
+@register_model("sdt_v3_l", widths=(64, 128, 256, 360))
 class SDTV3(MetaFormer):
-    """`levels` is D, the largest integer a neuron sends."""
+    """SDT-V3: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Options are the fields of
+    `SDTV3Config`."""
 
+    config_class = SDTV3Config
     official_keys = metaformer_keys(
         {
             r"[Cc]onv\.pwconv1\.0": "separable.expand.conv",
@@ -65,63 +102,19 @@ class SDTV3(MetaFormer):
         }
     )
 
-    def __init__(
-        self,
-        widths: Sequence[int] = (32, 64, 128, 192),
-        depths: Sequence[int] = DEPTHS,
-        heads: int = 8,
-        mlp_ratio: float = 4,
-        levels: int = 4,
-        image_size: int = 224,
-        in_channels: int = 3,
-        num_classes: int = 1000,
-        time_steps: int = 1,
-        drop_path: float = 0.0,
-        attention: str = "ssa",
-        attention_options: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(locals())
+    def __init__(self, **options: Any) -> None:
+        config = SDTV3Config(**options)
+        neuron = partial(IntegerSpike, config.levels)
 
-    def make_neuron(self) -> nn.Module:
-        return IntegerSpike(self.config["levels"])
+        def separable(width: int, kernel: int) -> SeparableConv:
+            return SeparableConv(width, kernel, neuron)
 
-    def make_head_neuron(self) -> nn.Module:
-        return IntegerSpike(self.config["levels"], normalize=False)
+        def block(width: int, grid: tuple[int, int], drop_path: float) -> Block:
+            heads = config.heads
+            require(width % heads == 0, f"heads: expected a divisor of the width {width}, got {heads}")
+            host = integer_host(config.levels, width // heads)
+            first, spikes = separable(width, 3), neuron()
+            attn = config.make_attention(width, grid, host)
+            return Block(first, spikes, attn, MembraneMLP(width, config.hidden_width(width), neuron), drop_path)
 
-    def make_separable(self, width: int, kernel: int) -> nn.Module:
-        return SeparableConv(width, kernel, self.make_neuron)
-
-    def make_attention_block(self, width: int, drop_path: float) -> nn.Module:
-        return Block(self.make_separable(width, 3), *self.make_branches(width), drop_path)
-
-    def attention_host(self, head_width: int) -> AttentionHost:
-        levels = self.config["levels"]
-        return AttentionHost(
-            project=partial(integer_conv, levels=levels),
-            project_out=ConvBN,
-            neuron=partial(IntegerSpike, levels),
-            fire=partial(IntegerSpike, levels),
-            scale=2 * head_width**-0.5,
-            value_ratio=4,
-            spike_bits=levels.bit_length(),  # 0..levels
-        )
-
-
-@register_model
-def sdt_v3_t(**options: Any) -> SDTV3:
-    return SDTV3(**{"widths": (24, 48, 96, 128), **options})
-
-
-@register_model
-def sdt_v3_s(**options: Any) -> SDTV3:
-    return SDTV3(**{"widths": (32, 64, 128, 192), **options})
-
-
-@register_model
-def sdt_v3_m(**options: Any) -> SDTV3:
-    return SDTV3(**{"widths": (48, 96, 192, 240), **options})
-
-
-@register_model
-def sdt_v3_l(**options: Any) -> SDTV3:
-    return SDTV3(**{"widths": (64, 128, 256, 360), **options})
+        super().__init__(config, neuron, IntegerSpike(config.levels, normalize=False), separable, block)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lrfdyn.models.registry import register_model
-from lrfdyn.models.resnet import WIDTHS, SpikingResNet
+from lrfdyn.models.resnet import ResNetConfig, SpikingResNet
 from lrfdyn.nn.layers import ConvBN, SpikingConv, convolve, max_pool, run_stages
 from lrfdyn.nn.neurons import IF
 
@@ -20,10 +19,16 @@ class Stem(ConvBN):
         return convolve(lambda frames: self.bn(self.conv(frames)), x)
 
 
-class SEWResNet(SpikingResNet):
-    """`depths` are the basic blocks of each stage."""
+def if_conv(c_in: int, c_out: int, kernel: int = 1, stride: int = 1) -> SpikingConv:
+    return SpikingConv(c_in, c_out, IF(), kernel, stride)
 
-    first_stride = 1  # a max pool comes before stage 1
+
+@register_model("sew_resnet18", depths=(2, 2, 2, 2))
+@register_model("sew_resnet34", depths=(3, 4, 6, 3))
+class SEWResNet(SpikingResNet):
+    """SEW-ResNet: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Options are the fields of
+    `ResNetConfig`."""
+
     official_keys = (
         (r"^conv1\.", "stem.conv."),
         (r"^bn1\.", "stem.bn."),
@@ -40,41 +45,12 @@ class SEWResNet(SpikingResNet):
         (r"^fc\.", "head."),
     )
 
-    def __init__(
-        self,
-        depths: Sequence[int] = (3, 4, 6, 3),
-        widths: Sequence[int] = WIDTHS,
-        in_channels: int = 3,
-        num_classes: int = 1000,
-        time_steps: int = 4,
-        drop_path: float = 0.0,
-    ) -> None:
-        super().__init__(locals())
-
-    def make_stem(self, width: int) -> nn.Module:
-        return Stem(self.in_channels, width, kernel=7, stride=2)
-
-    def make_neuron(self) -> nn.Module:
-        return IF()
-
-    def make_conv(self, c_in: int, c_out: int, stride: int) -> nn.Module:
-        return SpikingConv(c_in, c_out, IF(), kernel=3, stride=stride)
-
-    def make_shortcut(self, c_in: int, c_out: int, stride: int) -> nn.Module:
-        return SpikingConv(c_in, c_out, IF(), stride=stride)
+    def __init__(self, **options: Any) -> None:
+        # A max pool comes before stage 1.
+        super().__init__(ResNetConfig(**options), Stem, if_conv, if_conv, IF(), first_stride=1)
 
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
         return run_stages(self.stages, max_pool(self.neuron(self.stem(x))), only_last)
 
     def head_input(self, x: Tensor) -> Tensor:
         return x.mean((0, 3, 4))
-
-
-@register_model
-def sew_resnet18(**options: Any) -> SEWResNet:
-    return SEWResNet(**{"depths": (2, 2, 2, 2), **options})
-
-
-@register_model
-def sew_resnet34(**options: Any) -> SEWResNet:
-    return SEWResNet(**{"depths": (3, 4, 6, 3), **options})

@@ -2,55 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
-from operator import mul
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from lrfdyn.attention import create_attention, lif_host
-from lrfdyn.errors import require
-from lrfdyn.models.base import SpikingModel, classifier
+from lrfdyn.attention import lif_host
 from lrfdyn.models.registry import register_model
-from lrfdyn.nn.layers import DropPath, SpikingConv, drop_path_rates, hidden_width, init_weights
+from lrfdyn.models.transformer import CIFAR, PlainTransformer, PlainTransformerConfig, stem_widths
+from lrfdyn.nn.layers import ConvBN, DropPath, SpikingConv
 from lrfdyn.nn.neurons import LIF
-
-IMAGENET_POOLING = (True, True, True, True)
-CIFAR_POOLING = (False, False, True, True)
-
-
-def stem_widths(dim: int) -> list[int]:
-    require(dim >= 8 and dim % 8 == 0, f"dim: expected a multiple of 8 (the stem starts at dim / 8), got {dim}")
-    return [dim // 8, dim // 4, dim // 2, dim]
-
-
-def stem_strides(pooling: Sequence[bool]) -> list[int]:
-    require(len(pooling) == 4, f"pooling: expected four booleans, got {tuple(pooling)}")
-    return list(accumulate((2 if pool else 1 for pool in pooling), mul))
+from lrfdyn.nn.sections import Section, mixes_tokens
 
 
 class Stem(nn.Module):
-    """Four spiking 3x3 convolutions, max pools on spikes, and a convolution that stands for position."""
+    """Four spiking 3x3 convolutions, max pools on spikes, and a convolution that stands for position.
+
+    Images `[T, B, in_channels, H, W]` become sums of spikes `[T, B, dim, H / stride, W / stride]`.
+    """
+
+    rpe: ConvBN
+    position_holds: ClassVar[str] = "integers"
 
     def __init__(self, in_channels: int, dim: int, pooling: Sequence[bool]) -> None:
         super().__init__()
-        widths = [in_channels, *stem_widths(dim)]
         self.pooling = tuple(pooling)
+        self.make_layers([in_channels, *stem_widths(dim)])
+
+    def make_layers(self, widths: Sequence[int]) -> None:
         self.stages = nn.ModuleList(SpikingConv(a, b, LIF(), kernel=3) for a, b in pairwise(widths))
-        self.rpe = SpikingConv(dim, dim, LIF(), kernel=3)
+        self.rpe = SpikingConv(widths[-1], widths[-1], LIF(), kernel=3)
 
     def forward(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
-        """The spikes of every stage, or only the last; the last with its position added."""
+        """The maps of all stages, or with `only_last` that of the last; the last has its position added."""
         maps = []
         for stage, pool in zip(self.stages, self.pooling, strict=True):
-            x = stage(x, pool=pool)
+            x = self.run_stage(stage, x, pool)
             if not only_last:
                 maps.append(x)
-        return [*maps[:-1], self.rpe(x, residual=x)]
+        return [*maps[:-1], self.add_position(x)]
+
+    def run_stage(self, stage: nn.Module, x: Tensor, pool: bool) -> Tensor:
+        return stage(x, pool=pool)
+
+    def add_position(self, x: Tensor) -> Tensor:
+        return self.rpe(x, residual=x)
+
+    def sections(self, name: str) -> Iterator[Section]:
+        """Every convolution is a section."""
+        stages: Any = self.stages
+        for i, (stage, pool) in enumerate(zip(stages, self.pooling, strict=True)):
+            yield stage.section(f"{name}.stages.{i}", pool)
+        width = self.rpe.conv.out_channels
+        yield Section(f"{name}.rpe", self.add_position, (self.rpe,), width, self.position_holds, halo=1)
 
 
 class MLP(nn.Module):
+    """Two spiking 1x1 convolutions with bias: `[T, B, dim, H, W]` to spikes of the same shape, plus a `residual`."""
+
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
         self.fc1 = SpikingConv(dim, hidden, LIF(), bias=True)
@@ -62,12 +73,12 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Residual attention and MLP; branches carry spikes, so x is integer valued."""
+    """Residual attention and MLP on `[T, B, dim, H, W]`. Branches carry spikes, so that sums are integers."""
 
-    def __init__(self, attn: nn.Module, dim: int, mlp_ratio: float, drop_path: float) -> None:
+    def __init__(self, attn: nn.Module, dim: int, hidden: int, drop_path: float) -> None:
         super().__init__()
         self.attn = attn
-        self.mlp = MLP(dim, hidden_width(dim, mlp_ratio))
+        self.mlp = MLP(dim, hidden)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,10 +88,31 @@ class Block(nn.Module):
         x = self.attn(x, residual=x)
         return self.mlp(x, residual=x)
 
+    def sections(self, name: str) -> Iterator[Section]:
+        """Attention and MLP as sections."""
+        attn, mlp, width = self.attn, self.mlp, self.mlp.fc2.conv.out_channels
+        tiled = not mixes_tokens(attn)
+        yield Section(f"{name}.attn", lambda x: attn(x, residual=x), (attn,), width, "integers", tiled=tiled)
+        yield Section(f"{name}.mlp", lambda x: mlp(x, residual=x), (mlp,), width, "integers")
 
-class Spikformer(SpikingModel):
-    """`pooling` says which of the four stem stages halve the grid; `qkv_bias` is on in the CIFAR form."""
 
+@dataclass
+class SpikformerConfig(PlainTransformerConfig):
+    """The options of Spikformer."""
+
+    qkv_bias: bool = False
+    """Biases in the convolutions that make q, k and v, as the CIFAR form has them."""
+
+
+@register_model("spikformer_8_384", dim=384, depth=8, heads=6)
+@register_model("spikformer_8_512", dim=512, depth=8, heads=8)
+@register_model("spikformer_8_768", dim=768, depth=8, heads=12)
+@register_model("spikformer_4_384", dim=384, depth=4, heads=12, qkv_bias=True, **CIFAR)
+class Spikformer(PlainTransformer):
+    """Spikformer: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Its shortcuts carry sums of
+    spikes. Options are the fields of `SpikformerConfig`."""
+
+    config_class = SpikformerConfig
     official_keys = (
         (r"^patch_embed\.proj_(conv|bn)(\d)\.", r"stem.stages.\2.\1."),
         (r"^patch_embed\.proj_(conv|bn)\.", r"stem.stages.0.\1."),
@@ -92,62 +124,15 @@ class Spikformer(SpikingModel):
         (r"^block\.(\d+)\.mlp\.(fc1|fc2)_bn\.", r"blocks.\1.mlp.\2.bn."),
     )
 
-    def __init__(
-        self,
-        dim: int = 512,
-        depth: int = 8,
-        heads: int = 8,
-        mlp_ratio: float = 4,
-        pooling: Sequence[bool] = IMAGENET_POOLING,
-        qkv_bias: bool = False,
-        image_size: int = 224,
-        in_channels: int = 3,
-        num_classes: int = 1000,
-        time_steps: int = 4,
-        drop_path: float = 0.0,
-        attention: str = "ssa",
-        attention_options: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(locals())
-        self.describe_stages(stem_widths(dim), stem_strides(pooling), image_size)
-        self.stem = Stem(in_channels, dim, pooling)
-        host = lif_host(qkv_bias)
-        options = attention_options or {}
-        self.blocks = nn.ModuleList(
-            Block(create_attention(attention, dim, heads, self.grid, host, **options), dim, mlp_ratio, rate)
-            for rate in drop_path_rates(drop_path, depth)
-        )
-        self.head = classifier(dim, num_classes)
-        init_weights(self)
+    def __init__(self, **options: Any) -> None:
+        config = SpikformerConfig(**options)
+        host, dim = lif_host(config.qkv_bias), config.dim
 
-    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
-        *early, x = self.stem(x, only_last)
-        for block in self.blocks:
-            x = block(x)
-        return [*early, x]
+        def block(grid: tuple[int, int], drop_path: float) -> Block:
+            return Block(config.make_attention(dim, grid, host), dim, config.hidden_width(dim), drop_path)
+
+        super().__init__(config, Stem, block)
 
     def head_input(self, x: Tensor) -> Tensor:
         # Channels moved last, so that the gradient of the mean is laid out like x.
         return x.permute(0, 1, 3, 4, 2).mean((0, 2, 3))
-
-
-@register_model
-def spikformer_8_384(**options: Any) -> Spikformer:
-    return Spikformer(**{"dim": 384, "depth": 8, "heads": 6, **options})
-
-
-@register_model
-def spikformer_8_512(**options: Any) -> Spikformer:
-    return Spikformer(**{"dim": 512, "depth": 8, "heads": 8, **options})
-
-
-@register_model
-def spikformer_8_768(**options: Any) -> Spikformer:
-    return Spikformer(**{"dim": 768, "depth": 8, "heads": 12, **options})
-
-
-@register_model
-def spikformer_4_384(**options: Any) -> Spikformer:
-    """CIFAR form."""
-    preset = {"dim": 384, "depth": 4, "heads": 12, "pooling": CIFAR_POOLING, "qkv_bias": True}
-    return Spikformer(**{**preset, "image_size": 32, "num_classes": 100, **options})

@@ -1,8 +1,9 @@
-"""The few blocks that the hosts share. Tensors are `[T, B, C, H, W]`; convolutions see time folded into the batch."""
+"""The layers that hosts share. Tensors are `[T, B, C, H, W]`; convolutions see time folded into the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from lrfdyn.errors import require
 from lrfdyn.nn.neurons import FoldedNorm, fused_dynamics, fused_norm, observed
+from lrfdyn.nn.sections import Section, lean_max_pool, mixes_tokens, residual_section, row_halo
 from lrfdyn.ops.bn_lif import bn_lif, joined
 from lrfdyn.ops.dispatch import autocast_dtype, use_triton
 from lrfdyn.ops.spike_conv import spike_conv
@@ -19,12 +21,12 @@ from lrfdyn.ops.step_bits import attach_step_bits, step_bits_of
 
 
 def fold_time(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`function` on `[T * B, ...]`, with time and batch apart again behind it."""
+    """Applies `function`, which takes `[T * B, ...]`, to `x`, `[T, B, ...]`, and parts time and batch again."""
     return function(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
 def max_pool(x: Tensor) -> Tensor:
-    """3x3, stride 2: halves the grid."""
+    """A 3x3 max pool with stride 2, which halves the grid of `[T, B, C, H, W]`."""
     return fold_time(lambda y: F.max_pool2d(y, 3, 2, 1), x)
 
 
@@ -34,14 +36,15 @@ def is_repeated(x: Tensor) -> bool:
 
 
 def convolve(conv: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`conv` over `[T, B, ...]`, computed once where all time steps are the same."""
+    """Applies `conv` to every time step of `[T, B, C, H, W]`, once where all time steps are the same memory."""
     if is_repeated(x):
         return conv(x[0]).unsqueeze(0).expand(x.shape[0], -1, -1, -1, -1)
     return fold_time(conv, x)
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training drops the residual branch of whole samples, at all time steps alike."""
+    """Stochastic depth: in training, the residual branch `[T, B, ...]` of a sample is 0 at all time steps with
+    probability `rate`, and divided by `1 - rate` otherwise."""
 
     def __init__(self, rate: float = 0.0) -> None:
         super().__init__()
@@ -59,18 +62,19 @@ class DropPath(nn.Module):
 
 
 def drop_path_rates(rate: float, depth: int) -> list[float]:
-    """Rates that grow linearly from 0 at the first block to `rate` at the last."""
+    """The drop-path rates of `depth` blocks, which grow linearly from 0 at the first to `rate` at the last."""
     require(isinstance(rate, int | float) and 0 <= rate < 1, f"drop_path: expected a rate in [0, 1), got {rate!r}")
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
 def hidden_width(dim: int, mlp_ratio: float) -> int:
+    """The width between the two layers of an MLP."""
     require(int(dim * mlp_ratio) >= 1, f"mlp_ratio: expected a positive number, got {mlp_ratio}")
     return int(dim * mlp_ratio)
 
 
 def run_stages(stages: Iterable[nn.Module], x: Tensor, only_last: bool = False) -> list[Tensor]:
-    """The output of every stage, each on top of the one before, or only the last."""
+    """The outputs of stages that follow each other, or with `only_last` that of the last stage alone."""
     maps = []
     for stage in stages:
         x = stage(x)
@@ -80,7 +84,8 @@ def run_stages(stages: Iterable[nn.Module], x: Tensor, only_last: bool = False) 
 
 
 class ConvBN(nn.Module):
-    """A convolution that keeps the size (over its stride), then batch norm over time, batch and space."""
+    """BN(Conv(x)): a padded convolution, then a batch norm over time, batch and space. `[T, B, c_in, H, W]` becomes
+    `[T, B, c_out, H / stride, W / stride]`."""
 
     def __init__(
         self, c_in: int, c_out: int, kernel: int = 1, stride: int = 1, groups: int = 1, bias: bool = False
@@ -94,9 +99,16 @@ class ConvBN(nn.Module):
         # A norm that went into the convolution leaves nothing to do, and time steps that are the same stay one memory.
         return y if isinstance(self.bn, FoldedNorm) and not self.bn.shifts else fold_time(self.bn, y)
 
+    def section(self, name: str, pool: bool = False) -> Section:
+        """This layer, with a max pool behind it, as a section of potentials."""
+        halo, stride = row_halo(self.conv), int(self.conv.stride[0])
+        section = Section(name, self, (self,), self.conv.out_channels, "numbers", halo, stride)
+        return section.pooled() if pool else section
+
 
 class SpikingConv(ConvBN):
-    """`residual` + maxpool?(SN{BN(Conv(x))}); on a GPU, norm, neuron, pool and sum are one operation."""
+    """SN{BN(Conv(x))}, with a max pool behind it and a `residual` added where the caller asks for them. On a GPU,
+    norm, neuron, pool and sum are one operation."""
 
     def __init__(
         self, c_in: int, c_out: int, neuron: nn.Module, kernel: int = 1, stride: int = 1, bias: bool = False
@@ -131,6 +143,16 @@ class SpikingConv(ConvBN):
         assert not isinstance(padding, str)
         y = spike_conv(steps.to(dtype), conv.weight.to(dtype), conv.stride, padding, conv.groups, packed)
         return bn_lif(y, norm, dynamics, offset=conv.bias, repeats=repeats, residual=residual, pool=pool)
+
+    def section(self, name: str, pool: bool = False) -> Section:
+        """This layer, with a max pool behind it, as a section of spikes."""
+        currents = super().forward
+
+        def fire(x: Tensor) -> Tensor:
+            return lean_max_pool(self.neuron(x)) if pool else self.neuron(x)
+
+        section = super().section(name, pool)
+        return replace(section, run=lambda x: self(x, pool=pool), holds="bits", halves=(currents, fire))
 
     @staticmethod
     def together(layers: Sequence[Any], x: Tensor) -> tuple[Sequence[Tensor], Tensor]:
@@ -196,7 +218,7 @@ def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor],
 
 
 class MembraneConv(ConvBN):
-    """BN(Conv(SN{x})): the neuron comes first, so potentials go in and potentials come out."""
+    """BN(Conv(SN{x})): the neuron comes first, so that potentials go in and potentials come out."""
 
     def __init__(
         self,
@@ -216,7 +238,7 @@ class MembraneConv(ConvBN):
 
 
 class MembraneMLP(nn.Module):
-    """Two 1x1 convolutions with bias, each behind its neuron."""
+    """Two 1x1 convolutions with bias, each behind its neuron: potentials `[T, B, dim, H, W]` in and out."""
 
     def __init__(self, dim: int, hidden: int, neuron: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -228,9 +250,10 @@ class MembraneMLP(nn.Module):
 
 
 class MembraneBlock(nn.Module):
-    """Residual attention and MLP on potentials: `neuron` makes the spikes that the attention takes."""
+    """Residual attention and MLP on potentials `[T, B, C, H, W]`; `neuron` makes the spikes that the attention
+    takes."""
 
-    def __init__(self, neuron: nn.Module, attn: nn.Module, mlp: nn.Module, drop_path: float = 0.0) -> None:
+    def __init__(self, neuron: nn.Module, attn: nn.Module, mlp: MembraneMLP, drop_path: float = 0.0) -> None:
         super().__init__()
         self.neuron, self.attn, self.mlp = neuron, attn, mlp
         self.drop_path = DropPath(drop_path)
@@ -238,6 +261,13 @@ class MembraneBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.drop_path(self.attn(self.neuron(x)))
         return x + self.drop_path(self.mlp(x))
+
+    def sections(self, name: str) -> Iterator[Section]:
+        """Attention and MLP as sections."""
+        neuron, attn, width = self.neuron, self.attn, self.mlp.fc2.conv.out_channels
+        tiled = not mixes_tokens(attn)
+        yield Section(f"{name}.attn", lambda x: x + attn(neuron(x)), (neuron, attn), width, "numbers", tiled=tiled)
+        yield residual_section(f"{name}.mlp", self.mlp, width)
 
 
 def init_weights(model: nn.Module) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.errors import LrfdynError, require, require_integer
-from lrfdyn.io.weights import check_fit, load_tensors
-from lrfdyn.models.base import FeatureInfo, SpikingModel
-from lrfdyn.models.registry import create_model, model_class
+from lrfdyn.models.base import FeatureInfo, ModelConfig, SpikingModel
+from lrfdyn.models.registry import create_model, host_options, model_class
 from lrfdyn.nn.neurons import LIF, IntegerSpike
 from lrfdyn.segmentation.fpn import FPNHead
+from lrfdyn.sources import find_source
 
 TIMM = "timm/"
 ANN_HEAD = {"neck_width": 256}  # Semantic FPN as the ANN rows of the table were published
@@ -24,7 +24,7 @@ FINEST_ANN_STRIDE = 4
 
 
 class TimmStages(nn.Module):
-    """The stages of a timm network as a host's: one time step, strides from 4 on."""
+    """The stages of a timm network as a host has them: maps `[1, B, C, H, W]` with strides from 4 on."""
 
     time_steps = 1
 
@@ -49,46 +49,56 @@ class TimmStages(nn.Module):
         return [maps[i].unsqueeze(0) for i in self.wanted]
 
 
+@dataclass
+class SegmenterConfig(ModelConfig):
+    """The options of `Segmenter`."""
+
+    num_classes: int = 150
+    image_size: int = 512
+    """Height and width of the images that the backbone is laid out for; others may still be shown."""
+    time_steps: int | None = None  # type: ignore[assignment]
+    """T of the backbone; None takes its default."""
+    backbone: str = "sdt_v3_s"
+    """A host's name, or "timm/NAME" for an ANN to compare with."""
+    attention: str | None = None
+    """Kind of the backbone's attention; None takes its default."""
+    attention_options: dict[str, Any] | None = None
+    """Options of that kind."""
+    backbone_options: dict[str, Any] | None = None
+    """Further options of the backbone."""
+    head_options: dict[str, Any] | None = None
+    """Options of `FPNHead`."""
+
+
 class Segmenter(SpikingModel):
-    """Images `[B, C, H, W]` to logits `[B, classes, H, W]`.
+    """A backbone under a Semantic FPN head: images `[B, C, H, W]` to logits `[B, classes, H, W]`. Options are the
+    fields of `SegmenterConfig`."""
 
-    `backbone` is a host's name, or "timm/NAME" for an ANN to compare with. `attention` and `attention_options`,
-    `time_steps` and `backbone_options` are the host's; `head_options` are those of `FPNHead`.
-    """
-
+    config_class = SegmenterConfig
     pipeline_tag = "image-segmentation"
 
-    def __init__(
-        self,
-        backbone: str = "sdt_v3_s",
-        num_classes: int = 150,
-        image_size: int = 512,
-        in_channels: int = 3,
-        time_steps: int | None = None,
-        attention: str | None = None,
-        attention_options: dict[str, Any] | None = None,
-        backbone_options: dict[str, Any] | None = None,
-        head_options: dict[str, Any] | None = None,
-    ) -> None:
-        config = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
-        require_integer("num_classes", num_classes, 1)
-        named = {"time_steps": time_steps, "attention": attention, "attention_options": attention_options}
-        options = {**(backbone_options or {}), **{key: value for key, value in named.items() if value is not None}}
+    def __init__(self, **options: Any) -> None:
+        config = SegmenterConfig(**options)
+        backbone, in_channels = config.backbone, config.in_channels
+        require_integer("num_classes", config.num_classes, 1)
+        named = {name: getattr(config, name) for name in ("time_steps", "attention", "attention_options")}
+        asked = {**(config.backbone_options or {}), **{key: value for key, value in named.items() if value is not None}}
         host: Any
         if backbone.startswith(TIMM):
-            host = TimmStages(backbone.removeprefix(TIMM), in_channels, **options)
-            options.pop("pretrained", None)  # it is in the weights now
-            config["backbone_options"] = options or None
+            require(asked.pop("time_steps", 1) == 1, f"time_steps: {backbone} has one, got {config.time_steps}")
+            host = TimmStages(backbone.removeprefix(TIMM), in_channels, **asked)
+            asked.pop("pretrained", None)  # it is in the weights now
+            config = replace(config, backbone_options=asked or None)
         else:
             if "image_size" in model_class(backbone).options():
-                options["image_size"] = image_size
-            host = create_model(backbone, num_classes=0, in_channels=in_channels, **options)
-            config["attention"] = host.config.get("attention")
-        super().__init__({**config, "time_steps": host.time_steps})
+                asked["image_size"] = config.image_size
+            host = create_model(backbone, num_classes=0, in_channels=in_channels, **asked)
+            config = replace(config, attention=host.config.get("attention"))
+        super().__init__(replace(config, time_steps=host.time_steps))
         self.backbone = host
         self.feature_info = host.feature_info
         self.smallest_image = self.stride
-        self.head = self._fresh_head(num_classes)
+        self.head = self._fresh_head(config.num_classes)
         self.name = f"{backbone}_fpn"
 
     def _fresh_head(self, num_classes: int) -> FPNHead:
@@ -118,7 +128,7 @@ class Segmenter(SpikingModel):
         return F.interpolate(logits, size=size, mode="bilinear")
 
     def forward_logits(self, images: Tensor) -> Tensor:
-        """On the grid of the head, `[B, classes, H / output_stride, W / output_stride]`."""
+        """Logits on the grid of the head, `[B, classes, H / output_stride, W / output_stride]`."""
         return self.head(self.feature_maps(images))
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
@@ -137,8 +147,9 @@ class Segmenter(SpikingModel):
 
 
 def enlarge(x: Tensor, size: Sequence[int]) -> Tensor:
-    """`F.interpolate(x, size, mode="bilinear")` as two matrix products, for training on a GPU: there the gradient of
-    `interpolate` is atomic additions, slow in 16 bits and of no fixed order, and these are its largest maps."""
+    """Computes `F.interpolate(x, size, mode="bilinear")` of `[B, C, H, W]` as two matrix products, for training on a
+    GPU: there the gradient of `interpolate` is atomic additions, slow in 16 bits and of no fixed order, and these are
+    its largest maps."""
 
     def weights(length: int, new: int) -> Tensor:  # [length, new]
         unit = torch.eye(length, device=x.device)
@@ -150,31 +161,25 @@ def enlarge(x: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def create_segmenter(name: str, **options: Any) -> Segmenter:
-    """A segmentation model on the backbone `name`. Options are those of `Segmenter`, and further ones of
-    `create_model`: `attention`, `dilations`, `dendrites`, `token`, `drop_path`, ..."""
+    """Builds a segmentation model with random weights on the backbone `name`, a host's name or "timm/NAME".
+
+    `options` are the fields of `SegmenterConfig`, and further ones of `create_model` (`dilations`, `drop_path`, ...).
+    The model takes images `[B, C, H, W]` and gives logits `[B, classes, H, W]`.
+
+        model = lrfdyn.create_segmenter("sdt_v3_s", attention="lrf_dyn", num_classes=150)
+        logits = model(torch.randn(1, 3, 512, 512))  # [1, 150, 512, 512]
+    """
     own = {key: options.pop(key) for key in list(options) if key in Segmenter.options()}
-    if name.startswith(TIMM) or not options:
-        merged = {**(own.pop("backbone_options", None) or {}), **options}
-        return Segmenter(name, backbone_options=merged or None, **own)
-    # The registry tells the attention's options from the host's.
-    kind = {"attention": own["attention"]} if own.get("attention") else {}
-    with torch.device("meta"):
-        config = create_model(name, **kind, **options).config
-    more = dict(own.pop("attention_options", None) or {})
-    more |= {key: value for key, value in (config.get("attention_options") or {}).items() if key in options}
-    host = {key: value for key, value in options.items() if key not in more}
-    host |= own.pop("backbone_options", None) or {}
-    return Segmenter(name, attention_options=more or None, backbone_options=host or None, **own)
+    if not name.startswith(TIMM):
+        kind = {key: own.pop(key) for key in ("attention", "attention_options") if own.get(key)}
+        options = host_options(name, {**kind, **options})
+        own |= {key: options.pop(key) for key in ("attention", "attention_options") if key in options}
+    backbone_options = {**options, **(own.pop("backbone_options", None) or {})}
+    return Segmenter(backbone=name, backbone_options=backbone_options or None, **own)
 
 
-def load_backbone(model: SpikingModel, source: Path) -> None:
-    """Fills the backbone from a trained classifier of the same host: a .safetensors file, a folder of
-    `save_pretrained`, or the folder of a run. Its classifier is left out."""
+def load_backbone(model: SpikingModel, source: str) -> None:
+    """Fills the backbone of a `Segmenter` from a trained classifier of the same host, without its classifier. `source`
+    is a path or name of `lrfdyn.sources`."""
     assert isinstance(model, Segmenter)
-    path = next(
-        (p for p in (source / "model.safetensors", source / "model" / "model.safetensors") if p.is_file()), source
-    )  # fmt: skip
-    require(path.is_file(), f"model.backbone: no such file, and no folder with a model: {source}")
-    tensors = {name: value for name, value in load_tensors(path)[0].items() if not name.startswith("head.")}
-    check_fit(path, model.backbone, tensors)
-    model.backbone.load_state_dict(tensors)
+    find_source(source, "model.backbone").fill(model.backbone, leave_out="head.")

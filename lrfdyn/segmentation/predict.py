@@ -13,19 +13,25 @@ import torch
 from lrfdyn.data.augment import normalise
 from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
 from lrfdyn.data.preprocess import open_picture, reason, scaled_size
+from lrfdyn.devices import choose_device
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import writable_folder, write_atomic
-from lrfdyn.io.resolve import choose_device, load_saved
 from lrfdyn.segmentation.drawing import class_shares, mask_image, overlay, pillow
 from lrfdyn.segmentation.inference import best_class, segment
 from lrfdyn.segmentation.model import Segmenter
+from lrfdyn.sources import find_source
 
 MOST_PIXELS = 2**24  # that the network sees at once: its scores are 150 numbers a pixel
 
 
 def load_segmenter(source: str, device: str | None = None) -> Segmenter:
-    """The model of a run's folder, of a folder of `save_pretrained`, or of a hub repository."""
-    return load_saved(source, Segmenter, choose_device(device))
+    """The trained segmentation model that a path or name stands for (see `lrfdyn.sources`), in evaluation mode."""
+    place, found = choose_device(device), find_source(source)
+    require(found.trained, f"model: {source} names a model without weights; expected a trained one")
+    model = found.load()
+    if not isinstance(model, Segmenter):
+        raise LrfdynError(f"model: {source} is a {type(model).__name__}, expected a segmentation model")
+    return model.to(place)
 
 
 @torch.no_grad()

@@ -8,14 +8,13 @@ import json
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from functools import cache
+from typing import Any, Literal
 
 from lrfdyn.data import Augmentation
-from lrfdyn.errors import LrfdynError, require, unknown_name
-from lrfdyn.training.checks import not_negative, positive, share
-from lrfdyn.training.convert import convert
+from lrfdyn.errors import require
+from lrfdyn.training.schema import field_docs, parse_section, require_range
 
-Section = TypeVar("Section")
 DATA_FACTS = ("num_classes", "image_size", "in_channels")
 OWN_KEYS = ("attention", "dilations", "dendrites", "token", "time_steps", "drop_path")  # arguments of every host
 
@@ -25,17 +24,28 @@ class ModelConfig:
     """None leaves a choice to the model. Classes, channels and image size are the data's."""
 
     name: str
+    """A model of `lrfdyn models`, or timm/NAME for segmentation."""
     attention: str | None = None
+    """The name of an attention (ssa, causal_ssa, vsa, lrf_ssa, lrf_dyn, sdsa, or one's own); null: the model's
+    own."""
     dilations: tuple[int, ...] | None = None
+    """Dilations of the local receptive fields."""
     dendrites: int | None = None
+    """Dendrites per channel, of LRF-Dyn."""
     token: Literal["value", "qkv"] | None = None
+    """What the dendrites of LRF-Dyn read: v, or k * v gated by q."""
     time_steps: int | None = None
+    """How often a static image is shown."""
     drop_path: float | None = None
-    weights: str | None = None  # a .safetensors file to start from
-    options: dict[str, Any] = field(default_factory=dict)  # further arguments of the host
-    # Of segmentation: a trained classifier of the host to start the backbone from, and options of the FPN head.
+    """Stochastic depth: the rate of the last block."""
+    weights: str | None = None
+    """A trained model to start from: folder, file or hub repository."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the model, such as {dim: 64, depth: 2}."""
     backbone: str | None = None
+    """Of segmentation: a trained classifier of the model to start the backbone from."""
     head: dict[str, Any] = field(default_factory=dict)
+    """Of segmentation: options of the FPN head."""
 
     def __post_init__(self) -> None:
         for key in self.options:
@@ -51,33 +61,49 @@ class ModelConfig:
 @dataclass(frozen=True)
 class DataConfig:
     name: str
+    """The name of a data set: digits, cifar10, cifar100, imagenet, imagenette, folder (own images), webdataset,
+    ade20k, or one's own."""
     root: str | None = None
+    """The folder of its files."""
     image_size: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)  # further arguments of `create_data`
+    """Pixels a side that images are brought to; null: that of the data set."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the data set, such as {workers: 8, on_corrupt: skip}."""
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
     name: Literal["adamw", "lamb", "sgd"] = "adamw"
+    """The rule of the update."""
     learning_rate: float = 5e-4
-    per_images: int | None = None  # the rate is meant for this batch size and grows linearly with the real one
+    """The highest rate, after the warm-up."""
+    per_images: int | None = None
+    """The rate is meant for this batch size and grows linearly with the real one; null: as it is."""
     weight_decay: float = 0.05
+    """Decay of weights; norms, biases and the dendrites' time constants have none."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW and LAMB."""
     eps: float = 1e-8
-    momentum: float = 0.9  # of SGD
-    trust_clip: bool = False  # of LAMB: its scale is at most 1
+    """Of AdamW and LAMB."""
+    momentum: float = 0.9
+    """Of SGD."""
+    trust_clip: bool = False
+    """Of LAMB: its scale is at most 1."""
     clip_norm: float | None = None
-    ema_decay: float | None = None  # None: no moving average of the weights
-    head_rate: float = 1.0  # what the head's learning rate is multiplied by
+    """Largest norm of the gradient; null: not clipped."""
+    ema_decay: float | None = None
+    """Decay of a moving average of the weights, which is then what is tested; null: none."""
+    head_rate: float = 1.0
+    """What the head's learning rate is multiplied by."""
 
     def __post_init__(self) -> None:
-        positive("optimizer", self, "learning_rate", "eps", "clip_norm", "per_images", "head_rate")
-        share("optimizer", self, "momentum", "ema_decay")
+        require_range("optimizer", self, "positive", "learning_rate", "eps", "clip_norm", "per_images", "head_rate")
+        require_range("optimizer", self, "share", "momentum", "ema_decay")
         require(
             all(0 <= beta < 1 for beta in self.betas),
             f"optimizer.betas: expected two numbers in [0, 1), got {self.betas}",
         )
-        not_negative("optimizer", self, "weight_decay")
+        require_range("optimizer", self, ">= 0", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -85,14 +111,23 @@ class ScheduleConfig:
     """Linear warm-up, half a cosine or a power, and a cool-down at the lowest rate; `epochs` counts the first two."""
 
     epochs: int = 300
+    """Epochs of warm-up and decay; alone, without the other parts (see --epochs)."""
     warmup_epochs: float = 20
-    warmup_rate: float = 1e-5  # where the warm-up starts
+    """Epochs of a rate that grows linearly."""
+    warmup_rate: float = 1e-5
+    """The rate at which the warm-up starts."""
     minimum_rate: float = 1e-5
+    """The rate at which the decay ends."""
     cooldown_epochs: int = 0
-    cosine: Literal["whole", "after_warmup"] = "whole"  # what the cosine spans
-    mix_epochs: int | None = None  # mixup and cutmix end after so many epochs
-    decay: Literal["cosine", "poly"] = "cosine"  # poly begins where the warm-up ends
-    power: float = 1.0  # of poly
+    """Epochs at the lowest rate, after `epochs`."""
+    cosine: Literal["whole", "after_warmup"] = "whole"
+    """What the cosine spans."""
+    mix_epochs: int | None = None
+    """Mixup and cutmix end after so many epochs; null: never."""
+    decay: Literal["cosine", "poly"] = "cosine"
+    """Half a cosine, or a power that begins where the warm-up ends."""
+    power: float = 1.0
+    """The exponent of poly."""
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"schedule.epochs: expected an integer >= 1, got {self.epochs}")
@@ -105,7 +140,7 @@ class ScheduleConfig:
             self.mix_epochs is None or self.mix_epochs >= 0,
             f"schedule.mix_epochs: expected an integer >= 0, got {self.mix_epochs}",
         )
-        not_negative("schedule", self, "warmup_rate", "minimum_rate", "cooldown_epochs", "power")
+        require_range("schedule", self, ">= 0", "warmup_rate", "minimum_rate", "cooldown_epochs", "power")
 
     @property
     def total_epochs(self) -> int:
@@ -130,8 +165,11 @@ class DistillConfig:
     """A timm model whose answers are mixed into the targets."""
 
     teacher: str | None = None
+    """The name of a timm model; null: none."""
     weight: float = 0.5
+    """The teacher's share of the target."""
     kind: Literal["hard", "soft"] = "hard"
+    """The teacher's class, or its probabilities."""
 
     def __post_init__(self) -> None:
         require(0 <= self.weight <= 1, f"distill.weight: expected a number in [0, 1], got {self.weight}")
@@ -139,31 +177,36 @@ class DistillConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    batch_size: int = 128  # images per step of the optimiser, over all processes
-    accumulate: int = 1  # parts that a process computes its share in
-    test_batch_size: int = 256  # of each process
+    batch_size: int = 128
+    """Images per step of the optimiser, over all processes."""
+    accumulate: int = 1
+    """Parts that a process computes its share in, where memory is small."""
+    test_batch_size: int = 256
+    """Images at a time in a test, of each process."""
     seed: int = 0
+    """Seed of weights, data order and augmentation."""
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    """bf16 and fp16 by autocast."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one."""
     sync_batchnorm: bool = True
+    """Statistics over all processes."""
     cuda_graph: Literal["auto", "off"] = "auto"
-    test_epochs: int = 1  # test after every so many epochs, and after the last
+    """Whether a step is captured, where it can be."""
+    test_epochs: int = 1
+    """Test after every so many epochs, and after the last."""
     log_steps: int = 50
-    checkpoint_steps: int = 1000  # besides the end of the epochs
-    checkpoint_epochs: int = 1  # after every so many epochs, and after the last
+    """A line of log.jsonl after so many steps."""
+    checkpoint_steps: int = 1000
+    """A checkpoint after so many steps, besides the end of the epochs."""
+    checkpoint_epochs: int = 1
+    """A checkpoint after every so many epochs, and after the last."""
 
     def __post_init__(self) -> None:
-        for key in (
-            "batch_size",
-            "accumulate",
-            "test_batch_size",
-            "test_epochs",
-            "log_steps",
-            "checkpoint_steps",
-            "checkpoint_epochs",
-        ):
-            require(getattr(self, key) >= 1, f"run.{key}: expected an integer >= 1, got {getattr(self, key)}")
-        require(self.seed >= 0, f"run.seed: expected an integer >= 0, got {self.seed}")
+        for key, value in vars(self).items():
+            least = 0 if key == "seed" else 1
+            if type(value) is int:
+                require(value >= least, f"run.{key}: expected an integer >= {least}, got {value}")
 
     def micro_batch(self, processes: int) -> int:
         parts = processes * self.accumulate
@@ -177,16 +220,9 @@ class RunConfig:
 
 # Where and how a run computes; they may change between an interruption and its resumption.
 FREE_KEYS = (
-    "data.root",
-    "run.device",
-    "run.cuda_graph",
-    "run.log_steps",
-    "run.checkpoint_steps",
-    "run.checkpoint_epochs",
-    "run.test_epochs",
-    "run.test_batch_size",
-    "run.accumulate",
-)
+    "data.root", "run.device", "run.cuda_graph", "run.log_steps", "run.checkpoint_steps", "run.checkpoint_epochs",
+    "run.test_epochs", "run.test_batch_size", "run.accumulate",
+)  # fmt: skip
 # Of data.options. A run that a damaged image ended met none before it, and may go on without it.
 FREE_OPTIONS = ("workers", "on_corrupt")
 
@@ -229,18 +265,26 @@ class TrainConfig:
 
 def parse_config(values: Mapping[str, Any], source: str = "recipe") -> TrainConfig:
     """The configuration of nested `values`; an error names the source and the key."""
-    return _parse_section(TrainConfig, values, source, "")
+    return parse_section(TrainConfig, values, source)
 
 
+def _sections() -> dict[str, type]:
+    return typing.get_type_hints(TrainConfig)
+
+
+@cache
 def key_types() -> dict[str, Any]:
     """All keys `section.name` with their types."""
-    sections = typing.get_type_hints(TrainConfig)
+    hints = {section: (cls, typing.get_type_hints(cls)) for section, cls in _sections().items()}
     return {
-        f"{section}.{name}": kind
-        for section, cls in sections.items()
-        for name, kind in typing.get_type_hints(cls).items()
-        if name in {f.name for f in dataclasses.fields(cls)}
+        f"{s}.{field.name}": kinds[field.name] for s, (cls, kinds) in hints.items() for field in dataclasses.fields(cls)
     }
+
+
+@cache
+def key_help() -> dict[str, str]:
+    """All keys `section.name` with what the docstrings below their fields say."""
+    return {f"{section}.{name}": doc for section, cls in _sections().items() for name, doc in field_docs(cls).items()}
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,37 +305,6 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[
     for key in sorted({*a, *b}):
         if a.get(key) != b.get(key):
             yield f"{key}: {b.get(key)} there, {a.get(key)} here"
-
-
-def _parse_section(cls: type[Section], values: Any, source: str, prefix: str) -> Section:
-    require(
-        isinstance(values, Mapping),
-        f"{source}: {prefix or 'the top level'}: expected keys with values, got {values!r}",
-    )
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    where = f"{source}: key in {prefix}" if prefix else f"{source}: section"
-    arguments: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in fields:
-            raise unknown_name(where, key, fields)
-        name = f"{prefix}.{key}" if prefix else key
-        if dataclasses.is_dataclass(hints[key]):
-            section: type[Any] = hints[key]
-            arguments[key] = _parse_section(section, {} if value is None else value, source, name)
-        else:
-            arguments[key] = convert(value, hints[key], f"{source}: {name}")
-    for name, item in fields.items():
-        needed = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        require(
-            not needed or name in arguments,
-            f"{source}: {prefix + '.' if prefix else ''}{name}: missing, and there is no default",
-        )
-    try:
-        return cls(**arguments)
-    except LrfdynError as error:
-        section_name = "" if str(error).startswith(prefix) else f"{prefix}."  # the augmentation names bare keys
-        raise LrfdynError(f"{source}: {section_name}{error}") from None
 
 
 def _tuples(value: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lrfdyn.devices import device_name
 from lrfdyn.errors import LrfdynError
-from lrfdyn.io.resolve import device_name
 from lrfdyn.io.weights import check_fit
 from lrfdyn.training.build import build_data, data_model
 from lrfdyn.training.config import TrainConfig

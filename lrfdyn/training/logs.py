@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.files import write_atomic
+from lrfdyn.files import read_json_lines, write_atomic
 
 
 class RunLog:
@@ -19,7 +18,7 @@ class RunLog:
 
     def __init__(self, folder: Path, step: int, tensorboard: bool = True) -> None:
         self.path, self.table = folder / "log.jsonl", folder / "log.csv"
-        records = [record for record in read_log(self.path) if record["step"] <= step]
+        records = [record for record in read_json_lines(self.path) if record["step"] <= step]
         self.epochs = [record for record in records if record["kind"] == "epoch"]
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(self.path, lambda file: file.write_text("".join(map(_line, records)), encoding="utf-8"))
@@ -59,21 +58,6 @@ class RunLog:
             self._file.close()
         if self._board is not None:
             self._board.close()
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a log; a last line that was cut short is left out."""
-    if not path.exists():
-        return []
-    return list(_records(path.read_text(encoding="utf-8", errors="replace").splitlines()))
-
-
-def _records(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
-    for line in lines:
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
 
 
 def _line(record: dict[str, Any]) -> str:

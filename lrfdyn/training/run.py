@@ -11,10 +11,10 @@ from typing import Any
 import torch.distributed as dist
 
 from lrfdyn.attention import attention_options
+from lrfdyn.devices import device_name
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
 from lrfdyn.io.checkpoints import list_checkpoints, model_weights, newest_checkpoint, read_checkpoint
-from lrfdyn.io.resolve import device_name
 from lrfdyn.models import SpikingModel
 from lrfdyn.training.build import data_model
 from lrfdyn.training.config import TrainConfig

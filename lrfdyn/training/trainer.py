@@ -24,9 +24,9 @@ from lrfdyn.data import Batch
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io import checkpoints
 from lrfdyn.io.hub import model_config
-from lrfdyn.io.weights import load_weights
 from lrfdyn.models import SpikingModel
 from lrfdyn.segmentation.model import load_backbone
+from lrfdyn.sources import find_source
 from lrfdyn.training import checkpoint
 from lrfdyn.training.build import build_data, check_same_data, data_identity, data_model
 from lrfdyn.training.config import TrainConfig, differences
@@ -67,9 +67,9 @@ class Trainer:
         self.task.check(model, self.source)
         self.model_config = model_config(model)
         if config.model.weights is not None:
-            load_weights(Path(config.model.weights), model)
+            find_source(config.model.weights, "model.weights").fill(model)
         if config.model.backbone is not None:
-            load_backbone(model, Path(config.model.backbone).expanduser())
+            load_backbone(model, config.model.backbone)
         model.to(self.device)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes never change

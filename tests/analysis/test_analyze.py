@@ -15,8 +15,8 @@ import lrfdyn
 from lrfdyn.analysis.analyze import analyze, model_label
 from lrfdyn.analysis.measure.images import load_images
 from lrfdyn.analysis.measure.model import images_per_second, measure_model
-from lrfdyn.analysis.report.output import write_all
-from lrfdyn.analysis.sources import Source, find_sources
+from lrfdyn.analysis.report.write import write_all
+from lrfdyn.analysis.sources import find_sources
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
@@ -73,7 +73,7 @@ def test_command_writes_everything(demo, tmp_path, capsys):
     assert "6 test images of digits" in text
     with (out / "tables" / "summary.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["label"] for row in rows] == ["SSA", "LRF-Dyn"]
+    assert [row["model"] for row in rows] == ["SSA", "LRF-Dyn"]
     assert float(rows[0]["energy_pj"]) == results["attentions"]["ssa"]["energy"]["energy_pj"]
     text = capsys.readouterr().out
     assert "0.9 pJ per accumulate and 4.6 pJ per multiply-accumulate" in text
@@ -230,10 +230,10 @@ def test_images_are_spread_over_the_test_set():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing_here"], "model: 'nothing_here' is no folder, no .safetensors file and no model; known models"),
+        (["nothing_here"], "model: 'nothing_here' is no file or folder here and no model; known: "),
         (
             ["spikfomer_4_384"],
-            "no folder, no .safetensors file and no model; did you mean spikformer_4_384",
+            "no file or folder here and no model; did you mean spikformer_4_384",
         ),
         (["spikformer_4_384:lrf_dym"], "attention: unknown name 'lrf_dym'; did you mean lrf_dyn"),
         (["ms_resnet18:ssa"], "model: ms_resnet18 has no attention"),
@@ -261,7 +261,7 @@ def test_images_that_do_not_fit_the_model(tmp_path):
     with pytest.raises(LrfdynError, match="data: digits has images of 8 pixels, the model was made for 16"):
         analyze(find_sources(str(tmp_path), digits()), digits())
     (tmp_path / "empty").mkdir()
-    with pytest.raises(LrfdynError, match=r"model: .*empty holds neither config.json"):
+    with pytest.raises(LrfdynError, match=r"model: .*empty holds no model: no config.json"):
         find_sources(str(tmp_path / "empty"), digits())
 
 
@@ -269,7 +269,7 @@ def test_long_names_stay_on_the_figure():
     """Nothing that is drawn may leave the page, with nine models of long names."""
     import matplotlib.pyplot as plt
 
-    from lrfdyn.analysis.report.plots import figures
+    from lrfdyn.analysis.report.figures import figures
     from lrfdyn.analysis.report.style import STYLE
 
     images = digits(2)
@@ -278,7 +278,7 @@ def test_long_names_stay_on_the_figure():
     results["attentions"] = {
         str(i): {**entry, "label": f"spikformer_4_384, LRF-Dyn, dilations (1, 3), token qkv, {i}"} for i in range(9)
     }
-    drawn = figures(results)
+    drawn = {name: figure.draw for name, figure in figures(results).items() if figure.draw}
     assert {"attention_distance", "energy", "receptive_field_share", "attention_entropy"} <= set(drawn)
     for name, draw in drawn.items():
         with plt.rc_context(STYLE):
@@ -294,8 +294,7 @@ def test_long_names_stay_on_the_figure():
 
 def test_models_on_different_grids_have_no_common_line():
     plt = pytest.importorskip("matplotlib.pyplot")
-    from lrfdyn.analysis.report.captions import captions
-    from lrfdyn.analysis.report.plots import figures
+    from lrfdyn.analysis.report.figures import figures
 
     results = make_results()
     one, two = results["attentions"].values()
@@ -303,20 +302,20 @@ def test_models_on_different_grids_have_no_common_line():
         entry["locality"] |= {"grid": grid, "share": entry["locality"]["weight"]}
 
     def dashed() -> int:
-        figure = figures(results)["attention_entropy"](plt)
+        figure = figures(results)["attention_entropy"].draw(plt)
         plt.close(figure)
         return len(figure.axes[0].lines)
 
     assert dashed() == 1
-    assert "at most 2;" in captions(results)["attention_distance"]
+    assert "at most 2;" in figures(results)["attention_distance"].caption
     two["locality"] |= {"entropy_uniform": 4.16, "short_distance": 3}
     assert dashed() == 0
-    assert "at most a quarter of the largest" in captions(results)["attention_distance"]
+    assert "at most a quarter of the largest" in figures(results)["attention_distance"].caption
 
 
 def test_without_matplotlib(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("lrfdyn.analysis.report.output.has_matplotlib", lambda: False)
+    monkeypatch.setattr("lrfdyn.analysis.report.write.has_matplotlib", lambda: False)
     assert main(["analyze", "spikformer_4_384", "--out", str(tmp_path / "out")]) == 2
     assert "pip install 'lrfdyn[analysis]'" in capsys.readouterr().err
 
@@ -336,11 +335,11 @@ def test_images_of_files(tmp_path, monkeypatch):
 
 def test_epochs_of_the_learning_curves_are_whole_numbers():
     plt = pytest.importorskip("matplotlib.pyplot")
-    from lrfdyn.analysis.report.plots import _convergence
+    from lrfdyn.analysis.report.drawings import convergence
 
     curve = [{"epoch": e, "test_accuracy": 0.3 * e, "train_loss": 2.0 - e} for e in (1, 2)]
     runs = [{"attention": "ssa", "curve": curve}]
-    figure = _convergence(plt, {"attentions": {"ssa": {"label": "SSA"}}, "runs": runs})
+    figure = convergence(plt, [(0, {"label": "SSA", "runs": runs})])
     for axis in figure.axes:
         assert all(float(tick).is_integer() for tick in axis.get_xticks())
     plt.close(figure)
@@ -355,7 +354,8 @@ def test_a_grid_of_one_token_and_of_odd_sizes(kind, size, tmp_path):
         if isinstance(bn, torch.nn.BatchNorm2d):
             torch.nn.init.constant_(bn.bias, 2.0)
     images = load_images("random", None, 2, 2, CPU, image_size=size)
-    results = analyze([Source("model", lambda: model)], images)
+    model.save_pretrained(tmp_path / "model")
+    results = analyze(find_sources(str(tmp_path / "model"), images), images)
     write_all(results, tmp_path, ("svg",))
     json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
     local = next(iter(results["attentions"].values()))["locality"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrfdyn.analysis import theory as t
-from lrfdyn.analysis.theorems import TheorySettings, checks, theory_results
+from lrfdyn.analysis.theory_report import TheorySettings, checks, theory_results
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 

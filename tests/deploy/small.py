@@ -15,7 +15,8 @@ from lrfdyn.models.sdt_v1 import SDTV1
 from lrfdyn.models.sdt_v2 import SDTV2
 from lrfdyn.models.sdt_v3 import SDTV3
 from lrfdyn.models.sew_resnet import SEWResNet
-from lrfdyn.models.spikformer import CIFAR_POOLING, Spikformer
+from lrfdyn.models.spikformer import Spikformer
+from lrfdyn.models.transformer import CIFAR_POOLING
 from tests.conftest import random
 from tests.models.host_checks import randomize, wake_attention
 

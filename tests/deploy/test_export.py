@@ -25,7 +25,7 @@ from lrfdyn.deploy.export.form import export_form
 from lrfdyn.deploy.export.onnx import OnnxRunner
 from lrfdyn.deploy.export.write import export_model
 from lrfdyn.errors import LrfdynError
-from lrfdyn.io.resolve import load_model
+from lrfdyn.sources import find_source
 from tests.conftest import random
 from tests.deploy.small import KINDS, side, small
 from tests.training.runs import tiny, train
@@ -142,7 +142,7 @@ def test_trained_digits(tmp_path):
         run={"batch_size": 32, "checkpoint_steps": 1000},
     )
     summary = train(config, tmp_path / "run")
-    model, _ = load_model(str(tmp_path / "run"))
+    model = find_source(tmp_path / "run").load()
     made = export_model(model, tmp_path / "model.onnx")
     digits = (raw_digits().test_images * (255 / 16)).round().to(torch.uint8)
     images = np.stack([model.preprocessing.apply(Image.fromarray(digit[0].numpy())) for digit in digits])

@@ -37,7 +37,7 @@ def test_captured_or_not_the_model_is_the_plain_one(attention, graph):
     model = build(attention)
     images = torch.randn(5, 3, 96, 96, device=CUDA)
     compiled = compile_for_inference(model, images_at_once=2, tile_mib=0.3, graph=graph)
-    assert max(planned.tiles for planned in compiled.plan(images).pieces) > 2
+    assert max(planned.tiles for planned in compiled.plan(images).sections) > 2
     with plain_operations():
         features, logits = model.forward_features(images), model(images)
     # A spike within rounding of its threshold may flip, and what follows then differs.

@@ -74,7 +74,7 @@ def test_tiles_of_fused_kernels(attention):
         expected, logits = folded.forward_features(images), folded(images)
         assert expected.std(1).mean() > 1e-3
     compiled = compile_for_inference(model, images_at_once=2, tile_mib=0.05, steps="together")
-    assert max(planned.tiles for planned in compiled.plan(images).pieces) > 2
+    assert max(planned.tiles for planned in compiled.plan(images).sections) > 2
     with dispatch(to_kernels=True) as asked:
         assert torch.equal(compiled.forward_features(images), expected)
         torch.testing.assert_close(compiled(images), logits)

@@ -18,11 +18,11 @@ from lrfdyn.attention import ATTENTIONS
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy import compile_for_inference
 from lrfdyn.deploy.lowmem.feature_maps import Map, MapShape, arena_bytes, lay_out
-from lrfdyn.deploy.lowmem.pieces import lean_max_pool
 from lrfdyn.deploy.lowmem.stepped_neurons import SteppedNeuron
 from lrfdyn.deploy.streaming_attention import StreamingAttention
 from lrfdyn.nn.layers import max_pool
 from lrfdyn.nn.neurons import IF, LIF, MSLIF, PaperLIF
+from lrfdyn.nn.sections import lean_max_pool
 from tests.deploy.small import live
 
 META = {"widths": (8, 8, 16, 16), "depths": (1, 1, 1, 1, 1), "heads": 2, "image_size": 64}
@@ -70,7 +70,7 @@ def test_every_host_in_tiles(host, tile_mib, steps):
     images = images_for(model)
     check(model, images, tile_mib=tile_mib, steps=steps, images_at_once=2)
     plan = compile_for_inference(model, tile_mib=tile_mib, steps=steps).plan(images)
-    tiles = [planned.tiles for planned in plan.pieces]
+    tiles = [planned.tiles for planned in plan.sections]
     assert max(tiles) > 3 if tile_mib == TINY else set(tiles) == {1}
 
 
@@ -101,8 +101,8 @@ def test_event_frames_and_many_time_steps():
     expected = model(frames)
     for tile in (TINY, 0.3, 100):
         torch.testing.assert_close(compile_for_inference(model, tile_mib=tile)(frames), expected, rtol=1e-9, atol=1e-9)
-    steps = {planned.steps for planned in compile_for_inference(model, tile_mib=0.3).plan(frames).pieces}
-    assert len(steps) > 1  # some pieces take several steps at a time, some do not
+    steps = {planned.steps for planned in compile_for_inference(model, tile_mib=0.3).plan(frames).sections}
+    assert len(steps) > 1  # some sections take several steps at a time, some do not
 
 
 @pytest.mark.parametrize("attention", ["ssa", "lrf_dyn"])
@@ -151,9 +151,9 @@ def test_maps_are_planned():
     images = images_for(model, batch=1)
     plan = compile_for_inference(model).plan(images)
     # 64 x 64 pixels: stage 1 keeps 4 channels as one byte of 2 steps at 32 x 32, stage 2 8 channels at 16 x 16
-    assert [planned.out.nbytes for planned in plan.pieces[:2]] == [2 * 32 * 32, 2 * 16 * 16]
+    assert [planned.out.nbytes for planned in plan.sections[:2]] == [2 * 32 * 32, 2 * 16 * 16]
     assert plan.map_bytes == 2 * 32 * 32 + 2 * 16 * 16
-    assert [planned.out.holds for planned in plan.pieces] == ["bits"] * 4 + ["integers"] * 5
+    assert [planned.out.holds for planned in plan.sections] == ["bits"] * 4 + ["integers"] * 5
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 6), (5, 2), (8, 8), (7, 9)], ids=str)

@@ -102,13 +102,14 @@ def test_plot_without_matplotlib_names_what_to_install(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["profile", "spikformer"], "unknown name 'spikformer'"),
+        (["profile", "spikformer"], "model: 'spikformer' is no file or folder here"),
         (["profile", "sew_resnet18"], "model: expected one with attention, got sew_resnet18"),
         ([*SMALL, "--batch", "0"], "batch: expected integers >= 1, got 0"),
         ([*SMALL, "--attention", "lrf"], "attention: unknown name 'lrf'"),
         ([*SMALL, "--plot", "memory.xyz"], "plot: expected a name that ends in one of"),
         ([*SMALL, "--plot", "/dev/null/memory.png"], "plot: cannot write in the folder /dev/null"),
-        ([*SMALL, "--device", "tpu"], "device: expected cpu or cuda, got 'tpu'"),
+        ([*SMALL, "--device", "tpu"], "device: cannot use 'tpu'"),
+        ([*SMALL, "--device", "meta"], "device: expected cpu or cuda, got meta"),
     ],
 )
 def test_bad_input(capsys, arguments, message):

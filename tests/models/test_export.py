@@ -13,7 +13,8 @@ from lrfdyn.attention import Attention
 from lrfdyn.attention.lrf_dyn import Dendrites
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.sdt_v3 import SDTV3
-from lrfdyn.models.spikformer import CIFAR_POOLING, Spikformer
+from lrfdyn.models.spikformer import Spikformer
+from lrfdyn.models.transformer import CIFAR_POOLING
 from tests.conftest import assert_close, random
 from tests.models.host_checks import randomize, wake_attention
 

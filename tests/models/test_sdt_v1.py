@@ -10,7 +10,7 @@ import torch
 import lrfdyn
 from lrfdyn.models.official import load_official_state
 from lrfdyn.models.sdt_v1 import MLP, SDTV1
-from lrfdyn.models.spikformer import CIFAR_POOLING
+from lrfdyn.models.transformer import CIFAR_POOLING
 from tests.golden_rule import check_behaviour, check_layout, load, official_state
 from tests.models.host_checks import (
     check_drop_path,

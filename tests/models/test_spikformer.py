@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import lrfdyn
-from lrfdyn.models.spikformer import CIFAR_POOLING, IMAGENET_POOLING, Spikformer
+from lrfdyn.models.spikformer import Spikformer
+from lrfdyn.models.transformer import CIFAR_POOLING, IMAGENET_POOLING
 from tests.golden_rule import check_behaviour, check_layout, load
 from tests.models.host_checks import check_rule, check_trains
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lrfdyn.models import Segmenter, create_segmenter
+from lrfdyn.segmentation import Segmenter, create_segmenter
 from lrfdyn.training.config import TrainConfig, parse_config
 from lrfdyn.training.recipes import merge
 

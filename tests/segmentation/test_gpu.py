@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lrfdyn.data import Augmentation, create_data
-from lrfdyn.training.logs import read_log
+from lrfdyn.files import read_json_lines
 from lrfdyn.training.run import run_training
 from tests.segmentation.make import CLASSES, tiny_config, tiny_model, write_shapes
 
@@ -45,7 +45,7 @@ def test_captured_step_trains_as_the_plain_one(tmp_path, kind):
         )
         summary = run_training(config, tmp_path / graph, recipe="x")
         assert 0 <= summary["miou"] <= 100
-        losses.append([r["loss"] for r in read_log(tmp_path / graph / "log.jsonl") if r["kind"] == "step"])
+        losses.append([r["loss"] for r in read_json_lines(tmp_path / graph / "log.jsonl") if r["kind"] == "step"])
     # A rounding error at a threshold is a whole spike, so later steps drift apart.
     assert losses[0][:2] == pytest.approx(losses[1][:2], rel=1e-2)
     assert losses[0][-1] < losses[0][0]

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from lrfdyn import from_pretrained
 from lrfdyn.errors import LrfdynError
-from lrfdyn.models import Segmenter, create_model, create_segmenter
+from lrfdyn.models import create_model
 from lrfdyn.models.base import FeatureInfo
 from lrfdyn.models.summary import count_parameters
 from lrfdyn.nn.neurons import IntegerSpike
+from lrfdyn.segmentation import Segmenter, create_segmenter
 from lrfdyn.segmentation.fpn import FPNHead
 from lrfdyn.segmentation.model import enlarge
 from tests.segmentation.make import CLASSES, tiny_model

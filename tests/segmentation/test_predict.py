@@ -90,10 +90,11 @@ def test_mask_colours():
 
 def test_not_a_segmentation_model(tmp_path):
     create_model("sdt_v3_t", image_size=32, **TINY_HOST).save_pretrained(tmp_path / "classifier")
-    with pytest.raises(LrfdynError, match="holds a SDTV3, expected a Segmenter"):
+    with pytest.raises(LrfdynError, match="is a SDTV3, expected a segmentation model"):
         load_segmenter(str(tmp_path / "classifier"))
-    with pytest.raises(LrfdynError, match=r"model: .* holds no config.json"):
-        load_segmenter(str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LrfdynError, match=r"model: .*empty holds no model"):
+        load_segmenter(str(tmp_path / "empty"))
     with pytest.raises(LrfdynError, match="images: expected at least one file"):
         predict_segmentation("x", [], tmp_path)
 

@@ -45,10 +45,10 @@ def test_segmentation(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "classifier"], "model: classifier/model/config.json holds a Spikformer, expected a Segmenter"),
+        (["--model", "classifier"], "model: classifier is a Spikformer, expected a segmentation model"),
         (["--model", "classifier", "--runtime", "onnx"], "runtime: segmentation runs in torch, got 'onnx'"),
-        (["--model", "sdt_v3_s"], "model: sdt_v3_s is a name without trained weights; expected the folder of a run"),
-        (["--model", "nothing/here/at/all"], "model: no such folder: nothing/here/at/all"),
+        (["--model", "sdt_v3_s"], "model: sdt_v3_s names a model without weights; expected a trained one"),
+        (["--model", "nothing/here/at/all"], "model: no such file or folder: nothing/here/at/all"),
         (["--model", "segmenter", "--device", "abacus"], "device: cannot use 'abacus'"),
         (["--model", "segmenter", "--window", "1"], "window: expected at least the stride"),
         (["--model", "segmenter", "--out", "notes.txt/maps"], "out: cannot write in the folder notes.txt/maps"),

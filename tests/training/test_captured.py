@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from lrfdyn.files import read_json_lines
 from lrfdyn.io import checkpoints
 from lrfdyn.training import checkpoint
 from lrfdyn.training.config import OptimizerConfig
-from lrfdyn.training.logs import read_log
 from lrfdyn.training.optim import MovingAverage, build_optimizer
 from lrfdyn.training.recipes import merge
 from lrfdyn.training.reporter import Reporter
@@ -128,7 +128,7 @@ def test_rate_of_the_optimiser_follows_the_schedule(capturing, tmp_path):
             assert all(isinstance(group["lr"], torch.Tensor) for group in trainer.raw_optimizer.param_groups)
 
     train(tiny(), tmp_path, reporter=Watch())
-    logged = [r["learning_rate"] for r in read_log(tmp_path / "log.jsonl") if r["kind"] == "step"]
+    logged = [r["learning_rate"] for r in read_json_lines(tmp_path / "log.jsonl") if r["kind"] == "step"]
     assert len(set(logged)) > 15
     assert rates == [[pytest.approx(rate)] * 2 for rate in logged]
 

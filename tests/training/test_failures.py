@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 import lrfdyn.io.weights
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
+from lrfdyn.files import read_json_lines
 from lrfdyn.io import checkpoints
 from lrfdyn.training import checkpoint
-from lrfdyn.training.logs import read_log
 from lrfdyn.training.reporter import Reporter
 from tests.training.runs import STEPS, final_state, tiny, train, write_recipe
 
@@ -81,7 +81,7 @@ def test_summary_log_and_evaluation_agree(tmp_path, capsys):
     wanted = "recipe model attention token dilations epochs seed top1 parameters images_per_s wall_s command"
     assert set(wanted.split()) <= set(summary)
     assert (summary["recipe"], summary["seed"], summary["dilations"], summary["token"]) == ("tiny", 3, [3, 5], "value")
-    last = read_log(out / "log.jsonl")[-1]
+    last = read_json_lines(out / "log.jsonl")[-1]
     assert last["top1"] == summary["top1"]
     assert (out / "log.csv").read_text().count("\n") == 3
     assert list((out / "tensorboard").iterdir())
@@ -101,4 +101,4 @@ def test_summary_log_and_evaluation_agree(tmp_path, capsys):
     assert "raw: " in capsys.readouterr().err
     shutil.rmtree(out / "model")
     assert main(["evaluate", str(out)]) == 2
-    assert "holds no checkpoint" in capsys.readouterr().err
+    assert "is a run without a checkpoint yet" in capsys.readouterr().err

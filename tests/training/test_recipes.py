@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,58 +17,93 @@ from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.reproduce import Settings
 from lrfdyn.training.build import build_model
-from lrfdyn.training.config import key_types
+from lrfdyn.training.config import key_help, key_types
 from lrfdyn.training.describe import describe
-from lrfdyn.training.key_help import HELP
-from lrfdyn.training.recipes import FOLDERS, list_recipes, load_recipe
+from lrfdyn.training.recipes import find_recipe, list_recipes, load_recipe, run_name
 from tests.data.make import write_folder
 from tests.training.runs import tiny
 
-RECIPES = sorted(path for path in FOLDERS[2].glob("*.yaml") if not path.name.startswith("_"))
-OMEGA = {"omega0": (), "omega1": (1,), "omega3": (1, 3), "omega5": (1, 3, 5)}
+ROOT = Path(__file__).parents[2]
+ABLATION = [{}, *({"dilations": omega} for omega in ((), (1,), (1, 3), (1, 3, 5)))]  # the default is 3, 5
+QKV = {"attention": "lrf_dyn", "token": "qkv"}
+THREE = [{"attention": kind} for kind in ("ssa", "lrf_ssa", "lrf_dyn")]
+CIFAR = [
+    {"attention": "ssa"}, {"attention": "vsa"}, QKV,
+    *({"attention": kind, **omega} for kind in ("causal_ssa", "lrf_ssa", "lrf_dyn") for omega in ABLATION),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_recipe(path: Path):
-    config = load_recipe(path)
-    if config.model.name.startswith("timm/"):
-        pytest.importorskip("timm")
-        config = load_recipe(path, {"model.options": "{pretrained: false}"})
-    facts = describe(config, memory=False)
-    data, _, rest = path.stem.partition("_")
-    rest = rest.removeprefix("subset_")
-    assert data == config.data.name
-    if data != "digits":
-        name = config.model.name.removeprefix("timm/")
-        assert rest.startswith(name)
-        rest = rest.removeprefix(name).lstrip("_")
-    strong = rest.endswith("_strong")
-    assert strong == (data.startswith("cifar") and config.augmentation.crop == "pad")
-    rest = rest.removesuffix("_strong")
-    for name, dilations in OMEGA.items():
-        if rest.endswith(name):
-            assert config.model.dilations == dilations
-            rest = rest.removesuffix(f"_{name}")
-    assert rest in ("", f"{facts['attention']}", f"{facts['attention']}_{facts['token']}")
-    assert facts["steps"] == facts["steps_per_epoch"] * config.schedule.total_epochs
-    for processes in (2, 4, 8):
-        config.run.micro_batch(processes)
+def sizes(*names: str, of: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"model": name, **choice} for name in names for choice in of]
 
 
-def test_recipes_of_the_tables_are_there():
-    known = set(list_recipes())
-    for data in ("cifar10", "cifar100"):
-        for host in ("spikformer_4_384", "qkformer_4_384"):
-            for kind in ("ssa", "causal_ssa", "lrf_ssa", "lrf_dyn"):
-                assert f"{data}_{host}_{kind}" in known
-            for kind in ("lrf_ssa", "lrf_dyn", "causal_ssa"):
-                assert {f"{data}_{host}_{kind}_{omega}" for omega in OMEGA} <= known
-    for host in ("spikformer_8_512", "spikformer_8_768", "qkformer_10_384", "qkformer_10_512", "sdt_v3_s", "sdt_v3_l"):
-        assert {f"imagenet_{host}_{kind}" for kind in ("ssa", "lrf_ssa", "lrf_dyn")} <= known
-    for host in ("sdt_v1_8_512", "sdt_v2_15m", "sdt_v2_55m", "sew_resnet34", "ms_resnet34"):
-        assert f"imagenet_{host}" in known
-    for host in ("sdt_v3_s", "sdt_v3_m", "sdt_v3_l"):
-        assert {f"ade20k_{host}_{kind}" for kind in ("ssa", "lrf_ssa", "lrf_dyn")} <= known
+# The experiments of the paper, and those that came with them.
+EXPERIMENTS: dict[str, list[dict[str, Any]]] = {
+    "digits": [{"attention": kind} for kind in ("ssa", "causal_ssa", "vsa", "lrf_ssa", "lrf_dyn")],
+    **{f"{data}_{host}": CIFAR for data in ("cifar10", "cifar100") for host in ("spikformer", "qkformer")},
+    "cifar100_spikformer_strong": [*CIFAR, {**QKV, "dilations": (1, 3, 5)}],
+    "imagenet_spikformer": sizes("spikformer_8_512", "spikformer_8_768", of=[*THREE, QKV]),
+    "imagenet_qkformer": sizes("qkformer_10_384", "qkformer_10_512", of=[*THREE, QKV]),
+    "imagenet_sdt_v3": sizes("sdt_v3_s", "sdt_v3_l", of=[*THREE, QKV]),
+    "imagenet_sdt_v2": sizes("sdt_v2_15m", "sdt_v2_55m", of=[{}]),
+    **{name: [{}] for name in ("imagenet_sdt_v1", "imagenet_sew_resnet", "imagenet_ms_resnet")},
+    **{f"imagenette_{host}": THREE for host in ("spikformer", "qkformer", "sdt_v3")},
+    "ade20k_sdt_v3": sizes("sdt_v3_s", "sdt_v3_m", "sdt_v3_l", of=THREE),
+    "ade20k_subset": THREE,
+    "ade20k_ann": sizes(*(f"timm/{name}" for name in ("resnet18", "pvt_v2_b2", "poolformer_s12")), of=[{}]),
+}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiments(name: str):
+    """Each loads, builds its model and can be shared by several processes."""
+    assert set(list_recipes()) == set(EXPERIMENTS)
+    for choice in EXPERIMENTS[name]:
+        config = load_recipe(name, choice)
+        if config.model.name.startswith("timm/"):
+            pytest.importorskip("timm")
+            config = load_recipe(name, {**choice, "model.options": {"pretrained": False}})
+        facts = describe(config, memory=False)
+        assert facts["model"] == choice.get("model", load_recipe(name).model.name)
+        for key in ("attention", "dilations", "token"):
+            assert key not in choice or tuple(facts[key]) == tuple(choice[key])
+        assert facts["steps"] == facts["steps_per_epoch"] * config.schedule.total_epochs
+        for processes in (2, 4, 8):
+            config.run.micro_batch(processes)
+
+
+def test_short_names_are_keys():
+    """In Python and as text; a value of any type, and an error names the key."""
+    config = load_recipe("cifar100_spikformer", {"attention": "lrf_dyn", "dilations": (1, 3)})
+    texts = {"model.attention": "lrf_dyn", "model.dilations": "1,3"}
+    assert config == load_recipe(find_recipe("cifar100_spikformer"), texts)
+    assert config.model.dilations == (1, 3)
+    with pytest.raises(LrfdynError, match=r"--model.dilations: expected a list, got 2.5"):
+        load_recipe("digits", {"dilations": 2.5})
+    with pytest.raises(LrfdynError, match="unknown name '--atention'; did you mean --attention"):
+        load_recipe("digits", {"atention": "ssa"})
+    assert run_name("imagenet_sdt_v3", {"model": "sdt_v3_l", "model.attention": "lrf_dyn", "dilations": "[]"}) == (
+        "imagenet_sdt_v3-sdt_v3_l-lrf_dyn-dilations_none"
+    )
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*/recipe.yaml")), ids=lambda path: path.parent.name)
+def test_recipes_of_recorded_runs_load(path: Path):
+    assert load_recipe(path).model.name
+
+
+def test_list_of_recipes(capsys):
+    """Grouped by data set, with what the experiments choose from; the same where `train` gets no recipe."""
+    assert main(["recipes"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {name} " in printed for name in list_recipes())
+    assert "\ncifar100\n  cifar100_qkformer " in printed
+    assert "--model spikformer_8_512|spikformer_8_768  --attention ssa|lrf_ssa|lrf_dyn  --token value|qkv" in printed
+    assert max(map(len, printed.splitlines())) < 160
+    assert main(["train"]) == 0
+    assert capsys.readouterr().out == printed
+    assert main(["recipes", "cifar10_qkformer"]) == 0
+    assert "\n  name: qkformer_4_384\n" in capsys.readouterr().out
 
 
 def test_memory_is_counted():
@@ -106,21 +142,17 @@ def test_estimate_is_what_a_step_keeps():
     assert describe(config)["memory"]["activations"] == pytest.approx(sum(kept.values()), rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["imagenet_sdt_v3_s_lrf_dyn", "cifar100_spikformer_4_384_lrf_dyn_omega3"])
+@pytest.mark.parametrize("name", ["imagenet_sdt_v3", "cifar100_spikformer"])
 def test_dry_run_command(name, capsys):
-    assert main(["train", name, "--dry-run", "--processes", "8", "--schedule.epochs", "30"]) == 0
+    choice = ["--attention", "lrf_dyn", "--dilations", "1,3"]
+    assert main(["train", name, *choice, "--dry-run", "--processes", "8", "--schedule.epochs", "30"]) == 0
     printed = capsys.readouterr().out
     assert "epochs: 30" in printed
     assert "memory per process, estimated: " in printed
-    assert main(["train", name, "--dry-run", "--json"]) == 0
+    assert main(["train", name, *choice, "--dry-run", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["parameters"] > 1e6
     assert facts["recipe"]["model"]["attention"] == "lrf_dyn"
-
-
-def test_without_a_recipe_the_names_are_printed(capsys):
-    assert main(["train"]) == 0
-    assert capsys.readouterr().out.splitlines() == sorted(list_recipes())
 
 
 def test_dry_run_of_own_images_counts_them(tmp_path):
@@ -162,25 +194,25 @@ def test_dry_run_refuses_options_that_the_data_does_not_have(data, message):
 def test_own_recipe_extends_one_of_the_package(tmp_path, monkeypatch, capsys):
     """By its name or its file, from any folder; a file beside the recipe comes first."""
     monkeypatch.chdir(tmp_path)
-    ours = load_recipe(list_recipes()["digits_lrf_dyn"])
-    for base in ("digits_lrf_dyn", "digits_lrf_dyn.yaml"):
+    ours = load_recipe("digits")
+    for base in ("digits", "digits.yaml"):
         (tmp_path / "mine.yaml").write_text(f"extends: {base}\nrun: {{seed: 7}}\n")
         mine = load_recipe(Path("mine.yaml"))
         assert mine.run.seed == 7
         assert mine.model == ours.model
         assert mine.schedule == ours.schedule
-    (tmp_path / "digits_lrf_dyn.yaml").write_text("extends: _digits.yaml\nmodel: {attention: vsa}\n")
+    (tmp_path / "digits.yaml").write_text("extends: cifar100_spikformer\nmodel: {attention: vsa}\n")
     assert load_recipe(Path("mine.yaml")).model.attention == "vsa"
-    (tmp_path / "mine.yaml").write_text("extends: digits_lrfdyn\n")
-    with pytest.raises(LrfdynError, match="recipe: extends: unknown name 'digits_lrfdyn'; did you mean digits_lrf_dyn"):
+    (tmp_path / "mine.yaml").write_text("extends: digts\n")
+    with pytest.raises(LrfdynError, match="recipe: extends: unknown name 'digts'; did you mean digits"):
         load_recipe(Path("mine.yaml"))
 
 
 def test_a_wrong_name_is_one_line(capsys):
     for command, message in [
         (["train", "./absent.yml"], "recipe: no such file: ./absent.yml"),
-        (["evaluate", "absent/run"], "source: no such folder, and no recipe of that name: absent/run"),
-        (["train", "qqq"], f"and {len(list_recipes()) - 30} more"),
+        (["evaluate", "absent/run"], "source: no such file or folder, and no recipe of that name: absent/run"),
+        (["train", "qqq"], "recipe: unknown name 'qqq'"),
     ]:
         assert main(command) == 2
         printed = capsys.readouterr().err
@@ -189,18 +221,18 @@ def test_a_wrong_name_is_one_line(capsys):
 
 
 def test_help_explains_every_key(capsys):
-    assert set(HELP) == set(key_types())
+    assert set(key_help()) == set(key_types())
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     usage, _, rest = capsys.readouterr().out.partition("\n\n")
     assert len(usage) < 200
     assert "--augmentation.crop none|pad|resized" in rest
-    assert "images per step of the optimiser" in " ".join(rest.split())
+    assert "Images per step of the optimiser" in " ".join(rest.split())
     assert "default: ==SUPPRESS==" not in rest
 
 
 def test_digits_recipe_is_that_of_reproduce():
-    recipe, settings = load_recipe(list_recipes()["digits_lrf_dyn"]), Settings()
+    recipe, settings = load_recipe("digits", {"attention": "lrf_dyn"}), Settings()
     assert recipe.model.options["dim"] == settings.dim
     model = build_model(recipe, 10, 8, 1)
     assert model.config == settings.model("lrf_dyn").config
@@ -211,33 +243,29 @@ def test_digits_recipe_is_that_of_reproduce():
 def test_installed_package_has_its_recipes(tmp_path):
     """A wheel, unpacked elsewhere, with nothing of the repository in sight."""
     pytest.importorskip("setuptools", minversion="77")
-    source = FOLDERS[2].parent
     tree = tmp_path / "tree"
     tree.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(source / name, tree)
+        shutil.copy(ROOT / name, tree)
     ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(source / "recipes", tree / "recipes")
-    shutil.copytree(source / "lrfdyn", tree / "lrfdyn", symlinks=True, ignore=ignore)
+    shutil.copytree(ROOT / "lrfdyn", tree / "lrfdyn", ignore=ignore)
     build = "from setuptools import build_meta; build_meta.build_wheel('..')"
     subprocess.run([sys.executable, "-c", build], cwd=tree, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     place = tmp_path / "place"
     zipfile.ZipFile(wheel).extractall(place)
     shutil.rmtree(tree)
-    command = [sys.executable, "-m", "lrfdyn", "train"]
-    environment = {**os.environ, "PYTHONPATH": str(place)}
-    done = subprocess.run(command, cwd=place.parent, env=environment, check=True, capture_output=True, text=True)
-    assert done.stdout.splitlines() == [path.stem for path in RECIPES]
-    dry = [*command, "digits_ssa", "--dry-run"]
-    assert subprocess.run(dry, cwd=place.parent, env=environment, capture_output=True, check=False).returncode == 0
+    command = [sys.executable, "-m", "lrfdyn"]
+    how = {"cwd": place.parent, "env": {**os.environ, "PYTHONPATH": str(place)}, "capture_output": True, "text": True}
+    done = subprocess.run([*command, "recipes"], check=True, **how)
+    assert all(f"  {name} " in done.stdout for name in list_recipes())
+    dry = [*command, "train", "digits", "--dry-run"]
+    assert subprocess.run(dry, check=False, **how).returncode == 0
 
 
 def test_cifar_recipes_choose_from_the_operations_of_their_authors():
     """Spikformer's code has a RandAugment of its own with five operations; QKFormer's takes timm's."""
-    spikformer, qkformer = (
-        load_recipe(list_recipes()[f"cifar100_{host}_4_384_lrf_dyn"]) for host in ("spikformer", "qkformer")
-    )
+    spikformer, qkformer = (load_recipe(f"cifar100_{host}") for host in ("spikformer", "qkformer"))
     five = ("equalize", "rotate", "shear_x", "translate_x", "translate_y")
     assert spikformer.augmentation.rand_augment_operations == five
     assert qkformer.augmentation.rand_augment_operations is None
@@ -246,7 +274,7 @@ def test_cifar_recipes_choose_from_the_operations_of_their_authors():
 @pytest.mark.parametrize("host", ["spikformer", "qkformer"])
 def test_cifar_recipes_mix_until_the_end(host):
     """As the programs of both do, whatever the switch in their settings says."""
-    config = load_recipe(list_recipes()[f"cifar100_{host}_4_384_ssa"])
+    config = load_recipe(f"cifar100_{host}")
     assert config.augmentation.mixup == 0.5
     assert config.schedule.mix_epochs is None
     assert config.schedule.within(100).mix_epochs is None

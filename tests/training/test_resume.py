@@ -17,9 +17,9 @@ from torch.distributed import TCPStore
 
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
+from lrfdyn.files import read_json_lines
 from lrfdyn.io import checkpoints
 from lrfdyn.training.config import differences, parse_config
-from lrfdyn.training.logs import read_log
 from lrfdyn.training.processes import launch_name
 from lrfdyn.training.recipes import merge
 from lrfdyn.training.stopping import Stop, Stopped
@@ -91,7 +91,7 @@ def test_command_killed_from_outside(whole, tmp_path, capsys):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-m", "lrfdyn", *command], env=environment, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while process.poll() is None and not any(r["step"] >= 6 for r in read_log(out / "log.jsonl")):
+    while process.poll() is None and not any(r["step"] >= 6 for r in read_json_lines(out / "log.jsonl")):
         assert time.monotonic() < deadline
         time.sleep(0.005)
     process.kill()
@@ -206,7 +206,7 @@ def test_nothing_of_an_earlier_run_passes_for_the_next(whole, tmp_path):
     assert in_child(lambda: train(tiny(run={"seed": 5}), out, restart=True, reporter=Killer(2))) == signal.SIGKILL
     assert not (out / "summary.json").exists()
     assert not (out / "model").exists()
-    assert [record["step"] for record in read_log(out / "log.jsonl")] == [1, 2]
+    assert [record["step"] for record in read_json_lines(out / "log.jsonl")] == [1, 2]
 
 
 def test_results_without_their_checkpoints_are_not_trained_over(whole, tmp_path):
@@ -215,7 +215,7 @@ def test_results_without_their_checkpoints_are_not_trained_over(whole, tmp_path)
     shutil.rmtree(out / "checkpoints")
     with pytest.raises(LrfdynError, match="holds a run that ended, and not its checkpoints"):
         train(tiny(), out, resume="auto")
-    assert read_log(out / "log.jsonl") == read_log(whole / "log.jsonl")
+    assert read_json_lines(out / "log.jsonl") == read_json_lines(whole / "log.jsonl")
 
 
 def test_end_of_a_run_whose_log_is_gone(whole, tmp_path):

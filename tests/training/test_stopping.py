@@ -13,8 +13,8 @@ import pytest
 
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
+from lrfdyn.files import read_json_lines
 from lrfdyn.io import checkpoints
-from lrfdyn.training.logs import read_log
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.stopping import TIME_IS_UP, Stop, Stopped
 from tests.data.make import write_folder
@@ -76,7 +76,7 @@ def test_signal_from_outside(whole, tmp_path):
         [sys.executable, "-m", "lrfdyn", *command], env=environment, stdout=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 120
-    while process.poll() is None and not read_log(out / "log.jsonl"):
+    while process.poll() is None and not read_json_lines(out / "log.jsonl"):
         assert time.monotonic() < deadline
         time.sleep(0.002)
     process.send_signal(signal.SIGTERM)
@@ -110,7 +110,7 @@ def test_workers_do_not_die_of_a_signal_to_all(tmp_path):
         command, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, start_new_session=True, **pipes
     )
     deadline = time.monotonic() + 120
-    while process.poll() is None and len(read_log(out / "log.jsonl")) < 4:
+    while process.poll() is None and len(read_json_lines(out / "log.jsonl")) < 4:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGTERM)

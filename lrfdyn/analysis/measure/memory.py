@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -57,30 +59,13 @@ def largest_state(layers: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any
 
 def peak_allocation(run: Callable[[], object], device: torch.device | None = None) -> int:
     """The most bytes of tensors that `run` holds at one time beyond what was there before."""
-    if device is not None and device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        run()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    return max((held for _, held in _held_over_time(_recorded(run))), default=0)
+    spans = SpanPeaks(device or torch.device("cpu"))
 
+    def whole() -> None:
+        with spans.span("run"):
+            run()
 
-def _recorded(run: Callable[[], object]) -> list[Any]:
-    """The profiler's events of `run` on the CPU."""
-    with discard_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
-        run()
-    recording: Any = recorded.profiler and recorded.profiler.kineto_results
-    return recording.events()
-
-
-def _held_over_time(events: list[Any]) -> Iterator[tuple[int, int]]:
-    """Time and bytes held behind every allocation and release; before the first nothing is."""
-    held = 0
-    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        yield event.start_ns(), max(held, 0)
+    return spans.measure(whole)["run"]
 
 
 class SpanPeaks:
@@ -119,42 +104,46 @@ class SpanPeaks:
             def leave(_module: nn.Module, _args: Any, _out: Any, spans: list[Any] = open_spans) -> None:
                 spans.pop().__exit__(None, None, None)
 
-            for handle in (module.register_forward_pre_hook(enter), module.register_forward_hook(leave)):
-                stack.callback(handle.remove)
+            stack.callback(module.register_forward_pre_hook(enter).remove)
+            stack.callback(module.register_forward_hook(leave).remove)
         return stack
 
     def measure(self, run: Callable[[], object]) -> dict[str, int]:
+        """The largest peak of every part of `run`."""
         self.peaks = {}
         if self.device.type == "cuda":
             run()
             return self.peaks
-        events = _recorded(run)
-        held = list(_held_over_time(events))
-        for event in sorted((e for e in events if e.name().startswith(SPAN)), key=lambda e: e.start_ns()):
-            start, end = event.start_ns(), event.start_ns() + event.duration_ns()
-            before = next((size for at, size in reversed(held) if at < start), 0)
-            self._note(
-                event.name().removeprefix(SPAN), max([0, *(size - before for at, size in held if start <= at <= end)])
-            )
+        with discard_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as made:
+            run()
+        recording: Any = made.profiler and made.profiler.kineto_results
+        events = sorted(recording.events(), key=lambda event: event.start_ns())
+        changes = [event for event in events if event.name() == "[memory]"]  # allocations and releases
+        times = [event.start_ns() for event in changes]
+        held = [0, *(max(size, 0) for size in accumulate(event.nbytes() for event in changes))]  # before and after each
+        for event in events:
+            if event.name().startswith(SPAN):
+                start, end = event.start_ns(), event.start_ns() + event.duration_ns()
+                first, last = bisect_left(times, start), bisect_right(times, end)
+                self._note(event.name().removeprefix(SPAN), max(held[first : last + 1]) - held[first])
         return self.peaks
 
 
 def resident_growth(run: Callable[[], object]) -> int | None:
     """How far the resident set of this process grows while `run` runs; None where the system does not tell."""
-    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     try:
         ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not be used again unseen
-        clear.write_text("5")  # the peak starts anew
-        before = _status_bytes(status, "VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        before = _status_bytes("VmRSS")
     except (OSError, AttributeError):
         return None
     run()
-    return max(_status_bytes(status, "VmHWM") - before, 0)
+    return max(_status_bytes("VmHWM") - before, 0)
 
 
-def _status_bytes(status: Path, field: str) -> int:
-    line = next(line for line in status.read_text().splitlines() if line.startswith(f"{field}:"))
-    return int(line.split()[1]) * 1024
+def _status_bytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def inference_peak(model: nn.Module, images: Tensor) -> int:

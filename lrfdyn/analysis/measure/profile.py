@@ -14,8 +14,7 @@ from lrfdyn.analysis.measure.model import seconds_of
 from lrfdyn.attention import Attention, RowStream
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.deploy import compile_for_inference
-from lrfdyn.deploy.lowmem.pieces import pieces
-from lrfdyn.io.resolve import device_name
+from lrfdyn.devices import device_name
 from lrfdyn.models import SpikingModel
 from lrfdyn.ops.dispatch import plain_operations
 
@@ -63,7 +62,7 @@ def profile_model(
         "device": device_name(device),
         "time_steps": model.time_steps,
         "layers": states,
-        "state_bytes": sum(term["bytes"] for terms in states.values() for term in terms),
+        "state_bytes": sum(term["bytes"] for terms in states.values() for term in terms) if states else None,
         "held_state_bytes": held_state_bytes(model),
         "notes": state_notes(model),
         "runs": runs,
@@ -103,7 +102,7 @@ def _layer_peaks(eager: bool, network: Any, images: Tensor) -> dict[str, int]:
     spans = SpanPeaks(images.device)
     if eager:
         named = dict(network.named_modules())
-        parts = {piece.name: named[piece.name] for piece in pieces(network) if piece.name in named}
+        parts = {part.name: named[part.name] for part in network.sections() if part.name in named}
         with spans.around(parts):
             return spans.measure(lambda: network(images))
     network.span, graph, network.graph = spans.span, network.graph, False

@@ -17,12 +17,12 @@ from lrfdyn.deploy.export.check import TOLERANCE, Check, check, check_images
 from lrfdyn.deploy.export.executorch import ExecutorchRunner, sidecar, write_executorch
 from lrfdyn.deploy.export.form import export_form
 from lrfdyn.deploy.export.onnx import OnnxRunner, write_onnx
-from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
+from lrfdyn.errors import LrfdynError, first_line, require, require_integer, unknown_name
 from lrfdyn.files import writable_folder
-from lrfdyn.models import Segmenter, SpikingModel
+from lrfdyn.models import SpikingModel
+from lrfdyn.sources import EXPORTED
 from lrfdyn.version import __version__
 
-FORMATS = {"onnx": ".onnx", "executorch": ".pte"}
 FACTS_FORMAT = 1
 
 
@@ -54,32 +54,35 @@ def export_model(
     """
     path = Path(out)
     format = format or format_of(path)
-    if format not in FORMATS:
-        raise unknown_name("format", format, FORMATS)
+    if format not in EXPORTED:
+        raise unknown_name("format", format, EXPORTED)
     require(not model.training, "model: expected evaluation mode")
-    require(not isinstance(model, Segmenter), "model: expected a classifier, got a segmentation model")
+    require(model.pipeline_tag == "image-classification", "model: expected a classifier, got a segmentation model")
     require(model.num_classes > 0, "model: expected a classifier (num_classes is 0)")
     require_integer("random_images", random_images, 1)
     require_integer("most_images", most_images, 1)
-    require(path.suffix == FORMATS[format], f"out: expected a name that ends in {FORMATS[format]}, got {path}")
+    require(path.suffix == EXPORTED[format], f"out: expected a name that ends in {EXPORTED[format]}, got {path}")
     require(not path.is_dir(), f"out: expected a file, got the folder {path}")
     writable_folder(path.parent, "out")
     preprocessing = model.preprocessing or Preprocessing.usual(*model.input_size[:2])
     shape = (model.in_channels, preprocessing.size, preprocessing.size)
     real = real_images(preprocessing, images)
-    facts = describe(model, preprocessing, weights)
+    facts = model_facts(model, preprocessing, weights)
     model = copy.deepcopy(model).float().cpu()  # the caller's stays where it is
     form = export_form(model, shape[1:])
     sample = torch.zeros(2, *shape)
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
     try:
-        runner: OnnxRunner | ExecutorchRunner
-        if format == "onnx":
-            write_onnx(form, sample, temporary, facts)
-            runner = OnnxRunner(temporary)
-        else:
-            write_executorch(form, sample, temporary, facts, most_images)
-            runner = ExecutorchRunner(temporary)
+        try:
+            if format == "onnx":
+                write_onnx(form, sample, temporary, facts)
+            else:
+                write_executorch(form, sample, temporary, facts, most_images)
+        except (LrfdynError, OSError):
+            raise
+        except Exception as error:  # the exporters have many kinds
+            raise LrfdynError(f"model: {format} cannot express it ({first_line(error)})") from error
+        runner = OnnxRunner(temporary) if format == "onnx" else ExecutorchRunner(temporary)
         result = check(
             runner, model, check_images(shape, random_images, real), len(real), runner.most_images, tolerance
         )
@@ -97,13 +100,13 @@ def export_model(
 
 def format_of(path: Path) -> str:
     """By the ending of its name."""
-    found = next((name for name, ending in FORMATS.items() if ending == path.suffix), None)
-    require(found is not None, f"out: expected a name that ends in {' or '.join(FORMATS.values())}, got {path}")
+    found = next((name for name, ending in EXPORTED.items() if ending == path.suffix), None)
+    require(found is not None, f"out: expected a name that ends in {' or '.join(EXPORTED.values())}, got {path}")
     assert found is not None
     return found
 
 
-def describe(model: SpikingModel, preprocessing: Preprocessing, weights: str | None) -> dict[str, Any]:
+def model_facts(model: SpikingModel, preprocessing: Preprocessing, weights: str | None) -> dict[str, Any]:
     """What a file says about itself."""
     return {
         "format": FACTS_FORMAT,

@@ -1,7 +1,7 @@
-"""Whole models with little memory: pieces of the network, a few images, tiles of rows and time steps in turn.
+"""Whole models with little memory: sections of the network, a few images, tiles of rows and time steps in turn.
 
-The maps between pieces live in one planned buffer, spikes as bits. Inside a piece only a tile of rows exists, with the
-rows around it that its convolutions read, and on CPUs only one time step of it: neurons carry their membranes on.
+The maps between sections live in one planned buffer, spikes as bits. Inside a section only a tile of rows exists, with
+the rows around it that its convolutions read, and on CPUs only one time step of it: neurons carry their membranes on.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy.call_lock import CallLock
 from lrfdyn.deploy.lowmem.feature_maps import Map, MapShape, arena_bytes, lay_out
-from lrfdyn.deploy.lowmem.pieces import Piece, pieces
 from lrfdyn.deploy.lowmem.stepped_neurons import SteppedNeuron, step_neurons
 from lrfdyn.deploy.streaming_attention import StreamingAttention
 from lrfdyn.errors import require, require_integer, unknown_name
-from lrfdyn.models import Segmenter, SpikingModel
+from lrfdyn.models import SpikingModel
 from lrfdyn.nn.layers import is_repeated
+from lrfdyn.nn.sections import Section
 
 MIXING = ("parallel", "streaming")
 STEPS = ("sequence", "together")
 # By kind of device: a GPU needs enough work per launch.
 IMAGES = {"cuda": 16, "cpu": 1}
-# A tile may take this part of what its piece takes whole (of the largest piece), but attention stays in one.
+# A tile may take this part of what its section takes whole (of the largest section), but attention stays in one.
 TILE_SHARE = 1 / 8
 WARM_UP = 2
 
 
 @dataclass(frozen=True)
-class PlannedPiece:
-    """A piece for one shape of input: `rows` output rows of `steps` time steps at a time."""
+class PlannedSection:
+    """A section for one shape of input: `rows` output rows of `steps` time steps at a time."""
 
-    piece: Piece
+    section: Section
     out: MapShape
     rows: int
     steps: int
@@ -53,14 +53,14 @@ class PlannedPiece:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `images` images at a time cost: the bytes of the buffer of all maps, and how the pieces are cut."""
+    """What `images` images at a time cost: the bytes of the buffer of all maps, and how the sections are cut."""
 
     images: int
-    pieces: tuple[PlannedPiece, ...]
+    sections: tuple[PlannedSection, ...]
 
     @property
     def map_bytes(self) -> int:
-        return arena_bytes([planned.out for planned in self.pieces])
+        return arena_bytes([planned.out for planned in self.sections])
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class LowMemoryModel(nn.Module):
 
     def _bind(self) -> None:
         """What belongs to this very copy of the modules: functions of them, and memory."""
-        self.chain = pieces(self.model)
+        self.chain = list(self.model.sections())
         self.neurons = {
-            piece.name: [m for m in piece.modules() if isinstance(m, SteppedNeuron)] for piece in self.chain
+            section.name: [m for m in section.modules() if isinstance(m, SteppedNeuron)] for section in self.chain
         }
-        # What an observer of memory puts around every piece.
+        # What an observer of memory puts around every section.
         self.span: Callable[[str], AbstractContextManager[object]] = nullcontext
         self._forget()
 
@@ -130,44 +130,44 @@ class LowMemoryModel(nn.Module):
         time = images.shape[0] if images.dim() == 5 else self.model.time_steps
         _, height, width = images.shape[-3:]
         grids = [(height, width)]
-        for piece in self.chain:
-            grids.append((-(-grids[-1][0] // piece.stride), -(-grids[-1][1] // piece.stride)))
+        for section in self.chain:
+            grids.append((-(-grids[-1][0] // section.stride), -(-grids[-1][1] // section.stride)))
         tile = self._tile_bytes(time, grids, images.dtype.itemsize)
         planned = []
-        for piece, grid, out_grid in zip(self.chain, grids, grids[1:], strict=False):
-            rows, steps = self._cut(piece, time, grid, tile // images.dtype.itemsize)
-            out = MapShape(piece.holds, time, at_once, piece.channels, *out_grid, images.dtype)
+        for section, grid, out_grid in zip(self.chain, grids, grids[1:], strict=False):
+            rows, steps = self._cut(section, time, grid, tile // images.dtype.itemsize)
+            out = MapShape(section.holds, time, at_once, section.channels, *out_grid, images.dtype)
             tiles = -(-out.height // rows)
-            planned.append(PlannedPiece(piece, out, -(-out.height // tiles), steps))
+            planned.append(PlannedSection(section, out, -(-out.height // tiles), steps))
         return Plan(at_once, tuple(planned))
 
     def _tile_bytes(self, time: int, grids: Sequence[tuple[int, int]], itemsize: int) -> int:
         if self.tile_mib is not None:
             return int(self.tile_mib * 2**20)
         whole = {
-            piece: piece.numbers_per_pixel(time) * height * width * itemsize
-            for piece, (height, width) in zip(self.chain, grids, strict=False)
+            section: section.numbers_per_pixel(time) * height * width * itemsize
+            for section, (height, width) in zip(self.chain, grids, strict=False)
         }
-        untiled = max((size for piece, size in whole.items() if not piece.tiled), default=0)
+        untiled = max((size for section, size in whole.items() if not section.tiled), default=0)
         return max(int(TILE_SHARE * max(whole.values())), untiled)
 
-    def _cut(self, piece: Piece, time: int, grid: tuple[int, int], numbers: int) -> tuple[int, int]:
+    def _cut(self, section: Section, time: int, grid: tuple[int, int], numbers: int) -> tuple[int, int]:
         """Output rows and time steps at a time that stay within `numbers`."""
         height, width = grid
 
         def fitting(steps: int) -> int:
-            return numbers // (piece.numbers_per_pixel(steps) * width)
+            return numbers // (section.numbers_per_pixel(steps) * width)
 
-        in_turn = self.in_sequence and not any(isinstance(m, StreamingAttention) for m in piece.modules())
+        in_turn = self.in_sequence and not any(isinstance(m, StreamingAttention) for m in section.modules())
         # Fewer steps at a time cost nothing but calls; tiles of rows cost their halo. The other way round without one.
         choices = [n for n in range(time, 0, -1) if time % n == 0] if in_turn else [time]
         fit = next((n for n in choices if fitting(n) >= height), choices[-1])
-        if not piece.tiled:
+        if not section.tiled:
             return height, fit
-        if not piece.halo:
+        if not section.halo:
             fit = time
         rows = min(fitting(fit), height)
-        return max(rows - 2 * piece.halo if rows < height else rows, piece.stride) // piece.stride, fit
+        return max(rows - 2 * section.halo if rows < height else rows, section.stride) // section.stride, fit
 
     def state_bytes(self) -> int | None:
         """What the largest streaming attention holds; None where attention is parallel."""
@@ -244,19 +244,19 @@ class LowMemoryModel(nn.Module):
         if self._arena is None or self._arena.numel() < plan.map_bytes or self._arena.device != images.device:
             self._forget()  # graphs hold on to the buffer that they were captured with
             self._arena = torch.empty(plan.map_bytes, dtype=torch.uint8, device=images.device)
-        maps = lay_out([planned.out for planned in plan.pieces], self._arena)
+        maps = lay_out([planned.out for planned in plan.sections], self._arena)
         source: Tensor | Map = x
-        for planned, out in zip(plan.pieces, maps, strict=True):
-            with self.span(planned.piece.name):
+        for planned, out in zip(plan.sections, maps, strict=True):
+            with self.span(planned.section.name):
                 for first in range(0, planned.out.height, planned.rows):
                     self._tile(planned, source, out, first, min(first + planned.rows, planned.out.height))
             source = out
         return maps[-1]
 
-    def _tile(self, planned: PlannedPiece, source: Tensor | Map, out: Map, first: int, last: int) -> None:
+    def _tile(self, planned: PlannedSection, source: Tensor | Map, out: Map, first: int, last: int) -> None:
         """Output rows `first` to `last`. Rows that lack their neighbours are computed too, and left out."""
-        piece = planned.piece
-        stride, halo = piece.stride, piece.halo
+        section = planned.section
+        stride, halo = section.stride, section.halo
         low, high = max(stride * first - halo, 0) // stride * stride, stride * last + halo
         inside = slice(first - low // stride, last - low // stride)
 
@@ -265,15 +265,16 @@ class LowMemoryModel(nn.Module):
                 return source.load(low, min(high, source.shape.height), time)
             return source[time, ..., low:high, :]
 
-        self._rest(*self.neurons[piece.name])
-        repeated = isinstance(source, Tensor) and is_repeated(source)
-        once = piece.static if repeated and planned.steps < out.shape.time else None
-        currents = once[0](load(slice(0, 1))) if once else None
+        self._rest(*self.neurons[section.name])
+        # In sequence the halves need less memory; together, the whole is one operation on a GPU.
+        front, back = (section.halves if self.in_sequence else None) or (_unchanged, section.run)
+        repeated = isinstance(source, Tensor) and is_repeated(source) and planned.steps < out.shape.time
+        static = front(load(slice(0, 1))) if repeated else None
         for t in range(0, out.shape.time, planned.steps):
             step = slice(t, t + planned.steps)
-            y = piece.run(load(step)) if once is None or currents is None else once[1](_repeat(currents, planned.steps))
-            out.store(y[..., inside, :], first, step)
-        self._rest(*self.neurons[piece.name])
+            x = front(load(step)) if static is None else static.expand(planned.steps, -1, -1, -1, -1)
+            out.store(back(x)[..., inside, :], first, step)
+        self._rest(*self.neurons[section.name])
 
     @staticmethod
     def _rest(*neurons: SteppedNeuron) -> None:
@@ -290,8 +291,8 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _repeat(currents: Tensor, steps: int) -> Tensor:
-    return currents if steps == 1 else currents.expand(steps, -1, -1, -1, -1)
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def compile_for_inference(
@@ -307,13 +308,13 @@ def compile_for_inference(
     """A copy of `model` (in evaluation mode) that needs a fraction of its memory: `compiled(images)` are its logits.
 
     Batch norms are folded. `images_at_once` images pass the network together (default: 1 on a CPU, 16 on a GPU), in
-    tiles of rows of about `tile_mib` MiB an image (default: an eighth of what the largest piece takes whole), and the
+    tiles of rows of about `tile_mib` MiB an image (default: an eighth of what the largest section takes whole), and the
     time steps in "sequence" (CPU) or "together" (GPU, where kernels hold them in registers). `mixing="streaming"` runs
     LRF-Dyn row by row in k d numbers plus `buffers` (see `RowStream`). On a GPU every shape of input becomes a
     CUDA graph, unless `graph` is off.
     """
     require(isinstance(model, SpikingModel), f"model: expected a model of this package, got {type(model).__name__}")
-    require(not isinstance(model, Segmenter), "model: expected a classifier, got a segmentation model")
+    require(model.pipeline_tag == "image-classification", "model: expected a classifier, got a segmentation model")
     device = next(model.parameters()).device.type
     kind = "cuda" if device == "cuda" else "cpu"
     images = IMAGES[kind] if images_at_once is None else images_at_once

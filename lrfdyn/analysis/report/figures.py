@@ -1,0 +1,213 @@
+"""The figures of a report: each has its rows, its caption and its drawing in one table, `DEFINITIONS`.
+
+A CSV table, a figure for papers and its caption all come from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from lrfdyn.analysis.report import drawings
+
+Entry = dict[str, Any]
+Row = Sequence[Any]
+
+
+class Figure(NamedTuple):
+    """A figure of some results: the rows of its table, the header first, its caption, and `draw(pyplot)`, which returns
+    the matplotlib figure and is None where there is a table only."""
+
+    rows: Sequence[Row]
+    caption: str = ""
+    draw: Callable[[Any], Any] | None = None
+
+
+class Definition(NamedTuple):
+    """How a figure is made: columns of its table, rows of one model, caption with words to fill in, and drawing."""
+
+    columns: str
+    rows: Callable[[Entry], Iterable[Row]]
+    caption: str = ""
+    draw: Callable[..., Any] | None = None
+
+
+def figures(results: dict[str, Any]) -> dict[str, Figure]:
+    """Every figure and table that `results` have the numbers of, by name."""
+    runs = results.get("runs", [])
+    entries = [
+        {**entry, "runs": [run for run in runs if run["attention"] == key]}
+        for key, entry in results.get("attentions", {}).items()
+    ]
+    words = _words(results, entries)
+    made = {}
+    for name, (columns, rows_of, caption, drawing) in DEFINITIONS.items():
+        rows = [list(rows_of(entry)) for entry in entries]
+        shown = [(i, entry) for i, entry in enumerate(entries) if rows[i]]
+        if shown:
+            table = [("model", *columns.split()), *((entry["label"], *row) for i, entry in shown for row in rows[i])]
+            draw = None if drawing is None else partial(drawing, entries=shown)
+            made[name] = Figure(table, caption.format(**words), draw)
+    for chart in results.get("charts", []):
+        caption = f"{chart['title']}. {chart['caption']}"
+        made[chart["id"].replace("-", "_")] = Figure(
+            list(_chart(chart)), caption, partial(drawings.theory_chart, chart=chart)
+        )
+    return made
+
+
+def _words(results: dict[str, Any], entries: Sequence[Entry]) -> dict[str, str]:
+    """What captions take from the results."""
+    data = results.get("data") or {}
+    kind = " of noise" if data.get("name") == "noise" else f" of {data['name']}" if data.get("name") else ""
+    near = {_part(entry, "locality").get("short_distance") for entry in entries if _part(entry, "locality", "share")}
+    several = any(len(entry.get("accuracy_values") or []) > 1 for entry in entries)
+    cross = any(_part(entry, "receptive_field", "centre") for entry in entries)
+    return {
+        "images": f"{data.get('test', 'the')} {'' if kind == ' of noise' else 'test '}images{kind}",
+        "near": str(near.pop()) if len(near) == 1 else "a quarter of the largest on the grid of each model",
+        "weights": "Weights are absolute values, averaged over heads (channels for LRF-Dyn), added up over the time "
+        "steps and normalised to sum 1 for every query",
+        "cross": " and the cross the pixel under that position" * cross,
+        "assumptions": " ".join(next(filter(None, (_part(entry, "energy", "assumptions") for entry in entries)), [])),
+        "spread": f"Bars are ± {results.get('spread', 'the spread over the seeds')}."
+        if several
+        else "One run per model.",
+        "band": "; the line is the mean over the seeds, the band runs from the lowest to the highest" * several,
+    }
+
+
+def _part(entry: Any, *names: str) -> Any:
+    """A part of an entry; an empty one where it was not measured."""
+    for name in names:
+        entry = entry.get(name) or {}
+    return entry
+
+
+def _records(names: str, *part: str) -> Callable[[Entry], Iterator[Row]]:
+    """Rows with these values of the records in a part of an entry."""
+    return lambda entry: ([record.get(name) for name in names.split()] for record in _part(entry, *part))
+
+
+def _distances(entry: Entry) -> Iterator[Row]:
+    return zip(*(_part(entry, "locality", name) for name in ("distance", "weight", "share")), strict=False)
+
+
+def _distances_by_layer(entry: Entry) -> Iterator[Row]:
+    distance, *layers = (
+        _part(entry, "locality", name) for name in ("distance", "layers", "weight_by_layer", "share_by_layer")
+    )
+    for name, weights, shares in zip(*layers, strict=False):
+        yield from ((name, *row) for row in zip(distance, weights or [], shares or [], strict=False))
+
+
+def _entropies(entry: Entry) -> Iterator[Row]:
+    histogram = _part(entry, "locality", "entropy_histogram")
+    edges = histogram.get("edges", [])
+    densities = [histogram.get("density"), *histogram.get("density_by_layer", [])]
+    for name, density in zip(["average", *_part(entry, "locality", "layers")], densities, strict=False):
+        yield from ((name, *row) for row in zip(edges, edges[1:], density or [], strict=False))
+
+
+def _cells(entry: Entry) -> Iterator[Row]:
+    for i, row in enumerate(_part(entry, "receptive_field", "map")):
+        yield from ((i, j, value) for j, value in enumerate(row))
+
+
+def _summary(entry: Entry) -> Iterator[Row]:
+    flat = {**entry, **_part(entry, "energy"), **_part(entry, "locality")}
+    yield [flat.get(name) for name in SUMMARY.split()]
+
+
+def _placed(entry: Entry) -> Iterator[Row]:
+    if entry.get("accuracy_mean") is not None and entry.get("state_bytes"):
+        yield [entry[name] for name in PLACE.split()]
+
+
+def _epochs(entry: Entry) -> Iterator[Row]:
+    for run in entry["runs"]:
+        yield from ((run.get("seed"), *row) for row in _records(EPOCH, "curve")(run))
+
+
+def _chart(chart: dict[str, Any]) -> Iterator[Row]:
+    """The rows of a chart of theory: lines or a map of regions."""
+    x, y = chart["x"]["label"], chart["y"]["label"]
+    if chart["kind"] == "regions":
+        yield x, y, "region"
+        for row, value in zip(chart["cells"], chart["y"]["values"], strict=True):
+            yield from ((at, value, chart["classes"][cell]) for at, cell in zip(chart["x"]["values"], row, strict=True))
+    else:
+        yield "series", x, y
+        yield from ((series["label"], *point) for series in chart["series"] for point in series["points"])
+
+
+PLACE = "parameters accuracy_mean accuracy_spread state_bytes peak_inference_bytes"
+EPOCH = "epoch train_loss test_loss test_accuracy"
+COUNTS = "kind accumulates multiply_accumulates energy_pj"
+SUMMARY = (
+    f"{PLACE} firing_rate images_per_second accumulates multiply_accumulates energy_pj short_distance "
+    "short_range_share short_range_share_uniform mean_distance mean_distance_uniform entropy_mean entropy_uniform"
+)
+DEFINITIONS = {
+    "summary": Definition(SUMMARY, _summary),
+    "memory": Definition("term formula elements bytes", _records("name formula elements bytes", "state_terms")),
+    "attention_distance": Definition(
+        "distance weight share",
+        _distances,
+        "Mean attention weight against Manhattan distance on the token grid, averaged over layers, and the share of "
+        "attention at a distance of at most {near}; {images}. {weights}.",
+        drawings.attention_distance,
+    ),
+    "attention_distance_layers": Definition(
+        "layer distance weight share",
+        _distances_by_layer,
+        "Mean attention weight against Manhattan distance, layer by layer; {images}. {weights}.",
+        drawings.attention_distance_layers,
+    ),
+    "attention_entropy": Definition(
+        "layer bin_low bin_high density",
+        _entropies,
+        "Distribution of the entropy (natural logarithm) of the attention of single queries, averaged over layers, "
+        "each curve divided by its largest value; {images}. {weights}; queries without any weight are left out.",
+        drawings.attention_entropy,
+    ),
+    "receptive_fields": Definition(
+        "row column value",
+        _cells,
+        "Effective receptive fields: absolute gradient of the centre position of the last feature map with respect to "
+        "the input, through the surrogate gradients, averaged over {images}, each map divided by its largest value; "
+        "the colour is the square root{cross}.",
+        drawings.receptive_fields,
+    ),
+    "receptive_field_share": Definition(
+        "side share",
+        _records("side share", "receptive_field", "share_inside"),
+        "Share of the effective receptive field inside centred squares; {images}.",
+        drawings.receptive_field_share,
+    ),
+    "energy": Definition(
+        f"layer {COUNTS}",
+        _records(f"name {COUNTS}", "energy", "layers"),
+        "Energy of the synaptic operations of one image over all time steps, counted from the spikes that were sent; "
+        "{images}. {assumptions}",
+        drawings.energy,
+    ),
+    "firing_rates": Definition(
+        "layer firing_rate",
+        lambda entry: _part(entry, "firing_by_layer").items(),
+        "Firing rate of every neuron layer: spikes per neuron and time step; {images}.",
+        drawings.firing_rates,
+    ),
+    "memory_accuracy": Definition(
+        PLACE,
+        _placed,
+        "Test accuracy against memory: left, the derived state of one attention layer for one image and time step; "
+        "right, the measured peak of an evaluation pass at batch 1. The area of a point is proportional to the number "
+        "of parameters. {spread}",
+        drawings.memory_accuracy,
+    ),
+    "convergence": Definition(
+        f"seed {EPOCH}", _epochs, "Test accuracy and training loss after every epoch{band}.", drawings.convergence
+    ),
+}

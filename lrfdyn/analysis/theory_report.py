@@ -1,0 +1,232 @@
+"""The charts of Theorems 1 and 2 for a report, and the checks of every closed form against its sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from lrfdyn.analysis import theory as t
+from lrfdyn.analysis.report.page import RESULTS_FORMAT
+from lrfdyn.errors import require
+from lrfdyn.version import __version__
+
+Chart = dict[str, Any]
+POINTS, CELLS = 60, 48  # of a line, and a side of a map
+TOLERANCE = 1e-12  # in which two radii are equal
+
+REASON = (
+    "Mixing adds up to h(λ) to the entropy, so the bound h(λ) + (1-λ)H(P) + λH(R) is below H(P) only where "
+    "h(λ) ≤ λ(H(P) - H(R)), which no small λ > 0 satisfies: there the paper's last step does not follow. "
+    "Its conclusion H((1-λ)P + λR) ≤ H(P) is true for every λ exactly where the cross entropy -Σ R log P is at most "
+    "H(P) (entropy is concave in λ and this difference is its slope at 0), which an R at least as local as a falling P "
+    "satisfies and a dilated R does not once P has fallen off before the taps of R."
+)
+RADIUS_NOTE = (
+    "Theorem 1 needs α: VSA is at least as local as SSA wherever α ≥ 1 + β(N-1), because (α-βΔ)exp(βΔ) then grows with "
+    "Δ; for α ≤ 1 it falls, and the order is reversed. For fixed α and β the radius of SSA does not grow with N "
+    "without end: its weights are zero from α/β on, and the radius stays near α/(3β). Θ(N) needs a β that falls like "
+    "1/N, such as the β ≤ α/(N-1) of Theorem 2."
+)
+ORDER_NOTE = (
+    "Of μ(VSA) ≤ μ(LRF-SSA) ≤ μ(SSA) the right half needs μ(R) ≤ μ(SSA). The left half needs "
+    "λ ≤ (μ(SSA)-μ(VSA)) / (μ(SSA)-μ(R)) where R is more local than VSA: with a larger λ LRF-SSA is more local than "
+    "VSA."
+)
+
+
+@dataclass(frozen=True)
+class TheorySettings:
+    """`alpha` None takes 1 + beta (n - 1), the smallest with which the order of Theorem 1 is sure."""
+
+    n: int = 196
+    beta: float = 0.1
+    alpha: float | None = None
+    share: float = 0.5
+    dilations: tuple[int, ...] = (3, 5)
+
+    def __post_init__(self) -> None:
+        require(self.n >= 8, f"n (tokens): expected an integer >= 8, got {self.n}")
+        require(0 < self.beta < math.inf, f"beta: expected a positive number, got {self.beta}")
+        require(self.alpha is None or 0 < self.alpha < math.inf, f"alpha: expected a positive number, got {self.alpha}")
+        require(0 <= self.share <= 1, f"share: expected a number in [0, 1], got {self.share}")
+        require(
+            len(self.dilations) > 0 and all(1 <= d < self.n for d in self.dilations),
+            f"dilations: expected integers in 1..{self.n - 1}, got {self.dilations}",
+        )
+
+    def alpha_at(self, n: int, beta: float | None = None) -> float:
+        """The chosen alpha, or the one that goes with `n` and `beta`."""
+        return 1 + (self.beta if beta is None else beta) * (n - 1) if self.alpha is None else self.alpha
+
+    @property
+    def alpha_text(self) -> str:
+        return "1 + β(N-1)" if self.alpha is None else f"{self.alpha:g}"
+
+    @property
+    def dilations_text(self) -> str:
+        return f"dilations {', '.join(map(str, self.dilations))}"
+
+    @property
+    def taps(self) -> list[int]:
+        return t.stencil_distances(self.dilations)
+
+
+def checks(settings: TheorySettings) -> list[dict[str, Any]]:
+    """Every closed form next to the sum that defines it."""
+    n, beta = settings.n, settings.beta
+    alpha = settings.alpha_at(n)
+    vsa, ssa = t.vsa_distribution(n, beta), t.ssa_distribution(n, alpha, beta)
+    mix = t.mixture(ssa, t.local_distribution(n, settings.taps), settings.share)
+    pairs = [
+        ("μ of VSA", t.radius(vsa), t.vsa_radius(n, beta)),
+        ("μ of SSA", t.radius(ssa), t.ssa_radius(n, alpha, beta)),
+        ("μ of LRF-SSA", t.radius(mix), t.lrf_radius(n, alpha, beta, settings.taps, settings.share)),
+        ("H of VSA", t.entropy_of(vsa), t.vsa_entropy(n, beta)),
+        ("H of SSA", t.entropy_of(ssa), t.ssa_entropy(n, alpha, beta)),
+    ]
+    return [{"name": name, "sum": a, "closed_form": b, "difference": abs(a - b)} for name, a, b in pairs]
+
+
+def theory_results(settings: TheorySettings | None = None, command: str = "lrfdyn theory") -> dict[str, Any]:
+    """Charts, checks and explanations, in the format of the report."""
+    settings = settings or TheorySettings()
+    return {
+        "format": RESULTS_FORMAT,
+        "title": "Theorems 1 and 2: radius and entropy of attention",
+        "lead": f"Exact values for attention over distances 0..N-1. Unless an axis says otherwise N = {settings.n}, "
+        f"β = {settings.beta:g}, α = {settings.alpha_text}, λ = {settings.share:g}, and R has the taps of stencils "
+        f"with {settings.dilations_text}.",
+        "command": command,
+        "created": datetime.now().isoformat(timespec="seconds"),
+        "version": __version__,
+        "checks": checks(settings),
+        "charts": [*_curves(settings), *_regions(settings)],
+        "notes": [REASON, RADIUS_NOTE, ORDER_NOTE],
+    }
+
+
+def _chart(id_: str, title: str, caption: str, x: Chart, y: Chart, **content: Any) -> Chart:
+    """Lines where `content` has series, a map of regions where it has classes and cells."""
+    kind = "lines" if "series" in content else "regions"
+    return {"id": id_, "kind": kind, "title": title, "caption": caption, "x": x, "y": y, **content}
+
+
+def _axis(label: str, log: bool = False, **values: Any) -> Chart:
+    return {"label": label, **values, "log": log}
+
+
+def _series(lines: dict[str, list[list[float]]]) -> list[dict[str, Any]]:
+    return [{"label": label, "points": points} for label, points in lines.items()]
+
+
+def _curves(settings: TheorySettings) -> Iterator[Chart]:
+    """Radius and entropy against N, β and λ, and both sides of the inequality of Theorem 2."""
+    n, beta, share = settings.n, settings.beta, settings.share
+    fixed = settings.alpha_at(64)
+    sizes = sorted({round(2**e) for e in np.linspace(3, 12, 37)} | {n})
+    betas, shares = np.geomspace(1e-3, 3, POINTS).tolist(), np.linspace(0, 1, POINTS + 1).tolist()
+    sweeps: list[tuple[str, str, list[Any], Callable[[Any], tuple[int, float, float]], str]] = [
+        ("tokens", "N", sizes, lambda x: (x, beta, share), "number of tokens. With α that grows with N, SSA spreads "
+         "over all tokens; with α fixed its weights end at α/β."),
+        ("beta", "β", betas, lambda x: (n, x, share), "fall β of the similarity per token."),
+        ("lambda", "λ", shares, lambda x: (n, beta, x), "share λ of the local weights: LRF-SSA goes from SSA to R."),
+    ]  # fmt: skip
+    quantities: list[tuple[int, str, str, Callable[[t.Vector], float]]] = [
+        (1, "radius", "Expected radius μ", t.radius),
+        (2, "entropy", "Entropy H (nats)", t.entropy_of),
+    ]
+    for theorem, name, label, value in quantities:
+        for id_, symbol, xs, at, against in sweeps:
+            lines: dict[str, list[list[float]]] = {}
+            for x in xs:
+                for kind, p in _distributions(settings, *at(x)).items():
+                    lines.setdefault(kind, []).append([float(x), value(p)])
+            if id_ == "tokens":
+                ends = [[x, value(t.ssa_distribution(x, fixed, beta))] for x in xs]
+                lines[f"SSA, α fixed at {fixed:g}"] = ends
+            x_axis, y_axis = _axis(symbol, id_ != "lambda"), _axis(label, (name, id_) == ("radius", "tokens"))
+            title = f"Theorem {theorem}: {name} against {symbol}"
+            caption = f"{label.removesuffix(' (nats)')} against the {against}"
+            yield _chart(f"{name}-{id_}", title, caption, x_axis, y_axis, series=_series(lines))
+    p, r = t.ssa_distribution(n, settings.alpha_at(n), beta), t.local_distribution(n, settings.taps)
+    yield _chart(
+        "inequality-lambda",
+        "Theorem 2: both sides of the inequality",
+        f"The entropy of LRF-SSA, the paper's bound, and the entropy of SSA. The bound is below H(P) from "
+        f"λ = {t.proof_threshold(p, r):.3f} on.",
+        _axis("λ"),
+        _axis("Entropy H (nats)"),
+        series=_series(
+            {
+                "H of LRF-SSA": [[x, t.entropy_of(t.mixture(p, r, x))] for x in shares],
+                "the paper's bound": [[x, t.mixture_bound(p, r, x)] for x in shares],
+                "H of SSA": [[x, t.entropy_of(p)] for x in shares],
+            }
+        ),
+    )
+
+
+def _distributions(settings: TheorySettings, n: int, beta: float, share: float) -> dict[str, t.Vector]:
+    """The attention of one query over `n` tokens."""
+    ssa = t.ssa_distribution(n, settings.alpha_at(n, beta), beta)
+    local = t.local_distribution(n, [min(tap, n - 1) for tap in settings.taps])
+    return {"VSA": t.vsa_distribution(n, beta), "SSA": ssa, "LRF-SSA": t.mixture(ssa, local, share)}
+
+
+def _regions(settings: TheorySettings) -> Iterator[Chart]:
+    """Where the orders and the inequality of the theorems hold."""
+    n = settings.n
+    betas, ratios = np.geomspace(1e-3, 1, CELLS).tolist(), np.geomspace(0.1 / n, 1, CELLS).tolist()
+    alphas, shares = np.geomspace(0.1, 1000, CELLS).tolist(), np.linspace(0, 1, CELLS + 1)[1:].tolist()
+    yield _chart(
+        "radius-order",
+        "Theorem 1: where VSA is at least as local as SSA",
+        f"The sign of μ(SSA) - μ(VSA) for N = {n}. {RADIUS_NOTE}",
+        _axis("β", True, values=betas),
+        _axis("α", True, values=alphas),
+        classes=["μ(VSA) ≤ μ(SSA)", "μ(VSA) > μ(SSA)"],
+        cells=[[int(t.vsa_radius(n, b) > t.ssa_radius(n, a, b) + TOLERANCE) for b in betas] for a in alphas],
+    )
+    yield _chart(
+        "radius-between",
+        "Theorem 1: where LRF-SSA is between VSA and SSA",
+        f"The order of the three radii for N = {n}, α = {settings.alpha_text} and R of {settings.dilations_text}. "
+        f"{ORDER_NOTE}",
+        _axis("β", True, values=betas),
+        _axis("λ", values=shares),
+        classes=["μ(VSA) ≤ μ(LRF-SSA) ≤ μ(SSA)", "LRF-SSA is more local than VSA", "LRF-SSA is less local than SSA"],
+        cells=[[_radius_order(settings, beta, share) for beta in betas] for share in shares],
+    )
+    for id_, name, taps in (
+        ("inequality-local", "R uniform on distances 0 and 1", [0, 1]),
+        ("inequality-stencil", f"R of {settings.dilations_text}", settings.taps),
+    ):
+        yield _chart(
+            id_,
+            f"Theorem 2: where the last inequality holds, {name}",
+            f"Whether H((1-λ)P + λR) ≤ H(P) for N = {n}, P the weights of SSA, and if the bound shows it. {REASON}",
+            _axis("β/α", True, values=ratios),
+            _axis("λ", values=shares),
+            classes=["follows from the bound", "true, but not by the bound", "false"],
+            cells=_inequality_cells(n, ratios, shares, taps),
+        )
+
+
+def _radius_order(settings: TheorySettings, beta: float, share: float) -> int:
+    n, alpha = settings.n, settings.alpha_at(settings.n, beta)
+    mixed = t.lrf_radius(n, alpha, beta, settings.taps, share)
+    if mixed > t.ssa_radius(n, alpha, beta) + TOLERANCE:
+        return 2
+    return int(mixed < t.vsa_radius(n, beta) - TOLERANCE)
+
+
+def _inequality_cells(n: int, ratios: Sequence[float], shares: Sequence[float], taps: Sequence[int]) -> list[list[int]]:
+    r = t.local_distribution(n, taps)
+    distributions = [t.ssa_distribution(n, 1.0, ratio) for ratio in ratios]
+    limits = [(t.failing_share(p, r), t.proof_threshold(p, r)) for p in distributions]
+    return [[2 if share < failing else int(share < proved) for failing, proved in limits] for share in shares]

@@ -1,0 +1,32 @@
+"""List the recipes of `lrfdyn train`, or print one of them with all its keys."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import groupby
+
+from lrfdyn.training.recipes import dump_yaml, list_recipes, load_recipe, recipe_notes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="a recipe, or the path of a .yaml file; none lists all recipes")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.name is None:
+        print_recipes()
+    else:
+        print(dump_yaml(load_recipe(arguments.name).as_dict()), end="")
+
+
+def print_recipes() -> None:
+    """Prints all recipes, grouped by their data set, each with the arguments that its experiments choose from."""
+    notes = sorted((note.data, name, note) for name, note in ((n, recipe_notes(p)) for n, p in list_recipes().items()))
+    for data, group in groupby(notes, lambda entry: entry[0]):
+        print(data)
+        for _, name, note in group:
+            choices = [f"--{argument} {'|'.join(map(str, values))}" for argument, values in note.variants.items()]
+            print(f"  {name:<28}{note.description}")
+            print(f"  {'':<28}{'  '.join(choices)}")
+        print()
+    print("lrfdyn train NAME [--attention KIND ...] trains one, lrfdyn recipes NAME prints it with all its keys")

@@ -1,0 +1,260 @@
+"""What a path or name stands for: the one place where commands and recipes find models.
+
+A source is the folder of a run, of a sweep or of `lrfdyn reproduce`, a folder of `save_pretrained`, a .safetensors file
+(weights or a checkpoint), an .onnx or .pte file, a repository of the Hugging Face hub, or the name of a model, NAME or
+NAME:ATTENTION, whose weights are random.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lrfdyn.attention import attention_options
+from lrfdyn.errors import LrfdynError, near_names, require
+from lrfdyn.files import read_json, read_json_lines
+from lrfdyn.io.checkpoints import list_checkpoints, model_weights, newest_checkpoint, read_checkpoint
+from lrfdyn.io.hub import CONFIG_FILE, REPO_ID, WEIGHTS_FILE, build_trained, check_config
+from lrfdyn.io.weights import check_fit, load_tensors
+from lrfdyn.models import SpikingModel, create_model, list_models
+from lrfdyn.models.registry import model_class
+
+EXPORTED = {"onnx": ".onnx", "executorch": ".pte"}  # runtimes and the endings of their files
+RANDOM = "random weights"
+USUAL_ORDER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")  # of the paper: reference, base, ours
+RECIPE_FILE = "recipe.yaml"  # of a run
+WEIGHTS_ENDING = ".safetensors"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One model that `find_source` has found. Its weights are read by `load` and `weights`.
+
+    `kind` is "name", "hub", "saved" (a folder of `save_pretrained`), "weights", "checkpoint", "onnx" or "executorch".
+    `run` is the folder of the run that it is part of; `seed`, `accuracy` (0 to 1), `curve` (a record per epoch) and
+    `train_seconds` are those of its training, where they are known.
+    """
+
+    origin: str  # the path or name
+    kind: str
+    path: Path = field(default_factory=Path)  # of the file that holds the weights
+    argument: str = "model"  # that errors name
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `create_model`, for a name
+    run: Path | None = None
+    seed: int | None = None
+    accuracy: float | None = None
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    train_seconds: float | None = None
+
+    @property
+    def trained(self) -> bool:
+        return self.kind != "name"
+
+    @property
+    def recipe(self) -> Path | None:
+        """The recipe.yaml of its run."""
+        path = None if self.run is None else self.run / RECIPE_FILE
+        return path if path is not None and path.is_file() else None
+
+    def load(self, seed: int = 0) -> SpikingModel:
+        """The model in evaluation mode. The weights of a name depend on `seed` alone."""
+        with self._errors():
+            if self.kind == "name":
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(seed)
+                    return create_model(self.origin.partition(":")[0], **self.options).eval()
+            if self.kind in ("saved", "hub"):
+                return SpikingModel.from_pretrained(self.path.parent if self.kind == "saved" else self.origin)
+            tensors, config = self._read()
+            require(bool(config), f"source: {self.path} does not say which model its weights are of")
+            return build_trained(check_config(config, self.path), tensors, self.path, self.path, host=SpikingModel)
+
+    def weights(self, raw: bool = False) -> dict[str, Tensor]:
+        """The trained weights by name. Of a checkpoint they are the moving average where it has one, or with `raw`
+        the weights themselves."""
+        require(self.trained, f"{self.argument}: {self.origin} names a model without weights; expected a trained one")
+        with self._errors():
+            return self.load().state_dict() if self.kind == "hub" else self._read(raw)[0]
+
+    def fill(self, model: nn.Module, leave_out: str = "\0") -> None:
+        """Puts the weights into a model that they must fit, but for those whose names begin with `leave_out`."""
+        tensors = {name: value for name, value in self.weights().items() if not name.startswith(leave_out)}
+        check_fit(self.path, model, tensors)
+        model.load_state_dict(tensors)
+
+    def _read(self, raw: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Weights and the configuration of their model."""
+        require(
+            self.kind not in EXPORTED,
+            f"source: {self.origin} is an exported file, which lrfdyn predict runs; expected the model it was made of",
+        )
+        if self.kind == "checkpoint":
+            tensors, meta = read_checkpoint(self.path)
+            return model_weights(tensors, raw), meta.get("model_config", {})
+        return load_tensors(self.path)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """What is called source elsewhere is another argument here."""
+        try:
+            yield
+        except LrfdynError as error:
+            raise LrfdynError(re.sub(r"^source:", f"{self.argument}:", str(error))) from error
+
+
+Say = Callable[[str], None]
+
+
+def say_on_stderr(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def find_source(
+    text: str | os.PathLike[str], argument: str = "model", say: Say = say_on_stderr, **options: Any
+) -> Source:
+    """Finds the one model that a path or name stands for; several in a folder are an error that names one of them.
+
+    `argument` is what errors call the text, and `say` hears of a run that has not ended, whose newest whole checkpoint
+    is taken. `options` are those of `create_model` and go with the name of a model.
+
+        model = find_source("runs/cifar100").load()
+        model = find_source("spikformer_4_384:lrf_dyn", num_classes=10).load(seed=1)
+    """
+    origin, path = str(text), Path(text).expanduser()
+    inner = _models_in(path)
+    if inner:
+        require(len(inner) == 1, f"{argument}: {origin} holds {len(inner)} models; name one, such as {inner[0]}")
+        return find_source(inner[0], argument, say, **options)
+    if path.is_dir():
+        source = _find_folder(origin, path, argument, say)
+    elif path.exists():
+        source = _find_file(origin, path, argument, say)
+    else:
+        source = _find_name(origin, path, argument)
+    if options:
+        names = ", ".join(options)
+        require(not source.trained, f"{names}: only for the name of a model, whose weights are random; got {origin}")
+    return replace(source, options={**source.options, **options})
+
+
+def find_sources(text: str | os.PathLike[str], argument: str = "model", say: Say = say_on_stderr) -> list[Source]:
+    """Finds all models that a path or name stands for: those of the runs in the folder of a sweep or of `lrfdyn
+    reproduce`, else the one that `find_source` finds. Runs without a checkpoint are left out, and `say` hears of it."""
+    inner = _models_in(Path(text).expanduser())
+    begun = [path for path in inner if not _is_run(path) or _has_weights(path)]
+    for path in set(inner) - set(begun):
+        say(f"{argument}: {path} is a run without a checkpoint yet; it is left out")
+    return [find_source(path, argument, say) for path in begun or [Path(text)]]
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (f"model/{CONFIG_FILE}", "checkpoints", RECIPE_FILE))
+
+
+def _has_weights(run: Path) -> bool:
+    return (run / "model" / CONFIG_FILE).is_file() or bool(list_checkpoints(run / "checkpoints"))
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """The runs, saved models and weight files in a folder that is no model itself, in the paper's order."""
+    one = _is_run(folder) or (folder / CONFIG_FILE).is_file() or bool(list_checkpoints(folder))
+    for place in (folder / "runs", folder / "weights", *([] if one else [folder])):
+        inside = sorted(place.iterdir(), key=_paper_order) if place.is_dir() else []
+        found = [p for p in inside if p.suffix == WEIGHTS_ENDING or (p / CONFIG_FILE).is_file() or _is_run(p)]
+        if found:
+            return found
+    return []
+
+
+def _paper_order(path: Path) -> tuple[int, str]:
+    kind = path.stem.rpartition("-seed")[0]
+    return (USUAL_ORDER.index(kind) if kind in USUAL_ORDER else len(USUAL_ORDER), path.stem)
+
+
+def _find_folder(origin: str, path: Path, argument: str, say: Say) -> Source:
+    if (path / CONFIG_FILE).is_file():
+        facts = _training_facts(path.parent) if path.name == "model" and _is_run(path.parent) else {}
+        return Source(origin, "saved", path / WEIGHTS_FILE, argument, **facts)
+    if (path / "model" / CONFIG_FILE).is_file():
+        return Source(origin, "saved", path / "model" / WEIGHTS_FILE, argument, **_training_facts(path))
+    run = path.parent if list_checkpoints(path) else path
+    require(_is_run(run), f"{argument}: {origin} holds no model: no {CONFIG_FILE}, {WEIGHTS_ENDING} file or checkpoint")
+    found = newest_checkpoint(run / "checkpoints", say)
+    if found is None:
+        raise LrfdynError(f"{argument}: {origin} is a run without a checkpoint yet")
+    if run == path:
+        say(f"{argument}: {origin} is a run that has not ended; its newest checkpoint is taken, {found[0].name}")
+    return Source(origin, "checkpoint", found[0], argument, **_training_facts(run))
+
+
+def _training_facts(run: Path) -> dict[str, Any]:
+    """What a run says of itself."""
+    summary = read_json(run / "summary.json", "model") if (run / "summary.json").is_file() else {}
+    curve = [
+        {
+            "epoch": record["epoch"],
+            "train_loss": record.get("train_loss"),
+            "test_loss": record.get("test_loss"),
+            "test_accuracy": None if record.get("top1") is None else record["top1"] / 100,
+        }
+        for record in read_json_lines(run / "log.jsonl")
+        if record.get("kind") == "epoch"
+    ]
+    accuracy = None if summary.get("top1") is None else summary["top1"] / 100
+    seconds = summary.get("wall_s")
+    return {"run": run, "seed": summary.get("seed"), "accuracy": accuracy, "curve": curve, "train_seconds": seconds}
+
+
+def _find_file(origin: str, path: Path, argument: str, say: Say) -> Source:
+    for kind, ending in EXPORTED.items():
+        if path.suffix == ending:
+            return Source(origin, kind, path, argument)
+    endings = ", ".join((WEIGHTS_ENDING, *EXPORTED.values()))
+    require(
+        path.suffix == WEIGHTS_ENDING,
+        f"{argument}: expected a folder, a file that ends in {endings}, or the name of a model, got {origin}",
+    )
+    if path.name == WEIGHTS_FILE and path.with_name(CONFIG_FILE).is_file():
+        return _find_folder(origin, path.parent, argument, say)
+    _, meta = load_tensors(path)
+    if "checksum" in meta:
+        run = path.parent.parent
+        return Source(origin, "checkpoint", path, argument, run=run if _is_run(run) else None)
+    curve = meta.get("curve") or []
+    accuracy = curve[-1]["test_accuracy"] if curve else None
+    return Source(origin, "weights", path, argument, seed=meta.get("seed"), accuracy=accuracy, curve=curve)
+
+
+def _find_name(origin: str, path: Path, argument: str) -> Source:
+    """The name of a model or of a hub repository: nothing has this path."""
+    name, _, kind = origin.partition(":")
+    if name in list_models():
+        options = {"attention": kind} if kind else {}
+        if kind:
+            attention_options(kind)
+        require(
+            not kind or "attention" in model_class(name).options(),
+            f"{argument}: {name} has no attention, got {origin!r}",
+        )
+        return Source(origin, "name", argument=argument, options=options)
+    is_file = path.suffix in (WEIGHTS_ENDING, *EXPORTED.values())
+    if origin.count("/") == 1 and REPO_ID.fullmatch(origin) and not is_file and not path.parent.is_dir():
+        return Source(origin, "hub", argument=argument)
+    if is_file or "/" in origin:
+        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = get_close_matches(path.name, beside)
+        hint = f"; did you mean {' or '.join(str(path.with_name(other)) for other in near)}?" if near else ""
+        raise LrfdynError(f"{argument}: no such file or folder: {origin}{hint}")
+    raise LrfdynError(
+        f"{argument}: {origin!r} is no file or folder here and no model; {near_names(name, list_models())}"
+    )
