@@ -8,13 +8,10 @@ results.json, tables/*.csv and figures/*.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from lrfdyn.analysis.analyze import NOTES, analyze
@@ -23,8 +20,9 @@ from lrfdyn.analysis.measure.images import RANDOM, load_images
 from lrfdyn.analysis.measure.model import PASSES
 from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
 from lrfdyn.analysis.sources import find_sources
+from lrfdyn.commands.arguments import comma_list, command_line
+from lrfdyn.commands.bar import bars
 from lrfdyn.commands.models import wide_console
-from lrfdyn.commands.reproduce import comma_list
 from lrfdyn.data.base import DATA
 from lrfdyn.devices import choose_device
 from lrfdyn.files import writable_folder
@@ -60,22 +58,14 @@ def run(arguments: argparse.Namespace) -> None:
     sources = [source for text in arguments.models for source in find_sources(text, images)]
     writable_folder(arguments.out, "out")
     console = wide_console(100)
-    columns = (
-        TextColumn("{task.description:<24}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[news]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
+    with bars(console) as bar:
         total = len(sources) * PASSES * images.count
         task = bar.add_task("images", total=total, news="")
 
         def progress(model: str, what: str, done: int) -> None:
             bar.update(task, advance=done, news=f"{Path(model).name}: {what}")
 
-        results = analyze(sources, images, energy, command=shlex.join(["lrfdyn", *sys.argv[1:]]), progress=progress)
+        results = analyze(sources, images, energy, command=command_line(), progress=progress)
         bar.update(task, completed=total, news="")
     written = write_all(results, arguments.out, formats)
     console.print(table(results))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +25,10 @@ class Images:
     count: int
     batch_size: int
     device: torch.device
-    facts: dict[str, int]
+    facts: dict[str, int]  # options of a model for them: classes, size and channels; for noise the size, if asked for
     batches: list[Tensor]
     labels: list[Tensor]
     train: int | None = None  # training images of the data set
-
-    def model_options(self) -> dict[str, Any]:
-        """What the data says of a model: classes, size and channels; for noise the size, where one was asked for."""
-        return dict(self.facts)
 
     def of(self, model: SpikingModel) -> list[Tensor]:
         """The batches `[B, C, H, W]` for this model, which must be made for their channels and their size."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,25 +40,23 @@ def _allocated_by(layer: LRFDyn, buffers: str) -> int:
 
 def profile_model(
     model: SpikingModel,
-    name: str,
+    title: str,
     batches: Sequence[int],
     device: torch.device,
     *,
     repeats: int = 3,
     by_layer: bool = True,
 ) -> dict[str, Any]:
-    """Derived terms of every attention layer, and the measured peaks of both implementations, as plain values. The
-    model is moved to `device` and into evaluation mode."""
+    """Return the derived terms of every attention layer and the measured peaks of both implementations for every batch
+    size of `batches`, as plain values. The model is moved to `device` and into evaluation mode."""
     model = model.to(device).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     states = layer_states(model)
     runs = []
     for batch in batches:
         images = torch.randn(batch, *model.input_size, device=device)
-        runs += [
-            measure_inference(implementation, model, images, repeats, by_layer) for implementation in IMPLEMENTATIONS
-        ]
+        runs += [measure_inference(name, model, images, repeats, by_layer) for name in IMPLEMENTATIONS]
     return {
-        "model": name,
+        "model": title,
         "attention": model.config["attention"],
         "device": device_name(device),
         "time_steps": model.time_steps,
@@ -72,19 +71,20 @@ def profile_model(
 def measure_inference(
     implementation: str, model: SpikingModel, images: Tensor, repeats: int = 3, by_layer: bool = False
 ) -> dict[str, Any]:
-    """Peak, resident growth (CPU) and latency of "eager" (plain operations) or "low-memory" inference.
+    """Measure peak, resident growth (on a CPU) and latency of `implementation`, "eager" (plain operations) or
+    "low-memory", on images `[B, C, H, W]`, and with `by_layer` the peak of every layer.
 
     The peak of a compiled model is that of its first call, which allocates its buffers and, on a GPU, captures. What
     libraries allocate once in a process is left out, as are weights and images.
     """
-    device = images.device
-    eager = implementation == "eager"
+    device, eager = images.device, implementation == "eager"
+    build: Callable[[], Any] = (lambda: model) if eager else partial(compile_for_inference, model)
     with plain_operations() if eager else nullcontext(), torch.inference_mode():
         if device.type == "cuda" or eager:
-            (model if eager else compile_for_inference(model))(images)
-        network: Any = model if eager else compile_for_inference(model)
+            build()(images)
+        network = build()
         resident = resident_growth(lambda: network(images)) if device.type == "cpu" else None
-        network = model if eager else compile_for_inference(model)
+        network = build()
         peak = peak_allocation(lambda: network(images), device)
         latency = 1e3 * min(seconds_of(lambda: network(images), device) for _ in range(repeats))
         layers = _layer_peaks(eager, network, images) if by_layer else {}
