@@ -34,6 +34,7 @@ from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.recipes import load_recipe, run_name
 from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.run import run_training
+from lrfdyn.training.tasks import TestRun
 from lrfdyn.training.trainer import Trainer
 
 KEPT = ("log.jsonl", "log.csv", "classes.csv", "recipe.yaml")
@@ -88,7 +89,9 @@ def measure(config: TrainConfig, folder: Path, warm_up: int, timed: int) -> tupl
     except StepLimitError:
         began = time.perf_counter()
         run = config.run
-        trainer.task.test(trainer.model, trainer.source, run.test_batch_size, trainer.accelerator, trainer.dtype)
+        trainer.task.test(
+            trainer.model, TestRun(trainer.source, run.test_batch_size, trainer.accelerator, trainer.dtype)
+        )
         return clock.seconds * trainer.steps, time.perf_counter() - began
     finally:
         del trainer

@@ -26,7 +26,7 @@ from lrfdyn.segmentation.metric import build_confusion
 from lrfdyn.training.build import build_data, data_model
 from lrfdyn.training.processes import build_accelerator
 from lrfdyn.training.recipes import load_recipe
-from lrfdyn.training.tasks import task_of
+from lrfdyn.training.tasks import TestRun, task_of
 
 LONGEST_OPERATIONS = 15
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
         source.test_batches = lambda r=record, **how: timed(usual(**how), model.stride, seen, r)  # type: ignore[method-assign]
         with torch.profiler.profile() if args.profile and number == 1 else nullcontext() as profile:
             began = now()
-            task.test(model, source, config.run.test_batch_size, accelerator, torch.float32)
+            task.test(model, TestRun(source, config.run.test_batch_size, accelerator, torch.float32))
             record["all_s"] = now() - began
         records.append(record)
         if args.profile and number == 1:

@@ -74,12 +74,12 @@ def measure(name: str, attention: str, implementation: str, batch: int | None, r
         # replayed allocates nothing.
         step = TrainStep(call, optimizer, F.cross_entropy, amp=torch.bfloat16, graph=False)
         for _ in range(3):
-            step(images, labels)
+            step((images, labels))
         common.free_memory()
-        step(images, labels)
+        step((images, labels))
         peak = common.peak_mib()
         step = TrainStep(call, optimizer, F.cross_entropy, amp=torch.bfloat16, graph=ours)
-        ms = common.elapsed(lambda: step(images, labels), repeats)
+        ms = common.elapsed(lambda: step((images, labels)), repeats)
     return {
         "benchmark": "train_step", "model": name, "attention": attention, "implementation": implementation,
         "batch": batch, "dtype": "bfloat16", "images_per_s": batch / ms * 1e3, "peak_mib": peak,

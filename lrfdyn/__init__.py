@@ -7,7 +7,7 @@ from lrfdyn.errors import LrfdynError
 from lrfdyn.io.hub import from_pretrained
 from lrfdyn.models import create_model, list_models, register_model
 from lrfdyn.models.official import load_official
-from lrfdyn.segmentation import create_segmenter  # and its data set registers itself
+from lrfdyn.segmentation import create_segmenter  # and its data set and task register themselves
 from lrfdyn.version import __version__
 
 __all__ = [

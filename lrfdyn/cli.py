@@ -18,6 +18,7 @@ from lrfdyn.commands import (
     profile,
     recipes,
     reproduce,
+    sweep,
     theory,
     train,
 )
@@ -29,6 +30,7 @@ COMMANDS = {
     "models": models,
     "recipes": recipes,
     "train": train,
+    "sweep": sweep,
     "evaluate": evaluate,
     "figure-segmentation": figure_segmentation,
     "analyze": analyze,

@@ -30,7 +30,6 @@ from lrfdyn.models import SpikingModel, create_model, list_models
 from lrfdyn.models.registry import model_class
 
 EXPORTED = {"onnx": ".onnx", "executorch": ".pte"}  # runtimes and the endings of their files
-RANDOM = "random weights"
 USUAL_ORDER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")  # of the paper: reference, base, ours
 RECIPE_FILE = "recipe.yaml"  # of a run
 WEIGHTS_ENDING = ".safetensors"
@@ -149,31 +148,25 @@ def find_source(
 
 def find_sources(text: str | os.PathLike[str], argument: str = "model", say: Say = say_on_stderr) -> list[Source]:
     """Finds all models that a path or name stands for: those of the runs in the folder of a sweep or of `lrfdyn
-    reproduce`, else the one that `find_source` finds. Runs without a checkpoint are left out, and `say` hears of it."""
-    inner = _models_in(Path(text).expanduser())
-    begun = [path for path in inner if not _is_run(path) or _has_weights(path)]
-    for path in set(inner) - set(begun):
-        say(f"{argument}: {path} is a run without a checkpoint yet; it is left out")
-    return [find_source(path, argument, say) for path in begun or [Path(text)]]
+    reproduce`, runs without a checkpoint left out, else the one that `find_source` finds."""
+    return [find_source(path, argument, say) for path in _models_in(Path(text).expanduser()) or [Path(text)]]
 
 
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (f"model/{CONFIG_FILE}", "checkpoints", RECIPE_FILE))
-
-
-def _has_weights(run: Path) -> bool:
-    return (run / "model" / CONFIG_FILE).is_file() or bool(list_checkpoints(run / "checkpoints"))
+def _is_model(path: Path) -> bool:
+    """Whether a path is a run with a model or a checkpoint, the checkpoints of one, a saved model or a weight file."""
+    saved = any((path / inner).is_file() for inner in (CONFIG_FILE, f"model/{CONFIG_FILE}"))
+    return (
+        saved or path.suffix == WEIGHTS_ENDING or bool(list_checkpoints(path) + list_checkpoints(path / "checkpoints"))
+    )
 
 
 def _models_in(folder: Path) -> list[Path]:
-    """The runs, saved models and weight files in a folder that is no model itself, in the paper's order."""
-    one = _is_run(folder) or (folder / CONFIG_FILE).is_file() or bool(list_checkpoints(folder))
-    for place in (folder / "runs", folder / "weights", *([] if one else [folder])):
-        inside = sorted(place.iterdir(), key=_paper_order) if place.is_dir() else []
-        found = [p for p in inside if p.suffix == WEIGHTS_ENDING or (p / CONFIG_FILE).is_file() or _is_run(p)]
-        if found:
-            return found
-    return []
+    """The models in a folder that is none itself, in the paper's order."""
+    places = [place for place in (folder / "runs", folder / "weights", folder) if place.is_dir()]
+    if not places or _is_model(folder):
+        return []
+    found = ([path for path in place.iterdir() if _is_model(path)] for place in places)
+    return sorted(next(filter(None, found), []), key=_paper_order)
 
 
 def _paper_order(path: Path) -> tuple[int, str]:
@@ -182,16 +175,14 @@ def _paper_order(path: Path) -> tuple[int, str]:
 
 
 def _find_folder(origin: str, path: Path, argument: str, say: Say) -> Source:
-    if (path / CONFIG_FILE).is_file():
-        facts = _training_facts(path.parent) if path.name == "model" and _is_run(path.parent) else {}
-        return Source(origin, "saved", path / WEIGHTS_FILE, argument, **facts)
-    if (path / "model" / CONFIG_FILE).is_file():
-        return Source(origin, "saved", path / "model" / WEIGHTS_FILE, argument, **_training_facts(path))
+    for folder, run in ((path, path.parent), (path / "model", path)):
+        if (folder / CONFIG_FILE).is_file():
+            facts = _training_facts(run) if folder.name == "model" else {}
+            return Source(origin, "saved", folder / WEIGHTS_FILE, argument, **facts)
     run = path.parent if list_checkpoints(path) else path
-    require(_is_run(run), f"{argument}: {origin} holds no model: no {CONFIG_FILE}, {WEIGHTS_ENDING} file or checkpoint")
     found = newest_checkpoint(run / "checkpoints", say)
     if found is None:
-        raise LrfdynError(f"{argument}: {origin} is a run without a checkpoint yet")
+        raise LrfdynError(f"{argument}: {origin} holds no model: no {CONFIG_FILE}, {WEIGHTS_ENDING} file or checkpoint")
     if run == path:
         say(f"{argument}: {origin} is a run that has not ended; its newest checkpoint is taken, {found[0].name}")
     return Source(origin, "checkpoint", found[0], argument, **_training_facts(run))
@@ -228,8 +219,7 @@ def _find_file(origin: str, path: Path, argument: str, say: Say) -> Source:
         return _find_folder(origin, path.parent, argument, say)
     _, meta = load_tensors(path)
     if "checksum" in meta:
-        run = path.parent.parent
-        return Source(origin, "checkpoint", path, argument, run=run if _is_run(run) else None)
+        return Source(origin, "checkpoint", path, argument, run=path.parent.parent)
     curve = meta.get("curve") or []
     accuracy = curve[-1]["test_accuracy"] if curve else None
     return Source(origin, "weights", path, argument, seed=meta.get("seed"), accuracy=accuracy, curve=curve)
@@ -239,22 +229,17 @@ def _find_name(origin: str, path: Path, argument: str) -> Source:
     """The name of a model or of a hub repository: nothing has this path."""
     name, _, kind = origin.partition(":")
     if name in list_models():
-        options = {"attention": kind} if kind else {}
         if kind:
-            attention_options(kind)
-        require(
-            not kind or "attention" in model_class(name).options(),
-            f"{argument}: {name} has no attention, got {origin!r}",
-        )
-        return Source(origin, "name", argument=argument, options=options)
+            attention_options(kind)  # an unknown kind is an error
+            has_one = "attention" in model_class(name).options()
+            require(has_one, f"{argument}: {name} has no attention, got {origin!r}")
+        return Source(origin, "name", argument=argument, options={"attention": kind} if kind else {})
     is_file = path.suffix in (WEIGHTS_ENDING, *EXPORTED.values())
     if origin.count("/") == 1 and REPO_ID.fullmatch(origin) and not is_file and not path.parent.is_dir():
         return Source(origin, "hub", argument=argument)
     if is_file or "/" in origin:
-        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = get_close_matches(path.name, beside)
+        near = get_close_matches(path.name, [other.name for other in path.parent.glob("*")])
         hint = f"; did you mean {' or '.join(str(path.with_name(other)) for other in near)}?" if near else ""
         raise LrfdynError(f"{argument}: no such file or folder: {origin}{hint}")
-    raise LrfdynError(
-        f"{argument}: {origin!r} is no file or folder here and no model; {near_names(name, list_models())}"
-    )
+    near_models = near_names(name, list_models())
+    raise LrfdynError(f"{argument}: {origin!r} is no file or folder here and no model; {near_models}")

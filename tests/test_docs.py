@@ -51,8 +51,8 @@ def test_order_alone_does_not_make_lrf_dyn_local():
     claim = "LRF-Dyn is more local than SSA"
     for late, verdict in ((0.2, "**no**"), (0.33, "**yes**"), (None, "not decided")):
         dyn = {"locality": {"short_range_share": 0.4, "last_row_short_range_share": late}}
-        assert seen([*findings.locality_claims({"ssa": ssa, "lrf_dyn": dyn})], claim) == verdict
-    assert seen([*findings.locality_claims({"ssa": ssa})], claim) == "not decided"
+        assert seen([*findings.attention_claims({"ssa": ssa, "lrf_dyn": dyn})], claim) == verdict
+    assert seen([*findings.attention_claims({"ssa": ssa})], claim) == "not decided"
 
 
 def test_one_seed_decides_no_accuracy():

@@ -24,7 +24,8 @@ def table(header: Sequence[str], body: Iterable[Sequence[str]], numbers: bool = 
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    return "–" if share is None else f"{100 * share:.{digits}f} %"
+    """A share in percent, with a space that does not break."""
+    return "–" if share is None else f"{100 * share:.{digits}f}\u00a0%"
 
 
 def kib(count: float | None, digits: int = 1) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from docs.parts import ROOT, kib, read, table
 from lrfdyn.analysis.measure.memory import attention_state
 from lrfdyn.attention import attention_label
-from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.models.summary import meta_model
 
 MODEL = "spikformer_8_512"

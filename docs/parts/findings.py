@@ -24,6 +24,18 @@ FIGURES = (
 )  # fmt: skip
 FIGURE_NAMES = {"digits": "digits", "cifar100": "cifar100_spikformer_4_384"}
 UNKNOWN = "not measured"
+NEAR, LATE = "short_range_share", "last_row_short_range_share"
+LOCAL = "more attention nearby"
+# Claim, rule, two kinds, what is compared, and 1 where the first must have more of it, -1 where less.
+COMPARED = (
+    ("Softmax attention is local", LOCAL, "vsa", "ssa", NEAR, 1),
+    ("VSA has lower entropy than SSA", "mean entropy", "vsa", "ssa", "entropy_mean", -1),
+    ("LRF-SSA is more local than SSA", LOCAL, "lrf_ssa", "ssa", NEAR, 1),
+    ("LRF-SSA has lower entropy than SSA", "mean entropy", "lrf_ssa", "ssa", "entropy_mean", -1),
+    ("LRF-Dyn is more local than SSA", f"{LOCAL}; in the last row too", "lrf_dyn", "ssa", NEAR, 1),
+    ("The receptive field of LRF-SSA is more local", "more gradient in the square", "lrf_ssa", "ssa", "field", 1),
+    ("The receptive field of LRF-Dyn is more local", "more gradient in the square", "lrf_dyn", "ssa", "field", 1),
+)
 Entries = dict[str, dict[str, Any]]
 Claim = list[str]
 
@@ -72,40 +84,6 @@ def locality(name: str) -> str:
     return table([*header, "queries without weight"], body)
 
 
-def locality_claims(kinds: Entries) -> Iterator[Claim]:
-    def value(kind: str, key: str) -> float | None:
-        return kinds.get(kind, {}).get("locality", {}).get(key)
-
-    near, late = "short_range_share", "last_row_short_range_share"
-    yield claim(
-        "Softmax attention is local", "VSA has more attention nearby than SSA",
-        [value("vsa", near), value("ssa", near)], lambda vsa, ssa: vsa > ssa, percent,
-    )  # fmt: skip
-    keys = ("entropy_mean", "entropy_uniform", "mean_distance", "mean_distance_uniform")
-    entropy, most, distance, farthest = (value("ssa", key) for key in keys)
-    shares = [None if entropy is None else entropy / most, None if distance is None else distance / farthest]  # type: ignore[operator]
-    rule = "entropy and mean distance of SSA are at least 95 % of the uniform ones"
-    yield claim("SSA is almost uniform", rule, shares, lambda *both: min(both) >= 0.95, percent)
-    entropies = {kind: value(kind, "entropy_mean") for kind in ("vsa", "ssa", "lrf_ssa")}
-    yield claim(
-        "VSA has lower entropy than SSA", "mean entropy",
-        [entropies["vsa"], entropies["ssa"]], lambda vsa, ssa: vsa < ssa, "{:.2f}".format,
-    )  # fmt: skip
-    yield claim(
-        "LRF-SSA is more local than SSA", "more attention nearby",
-        [value("lrf_ssa", near), value("ssa", near)], lambda lrf, ssa: lrf > ssa, percent,
-    )  # fmt: skip
-    yield claim(
-        "LRF-SSA has lower entropy than SSA", "mean entropy",
-        [entropies["lrf_ssa"], entropies["ssa"]], lambda lrf, ssa: lrf < ssa, "{:.2f}".format,
-    )  # fmt: skip
-    yield claim(
-        "LRF-Dyn is more local than SSA", "more attention nearby, of all queries and of those in the last row",
-        [value("lrf_dyn", near), value("ssa", near), value("lrf_dyn", late), value("ssa", late)],
-        lambda dyn, ssa, late_dyn, late_ssa: dyn > ssa and late_dyn > late_ssa, percent,
-    )  # fmt: skip
-
-
 def field_square(kinds: Entries) -> tuple[int, int]:
     """Pixels a side of the square that is compared, the first of at least half of the image, and of the image."""
     pixels = next(iter(kinds.values()))["receptive_field"]
@@ -130,18 +108,6 @@ def fields(name: str) -> str:
     return table([*header, "gradient that passes around attention", "of that inside the square"], body)
 
 
-def field_claims(kinds: Entries) -> Iterator[Claim]:
-    kinds = {kind: entry for kind, entry in kinds.items() if entry.get("receptive_field")}
-    square, _ = field_square(kinds)
-    found = {kind: inside(entry["receptive_field"], square) for kind, entry in kinds.items()}
-    for kind, label in (("lrf_ssa", "LRF-SSA"), ("lrf_dyn", "LRF-Dyn")):
-        yield claim(
-            f"The receptive field of {label} is more local than that of SSA",
-            f"more of the gradient inside {square} x {square} pixels",
-            [found.get(kind), found.get("ssa")], lambda one, ssa: one > ssa, percent,
-        )  # fmt: skip
-
-
 def accuracy(name: str) -> str:
     body = []
     for entry in entries(name).values():
@@ -158,24 +124,51 @@ def accuracy(name: str) -> str:
     return table([*header, "energy per image", "of that inside attention"], body)
 
 
+def facts(kinds: Entries) -> Callable[[str, str], float | None]:
+    """The measured numbers by kind and key; None where they were not measured."""
+    fields = {kind: entry["receptive_field"] for kind, entry in kinds.items() if entry.get("receptive_field")}
+    square = field_square(kinds)[0] if fields else 0
+
+    def value(kind: str, key: str) -> float | None:
+        if key == "field":
+            return inside(fields[kind], square) if kind in fields else None
+        return kinds.get(kind, {}).get("locality", {}).get(key)
+
+    return value
+
+
+def attention_claims(kinds: Entries) -> Iterator[Claim]:
+    """Claims on locality, entropy and receptive fields."""
+    value = facts(kinds)
+    for text, rule, first, second, key, sign in COMPARED:
+        values = [value(first, key), value(second, key)]
+        show = "{:.2f}".format if key == "entropy_mean" else percent
+        if first == "lrf_dyn" and key == NEAR:  # order alone is near, except for the last queries
+            values += [value(first, LATE), value(second, LATE)]
+        yield claim(
+            text, rule, values, lambda *v, s=sign: all(s * (v[i] - v[i + 1]) > 0 for i in range(0, len(v), 2)), show
+        )
+    keys = ("entropy_mean", "entropy_uniform", "mean_distance", "mean_distance_uniform")
+    entropy, most, distance, farthest = (value("ssa", key) for key in keys)
+    shares = [None if x is None or y is None else x / y for x, y in ((entropy, most), (distance, farthest))]
+    rule = "entropy and mean distance of SSA are at least 95 % of the uniform ones"
+    yield claim("SSA is almost uniform", rule, shares, lambda *both: min(both) >= 0.95, percent)
+
+
 def accuracy_claims(kinds: Entries) -> Iterator[Claim]:
-    ssa = kinds.get("ssa", {})
     for kind, label in (("lrf_ssa", "LRF-SSA"), ("lrf_dyn", "LRF-Dyn")):
-        other = kinds.get(kind, {})
-        row = claim(
-            f"{label} is more accurate than SSA", "by more than both spreads together",
-            [other.get("accuracy_mean"), ssa.get("accuracy_mean")],
-            lambda one, base, other=other: one - base > other["accuracy_spread"] + ssa["accuracy_spread"],
-            lambda value: percent(value, 2),
-        )  # fmt: skip
-        if row[2] != UNKNOWN and min(len(ssa["accuracy_values"]), len(other["accuracy_values"])) < 2:
-            row[3] = "not decided: one seed"
-        yield row
+        pair = [kinds.get(one, {}) for one in (kind, "ssa")]
+        spread = sum(one.get("accuracy_spread") or 0.0 for one in pair)
+        means = [one.get("accuracy_mean") for one in pair]
+        text, rule = f"{label} is more accurate than SSA", "by more than both spreads together"
+        row = claim(text, rule, means, lambda x, y, spread=spread: x - y > spread, lambda value: percent(value, 2))
+        one_seed = row[2] != UNKNOWN and min(len(one["accuracy_values"]) for one in pair) < 2
+        yield [*row[:3], "not decided: one seed"] if one_seed else row
 
 
 def claims(name: str) -> str:
     kinds = entries(name)
-    rows = [*locality_claims(kinds), *field_claims(kinds), *accuracy_claims(kinds)]
+    rows = [*attention_claims(kinds), *accuracy_claims(kinds)]
     return table(["the paper's claim", "rule", "measured", "seen here"], rows)
 
 

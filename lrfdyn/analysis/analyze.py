@@ -103,12 +103,14 @@ def analyze(
     _tell_apart(list(entries.values()))
     names = list(dict.fromkeys(entry["model"] for entry in entries.values()))
     what = "noise" if images.name == RANDOM else images.name
+    epochs = max(len(run["curve"]) for run in runs)
+    trained = f", {_plural(len(runs), 'run')} of training for {_plural(epochs, 'epoch')}" if epochs else ""
     noun = "image" if what == "noise" else "test image"
     times = [run["train_seconds"] for run in runs if run["train_seconds"] is not None]
     return {
         "format": RESULTS_FORMAT,
         "title": title or f"{', '.join(names)} on {what}",
-        "lead": f"{_plural(len(entries), 'model')}, analysed on {_plural(images.count, noun)} of {what}.",
+        "lead": f"{_plural(len(entries), 'model')}{trained}, analysed on {_plural(images.count, noun)} of {what}.",
         "command": command,
         "created": datetime.now().isoformat(timespec="seconds"),
         "version": __version__,
@@ -215,6 +217,7 @@ def _common_recipe(sources: Sequence[Source]) -> dict[str, Any]:
 
 
 def _notes(entries: dict[str, dict[str, Any]], on_images_only: Collection[str], images: Images) -> Iterator[str]:
+    """Lines about these models: random weights, accuracies on few images, and what an attention does not say."""
     untrained = [entry["label"].replace(RANDOM_LABEL, "") for entry in entries.values() if not entry["trained"]]
     if untrained:
         yield f"Random weights, not trained: {'; '.join(untrained)}. {NOTES_RANDOM}"
@@ -224,4 +227,4 @@ def _notes(entries: dict[str, dict[str, Any]], on_images_only: Collection[str], 
             f"Accuracy of {few} is that on the {_plural(images.count, 'image')} of this analysis: the files say "
             "nothing of the whole test set."
         )
-    yield from dict.fromkeys(note for entry in entries.values() for note in entry.get("notes", ()))
+    yield from dict.fromkeys(note for entry in entries.values() for note in entry["notes"])

@@ -21,7 +21,7 @@ def find_sources(text: str, images: Images) -> list[Source]:
 
 def _fit(source: Source, images: Images) -> Source:
     takes = model_class(source.origin.partition(":")[0]).options()
-    facts = {key: value for key, value in images.model_options().items() if key in takes}
+    facts = {key: value for key, value in images.facts.items() if key in takes}
     return replace(source, options={**source.options, **facts})
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from lrfdyn.attention.host import AttentionHost
-from lrfdyn.errors import require, require_integer, require_integers
+from lrfdyn.errors import LrfdynError, require, require_integer, require_integers
 
+if TYPE_CHECKING:
+    from lrfdyn.attention.row_stream import RowStream
+
+Grid = tuple[int, int]  # rows and columns of tokens
 Spikes = Mapping[str, Tensor]  # of the projections by name, `[T, B, C, H, W]` each
-BLOCK = 2**24  # numbers of mixing weights that are held at a time
+WeightBlocks = Iterator[tuple[range, Tensor]]  # ranges of queries and their weights `[B, queries, N]`
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Attention(nn.Module):
     normalized: ClassVar[bool] = False  # True where mix ends in a norm: then the host's ordinary neuron fires
     fixed_mixing: ClassVar[bool] = False  # True where mixing_weights are the same for all images
 
-    def __init__(self, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost) -> None:
+    def __init__(self, dim: int, heads: int, grid: Grid, host: AttentionHost) -> None:
         super().__init__()
         require_integer("dim", dim, 1)
         require_integer("heads", heads, 1)
@@ -97,9 +101,7 @@ class Attention(nn.Module):
         """The attention output before the firing neuron, `[T, B, value_dim, H, W]`, of the projections' spikes."""
         raise NotImplementedError
 
-    def mixing_weights(
-        self, spikes: Spikes, grid: tuple[int, int], block: int = BLOCK
-    ) -> Iterator[tuple[range, Tensor]] | None:
+    def mixing_weights(self, spikes: Spikes, grid: Grid, block: int) -> WeightBlocks | None:
         """How much of each token reaches each query: ranges of queries in raster order, and for each of them weights
         `[B, queries, N]` (B = 1 where they do not depend on the image), of which about `block` numbers are held.
 
@@ -108,14 +110,26 @@ class Attention(nn.Module):
         """
         return None
 
-    def operation_counts(self, spikes: Spikes, grid: tuple[int, int]) -> dict[str, Operations] | None:
+    def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations] | None:
         """The parts of the layer beyond its projections and their operations, for all images and time steps of
         `spikes`, which hold whole numbers."""
         return None
 
-    def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm] | None:
+    def state_terms(self, grid: Grid | None = None) -> list[StateTerm] | None:
         """What must be held at inference on this grid (default: the layer's own), term by term."""
         return None
+
+    def row_stream(
+        self, time_steps: int = 1, batch: int = 1, grid: Grid | None = None, buffers: str = "spikes"
+    ) -> RowStream:
+        """The layer's mixing one row of tokens at a time, with all its state allocated. A kind that can stream defines
+        this and returns an object with the methods of `RowStream`."""
+        raise LrfdynError(f"attention: {self.kind!r} has no streaming form")
+
+    @property
+    def streams(self) -> bool:
+        """Whether this kind defines `row_stream`."""
+        return type(self).row_stream is not Attention.row_stream
 
     def missing(self, what: str) -> str:
         """A line for reports about a fact that this kind leaves out."""
@@ -128,31 +142,3 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, heads={self.heads}, grid={self.grid}"
-
-
-def to_heads(x: Tensor, heads: int) -> Tensor:
-    """`[T, B, C, H, W]` as `[T * B, heads, N, C / heads]`, without a copy where the memory allows."""
-    return x.flatten(0, 1).flatten(2).unflatten(1, (heads, -1)).mT
-
-
-def from_heads(y: Tensor, like: Tensor) -> Tensor:
-    """`[T * B, heads, N, e]` as `[T, B, heads * e, H, W]` in channels-last memory."""
-    return from_tokens(y.transpose(1, 2).flatten(2), like)
-
-
-def to_tokens(x: Tensor) -> Tensor:
-    """`[T, B, C, H, W]` as `[T * B, N, C]` in raster order."""
-    return x.flatten(0, 1).flatten(2).mT
-
-
-def from_tokens(y: Tensor, like: Tensor) -> Tensor:
-    """`[T * B, N, C]` as `[T, B, C, H, W]` with the time, batch and grid of `like`."""
-    time, batch, _, height, width = like.shape
-    return y.reshape(time, batch, height, width, -1).permute(0, 1, 4, 2, 3)
-
-
-def query_blocks(tokens: int, numbers: int, block: int) -> Iterator[range]:
-    """The queries in ranges of about `block` numbers, at `numbers` for each query."""
-    size = max(1, block // numbers)
-    for start in range(0, tokens, size):
-        yield range(start, min(tokens, start + size))

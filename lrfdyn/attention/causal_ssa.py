@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lrfdyn.attention.base import StateTerm
+from lrfdyn.attention.base import Grid, StateTerm
 from lrfdyn.attention.host import AttentionHost
 from lrfdyn.attention.lrf_ssa import LRFSSA
 from lrfdyn.attention.registry import register_attention
@@ -20,12 +20,10 @@ class CausalSSA(LRFSSA):
 
     causal = True
 
-    def __init__(
-        self, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost, dilations: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, dim: int, heads: int, grid: Grid, host: AttentionHost, dilations: Sequence[int] = ()) -> None:
         super().__init__(dim, heads, grid, host, dilations)
 
-    def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
+    def state_terms(self, grid: Grid | None = None) -> list[StateTerm]:
         terms = super().state_terms(grid)
         height, width = grid or self.grid
         reach = max(self.lrf.dilations, default=0)

@@ -8,37 +8,28 @@ out = SN{BN(Y)}
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lrfdyn.attention.base import (
-    BLOCK,
-    Attention,
-    Operations,
-    Spikes,
-    StateTerm,
-    from_tokens,
-    query_blocks,
-    to_tokens,
-)  # fmt: skip
+from lrfdyn.attention.base import Attention, Grid, Operations, Spikes, StateTerm, WeightBlocks
 from lrfdyn.attention.host import AttentionHost
+from lrfdyn.attention.layout import from_tokens, query_blocks, to_tokens
 from lrfdyn.attention.local import LocalReceptiveFields
 from lrfdyn.attention.registry import register_attention
+from lrfdyn.attention.row_stream import BUFFERS, RowStream
 from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.nn.neurons import fused_dynamics, fused_norm
 from lrfdyn.ops.bn_lif import bn_lif
 from lrfdyn.ops.dendrite import dendrite, initial_dendrites, mode_kernel, paired_modes
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf
-from lrfdyn.ops.spike_bits import bits_of
+from lrfdyn.ops.step_bits import step_bits_of
 
 TOKENS = ("value", "qkv")
-# What streaming holds of the rows that the stencils still reach, the least first.
-BUFFERS = ("spikes", "states", "potentials")
 
 
 class Dendrites(nn.Module):
@@ -65,12 +56,12 @@ class Dendrites(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """Soma potentials of `u` `[T, B, C, H, W]` along the raster order of each time step."""
-        bits = bits_of(u)  # left with spikes by the kernels of a GPU
+        bits = step_bits_of(u)  # left with spikes by the kernels of a GPU
         packed = None if bits is None else to_tokens(bits.unsqueeze(0))
         soma, _ = dendrite(to_tokens(u), *self.modes(u.shape[-1]), packed=packed)
         return from_tokens(soma, like=u)
 
-    def kernel(self, grid: tuple[int, int]) -> Tensor:
+    def kernel(self, grid: Grid) -> Tensor:
         """kappa over the tokens of a grid, `[N, C]`."""
         return mode_kernel(*self.modes(grid[1]), grid[0] * grid[1])
 
@@ -88,7 +79,7 @@ class LRFDyn(Attention):
     fixed_mixing = True
 
     def __init__(
-        self, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost,
+        self, dim: int, heads: int, grid: Grid, host: AttentionHost,
         dilations: Sequence[int] = (3, 5), dendrites: int = 8, token: str = "value",
     ) -> None:  # fmt: skip
         if token not in TOKENS:
@@ -120,9 +111,7 @@ class LRFDyn(Attention):
         x = self.dendrites(k * v)
         return q * self.lrf(x, residual=x)
 
-    def mixing_weights(
-        self, spikes: Spikes, grid: tuple[int, int], block: int = BLOCK
-    ) -> Iterator[tuple[range, Tensor]]:
+    def mixing_weights(self, spikes: Spikes, grid: Grid, block: int) -> WeightBlocks:
         """|(I + LRF) Toeplitz(kappa)|, a few input tokens at a time; the gates q and k of `token="qkv"` are left
         out."""
         kernel = self.dendrites.kernel(grid).detach()  # [N, C]
@@ -135,7 +124,7 @@ class LRFDyn(Attention):
             columns.append(lrf(soma, self.lrf.weight.detach(), self.lrf.dilations, soma).abs().mean(1).flatten(1))
         yield range(n), torch.cat(columns).T.unsqueeze(0)
 
-    def operation_counts(self, spikes: Spikes, grid: tuple[int, int]) -> dict[str, Operations]:
+    def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations]:
         v = spikes["v"]
         u = v if self.token == "value" else self.widen(spikes["k"]) * v
         modes = self.dendrites.weight.shape[1]  # k / 2
@@ -150,30 +139,30 @@ class LRFDyn(Attention):
             counts["lrf"] = Operations(multiply_accumulates=frames * float(self.lrf.uses(grid).sum()))
         return counts
 
-    def state_terms(self, grid: tuple[int, int] | None = None, buffers: str = BUFFERS[0]) -> list[StateTerm]:
-        """With the rows that the stencils reach held as `buffers` says (see `deploy.streaming`)."""
+    def row_stream(
+        self, time_steps: int = 1, batch: int = 1, grid: Grid | None = None, buffers: str = BUFFERS[0]
+    ) -> RowStream:
+        return RowStream(self, time_steps, batch, grid, buffers)
+
+    def state_terms(self, grid: Grid | None = None, buffers: str = BUFFERS[0]) -> list[StateTerm]:
+        """With the rows that the stencils reach held as `buffers` says (see `row_stream.py`)."""
         if buffers not in BUFFERS:
             raise unknown_name("buffers", buffers, BUFFERS)
         height, width = grid or self.grid
-        channels, reach = self.value_dim, self.lrf.reach(height)
-        state = 2 * self.dendrites.weight.shape[1] * channels
+        reach, modes = self.lrf.reach(height), self.dendrites.weight.shape[1]
+        # One state at the last row that is still read, or one at every row that a stencil reads.
+        states = 1 + 2 * sum(d < height for d in self.lrf.dilations) if buffers == "states" else 1
+        formula = "k d" if states == 1 else f"{states} k d"
+        terms = [StateTerm("dendrites", formula, states * 2 * modes * self.value_dim, 32)]
         if not reach:
-            return [StateTerm("dendrites", "k d", state, 32)]
+            return terms
         rows = min(2 * reach + 1, height)
         line = f"{rows} rows of W d"
         if buffers == "potentials":
-            terms = [
-                StateTerm("dendrites", "k d", state, 32),
-                StateTerm("line buffers", line, rows * width * channels, 32),
-            ]
+            terms.append(StateTerm("line buffers", line, rows * width * self.value_dim, 32))
         else:
-            # One state at the last row that is still read, or one at every row that a stencil reads.
-            states = 1 if buffers == "spikes" else 1 + 2 * sum(d < height for d in self.lrf.dilations)
-            whole_bytes = -(-channels // 8) * 8
-            terms = [
-                StateTerm("dendrites", "k d" if states == 1 else f"{states} k d", states * state, 32),
-                StateTerm("token spikes", line, rows * width * whole_bytes, self.token_bits),
-            ]
+            whole_bytes = -(-self.value_dim // 8) * 8
+            terms.append(StateTerm("token spikes", line, rows * width * whole_bytes, self.token_bits))
         if self.token == "qkv":
             # Queries wait until the rows below them that the stencils reach have arrived.
             rows = min(reach + 1, height)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lrfdyn.attention.base import Operations, Spikes
+from lrfdyn.attention.base import Grid, Operations, Spikes
 from lrfdyn.attention.host import AttentionHost
 from lrfdyn.attention.local import LocalReceptiveFields
 from lrfdyn.attention.registry import register_attention
@@ -18,7 +18,7 @@ class LRFSSA(SSA):
     """s q (k^T v) + sum_d DWConv3x3(v; dilation d). The scale is on the global term only."""
 
     def __init__(
-        self, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost, dilations: Sequence[int] = (3, 5)
+        self, dim: int, heads: int, grid: Grid, host: AttentionHost, dilations: Sequence[int] = (3, 5)
     ) -> None:
         super().__init__(dim, heads, grid, host)
         self.lrf = LocalReceptiveFields(self.value_dim, dilations)
@@ -27,7 +27,7 @@ class LRFSSA(SSA):
         mixed, v = self.mix_and_values(*spikes)
         return self.lrf(v, residual=mixed)
 
-    def query_weights(self, q: Tensor, k: Tensor, queries: range, grid: tuple[int, int]) -> Tensor:
+    def query_weights(self, q: Tensor, k: Tensor, queries: range, grid: Grid) -> Tensor:
         scores = self.scores(q, k, queries)
         weights = scores.abs().mean(1)
         for rows, keys, taps in self.lrf.taps(queries, grid):
@@ -36,7 +36,7 @@ class LRFSSA(SSA):
             weights[:, rows, keys] = near.abs().mean((1, 2))
         return weights
 
-    def operation_counts(self, spikes: Spikes, grid: tuple[int, int]) -> dict[str, Operations]:
+    def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations]:
         counts = super().operation_counts(spikes, grid)
         if self.lrf.dilations:
             v = spikes["v"].sum((0, 1, 2))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from torch import Tensor
 
-from lrfdyn.attention.base import BLOCK, Attention, Operations, Spikes, StateTerm, query_blocks, to_tokens
+from lrfdyn.attention.base import Attention, Grid, Operations, Spikes, StateTerm, WeightBlocks
+from lrfdyn.attention.layout import query_blocks, to_tokens
 from lrfdyn.attention.registry import register_attention
 
 
@@ -24,19 +24,17 @@ class SDSA(Attention):
         k, v = spikes[-2:]
         return (self.widen(k) * v).sum((3, 4), keepdim=True)
 
-    def mixing_weights(
-        self, spikes: Spikes, grid: tuple[int, int], block: int = BLOCK
-    ) -> Iterator[tuple[range, Tensor]]:
+    def mixing_weights(self, spikes: Spikes, grid: Grid, block: int) -> WeightBlocks:
         """k_j * v_j, mean over channels: what token j adds to the gate, for every query the same."""
         given = to_tokens(self.widen(spikes["k"]) * spikes["v"]).abs().mean(-1)
         given = given.unflatten(0, spikes["v"].shape[:2]).sum(0)
         for queries in query_blocks(given.shape[1], given.numel(), block):
             yield queries, given.unsqueeze(1).expand(-1, len(queries), -1)
 
-    def operation_counts(self, spikes: Spikes, grid: tuple[int, int]) -> dict[str, Operations]:
+    def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations]:
         return {"k * v": Operations((self.widen(spikes["k"]) * spikes["v"]).sum())}
 
-    def state_terms(self, grid: tuple[int, int] | None = None) -> list[StateTerm]:
+    def state_terms(self, grid: Grid | None = None) -> list[StateTerm]:
         tokens = math.prod(grid or self.grid)
         # As in SSA, the projections of the whole image.
         return [

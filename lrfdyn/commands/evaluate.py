@@ -9,13 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
+from lrfdyn.commands.arguments import add_keys, command_line, given_keys
 from lrfdyn.commands.bar import bar
-from lrfdyn.commands.train import add_keys, overrides
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io.checkpoints import list_checkpoints, read_checkpoint
 from lrfdyn.sources import find_source
@@ -25,7 +23,6 @@ from lrfdyn.training.tasks import describe_results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.allow_abbrev = False
     parser.usage = "lrfdyn evaluate SOURCE [--option ...] [--section.key VALUE ...]"
     add = parser.add_argument
     add("source", help="the folder of a run, what it saved, or the name or path of a recipe")
@@ -48,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
         def progress(images: int, total: int) -> None:
             shown.update(task, advance=images, total=total)
 
-        result: dict[str, Any] = {"source": source, "command": shlex.join(["lrfdyn", *sys.argv[1:]])}
+        result: dict[str, Any] = {"source": source, "command": command_line()}
         result |= evaluate_weights(config, weights, Path(source), progress)
     if first:  # all processes have the same numbers
         print_result(result, arguments)
@@ -73,7 +70,7 @@ def print_classes(rows: list[dict[str, Any]]) -> None:
 
 def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:
     """Configuration, tensors by name, and the file that they are from."""
-    given, changed = Path(arguments.source), overrides(arguments)
+    given, changed = Path(arguments.source), given_keys(arguments)
     if given.exists() and given.suffix not in ENDINGS:
         require(arguments.weights is None, "weights: only with a recipe; a run and a checkpoint hold their own")
         source = find_source(given, "source")

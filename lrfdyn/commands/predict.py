@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lrfdyn.commands.bar import bar
+from lrfdyn.deploy.predict import Predictor, expand_images
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.files import writable_folder, write_json
+from lrfdyn.segmentation.predict import predict_segmentation
 
 TASKS = ("classification", "segmentation")
 
@@ -41,70 +43,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.task not in TASKS:
         raise unknown_name("task", arguments.task, TASKS)
-    from lrfdyn.deploy.predict import expand_images
-
     if arguments.json not in (None, "-"):
         writable_folder(Path(arguments.json).parent, "json")  # told before the work is done
     paths = expand_images(arguments.images)
-    segments = arguments.task == "segmentation"
-    records = segment(arguments, paths) if segments else classify(arguments, paths)
-    bad = [record for record in records if "error" in record]
-    for record in bad:
-        print(f"lrfdyn predict: cannot read {record['image']} ({record['error']})", file=sys.stderr)
+    found = segment(arguments, paths) if arguments.task == "segmentation" else classify(arguments, paths)
+    records, bad = [], 0
+    with bar(len(paths) > 1) as shown:
+        for record in shown.track(found, total=len(paths), description="images"):
+            records.append(record)
+            if "error" in record:
+                bad += 1
+                print(f"lrfdyn predict: cannot read {record['image']} ({record['error']})", file=sys.stderr)
+            elif arguments.json != "-":
+                best = (f"{p['name']} {p['score']:.1%}" for p in record.get("predictions", ()))
+                print(f"{record['image']}: {record.get('overlay') or ', '.join(best)}")
     if arguments.json:
-        write_records(arguments, records, len(bad))
+        write_records(arguments, records, bad)
     if bad:
-        print(f"lrfdyn predict: {len(bad)} of {len(records)} images could not be read", file=sys.stderr)
+        print(f"lrfdyn predict: {bad} of {len(records)} images could not be read", file=sys.stderr)
     return 1 if bad else 0
 
 
-def classify(arguments: argparse.Namespace, paths: list[Path]) -> list[dict[str, Any]]:
-    from lrfdyn.deploy.predict import Predictor
-
+def classify(arguments: argparse.Namespace, paths: list[Path]) -> Iterator[dict[str, Any]]:
     for option in ("out", "flip", "window"):
         require(not getattr(arguments, option), f"{option}: only with --task segmentation")
     predictor = Predictor.open(arguments.model, arguments.runtime, arguments.device)
     if predictor.facts.get("preprocessing_assumed"):
-        print(
-            "lrfdyn predict: the model does not say how images are preprocessed; taken is "
-            f"{predictor.preprocessing.as_dict()}",
-            file=sys.stderr,
-        )
-    records = []
-    for record in progress(predictor.predict(paths, arguments.top, arguments.batch), len(paths), arguments.batch):
-        records.append(record)
-        if arguments.json != "-" and "error" not in record:
-            best = ", ".join(f"{p['name']} {p['score']:.1%}" for p in record["predictions"])
-            print(f"{record['image']}: {best}")
-    return records
+        taken = predictor.preprocessing.as_dict()
+        print(f"lrfdyn predict: the model does not say how images are preprocessed; taken is {taken}", file=sys.stderr)
+    return predictor.predict(paths, arguments.top, arguments.batch)
 
 
-def segment(arguments: argparse.Namespace, paths: list[Path]) -> list[dict[str, Any]]:
+def segment(arguments: argparse.Namespace, paths: list[Path]) -> Iterator[dict[str, Any]]:
     require(arguments.out is not None, "out: --task segmentation needs the folder that the maps go to")
     require(arguments.runtime in (None, "torch"), f"runtime: segmentation runs in torch, got {arguments.runtime!r}")
-    from lrfdyn.segmentation.predict import predict_segmentation
-
-    with bar(len(paths) > 1) as shown:
-        task = shown.add_task("images", total=len(paths))
-        records = predict_segmentation(
-            arguments.model,
-            paths,
-            arguments.out,
-            device=arguments.device,
-            flip=arguments.flip,
-            window=arguments.window,
-            report=lambda *_: shown.advance(task),
-        )
-    if arguments.json != "-":
-        for record in records:
-            if "error" not in record:
-                print(f"{record['image']}: {record['overlay']}")
-    return records
-
-
-def progress(records: Iterable[dict[str, Any]], total: int, batch: int) -> Iterator[dict[str, Any]]:
-    with bar(total > batch) as shown:
-        yield from shown.track(records, total=total, description="images")
+    how = {"device": arguments.device, "flip": arguments.flip, "window": arguments.window}
+    return predict_segmentation(arguments.model, paths, arguments.out, **how)
 
 
 def write_records(arguments: argparse.Namespace, records: list[dict[str, Any]], bad: int) -> None:

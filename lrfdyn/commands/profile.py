@@ -10,19 +10,22 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from lrfdyn.analysis.measure.memory import largest_state
+from lrfdyn.analysis.measure.profile import profile_model
+from lrfdyn.analysis.report.memory_plot import check_plot, plot_memory
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.commands.models import NONE, TABLE, wide_console
 from lrfdyn.convert.swap import swap_attention
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
-from lrfdyn.sources import find_source
+from lrfdyn.sources import Source, find_source
 
 KINDS = ("ssa", "lrf_ssa", "lrf_dyn")
 
@@ -44,8 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from lrfdyn.analysis.measure.profile import profile_model
-
     require(min(arguments.batch) >= 1, f"batch: expected integers >= 1, got {min(arguments.batch)}")
     require(arguments.repeats >= 1, f"repeats: expected an integer >= 1, got {arguments.repeats}")
     for kind in arguments.attention or ():
@@ -53,14 +54,12 @@ def run(arguments: argparse.Namespace) -> None:
     device = choose_device(arguments.device)
     require(device.type in ("cpu", "cuda"), f"device: expected cpu or cuda, got {device}")
     if arguments.plot is not None:
-        from lrfdyn.analysis.report.memory_plot import check_plot
-
         check_plot(arguments.plot)  # what is wrong is told before the measuring
     given = {"time_steps": arguments.time_steps, "image_size": arguments.image_size}
-    options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    source = find_source(arguments.model, **{key: value for key, value in given.items() if value is not None})
     profiles = [
-        profile_model(model, arguments.model, arguments.batch, device, repeats=arguments.repeats)
-        for model in models(arguments.model, arguments.attention, options)
+        profile_model(model, source.origin, arguments.batch, device, repeats=arguments.repeats)
+        for model in models(source, arguments.attention)
     ]
     if arguments.plot is not None:
         draw(profiles, arguments.plot)
@@ -73,14 +72,12 @@ def run(arguments: argparse.Namespace) -> None:
         console.print(note, highlight=False, soft_wrap=True)
 
 
-def models(source: str, kinds: list[str] | None, options: dict[str, Any]) -> Iterator[SpikingModel]:
-    """One after the other, with each of the attentions."""
-
-    found = find_source(source, **options)
-    model = found.load().float()
+def models(source: Source, kinds: Sequence[str] | None) -> Iterator[SpikingModel]:
+    """The model with each of the attentions, one after the other."""
+    model = source.load().float()
     own: str = model.config.get("attention", "")
-    require(bool(own), f"model: expected one with attention, got {source}")
-    for kind in kinds or ([own] if found.trained or ":" in source else KINDS):
+    require(bool(own), f"model: expected one with attention, got {source.origin}")
+    for kind in kinds or ([own] if source.trained or ":" in source.origin else KINDS):
         other = copy.deepcopy(model)
         if kind != own:
             swap_attention(other, kind)
@@ -95,69 +92,61 @@ def mib(size: int | None) -> str:
     return NONE if size is None else f"{size / 2**20:,.{1 if size >= 10 * 2**20 else 2}f}"
 
 
+def empty_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    """A table with columns of texts and then of numbers."""
+    table = Table(title=title, title_justify="left", **TABLE)
+    for header in texts:
+        table.add_column(header, no_wrap=True)
+    for header in numbers:
+        table.add_column(header, justify="right")
+    return table
+
+
 def state_table(profiles: list[dict[str, Any]]) -> Table:
     """Terms of all attention layers, for one image and time step."""
-    from lrfdyn.analysis.measure.memory import largest_state
-
-    table = Table(title="What attention must hold, derived, for one image and time step", title_justify="left", **TABLE)
-    for header in ("attention", "term", "formula"):
-        table.add_column(header, no_wrap=True)
-    for header in ("KiB a layer", "layers", "KiB in all"):
-        table.add_column(header, justify="right")
+    title = "What attention must hold, derived, for one image and time step"
+    table = empty_table(title, ("attention", "term", "formula"), ("KiB a layer", "layers", "KiB in all"))
     for profile in profiles:
-        layers, largest = profile["layers"].values(), largest_state(profile["layers"])
+        label, layers = attention_label(profile["attention"]), profile["layers"].values()
+        largest = largest_state(profile["layers"])
         if not largest:
-            table.add_row(attention_label(profile["attention"]), NONE, NONE, NONE, NONE, NONE)
+            table.add_row(label, NONE, NONE, NONE, NONE, NONE)
             continue
         for i, term in enumerate(largest):
             total = sum(t["bytes"] for terms in layers for t in terms if t["name"] == term["name"])
-            label = attention_label(profile["attention"]) if i == 0 else ""
-            table.add_row(label, term["name"], term["formula"], kib(term["bytes"]), str(len(layers)), kib(total))
+            sizes = (kib(term["bytes"]), str(len(layers)), kib(total))
+            table.add_row("" if i else label, term["name"], term["formula"], *sizes)
         whole = sum(term["bytes"] for term in largest)
         table.add_row("", "together", "", kib(whole), str(len(layers)), kib(profile["state_bytes"]))
-        held = profile["held_state_bytes"]
-        if held is not None:
-            table.add_row("", "allocated by streaming", "", kib(held), "", "")
+        if profile["held_state_bytes"] is not None:
+            table.add_row("", "allocated by streaming", "", kib(profile["held_state_bytes"]), "", "")
     return table
 
 
 def layers_table(profile: dict[str, Any]) -> Table:
     title = f"Peak of the layers with {attention_label(profile['attention'])} beyond what each finds, measured, MiB"
-    table = Table(title=title, title_justify="left", **TABLE)
-    table.add_column("layer", no_wrap=True)
-    for run_ in profile["runs"]:
-        table.add_column(f"{run_['implementation']}\nbatch {run_['batch']}", justify="right", no_wrap=True)
-    for layer in dict.fromkeys(layer for run_ in profile["runs"] for layer in run_["layers"]):
-        table.add_row(layer, *(mib(run_["layers"].get(layer)) for run_ in profile["runs"]))
+    runs = profile["runs"]
+    table = empty_table(title, ("layer",), [f"{run_['implementation']}\nbatch {run_['batch']}" for run_ in runs])
+    for layer in dict.fromkeys(layer for run_ in runs for layer in run_["layers"]):
+        table.add_row(layer, *(mib(run_["layers"].get(layer)) for run_ in runs))
     return table
 
 
 def totals_table(profiles: list[dict[str, Any]]) -> Table:
     title = f"Peak of inference, measured on {profiles[0]['device']}"
-    table = Table(title=title, title_justify="left", **TABLE)
-    table.add_column("attention", no_wrap=True)
-    table.add_column("implementation", no_wrap=True)
-    for header in ("batch", "peak MiB", "of eager", "resident MiB", "ms"):
-        table.add_column(header, justify="right")
+    numbers = ("batch", "peak MiB", "of eager", "resident MiB", "ms")
+    table = empty_table(title, ("attention", "implementation"), numbers)
     for profile in profiles:
         for run_ in profile["runs"]:
             eager = next(r for r in profile["runs"] if r["batch"] == run_["batch"])
-            table.add_row(
-                attention_label(profile["attention"]),
-                run_["implementation"],
-                str(run_["batch"]),
-                mib(run_["peak_bytes"]),
-                f"{run_['peak_bytes'] / eager['peak_bytes']:.1%}",
-                mib(run_["resident_bytes"]),
-                f"{run_['latency_ms']:,.1f}",
-            )
+            peak, share = run_["peak_bytes"], run_["peak_bytes"] / eager["peak_bytes"]
+            resident, latency = mib(run_["resident_bytes"]), f"{run_['latency_ms']:,.1f}"
+            texts = (attention_label(profile["attention"]), run_["implementation"])
+            table.add_row(*texts, str(run_["batch"]), mib(peak), f"{share:.1%}", resident, latency)
     return table
 
 
 def draw(profiles: list[dict[str, Any]], path: Path) -> None:
-    from lrfdyn.analysis.measure.memory import largest_state
-    from lrfdyn.analysis.report.memory_plot import plot_memory
-
     peaks = [
         {
             "group": f"batch {run_['batch']}",

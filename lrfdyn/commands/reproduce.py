@@ -1,153 +1,99 @@
 """Train a small Spikformer with every attention and write a report that compares them.
 
-Trains on scikit-learn's digits, measures accuracy, memory, firing, energy, speed and locality, and writes results.json,
-the weights, report.html, tables and figures. A run that was interrupted goes on where it was.
+Trains on scikit-learn's digits with the recipe `digits`, measures accuracy, memory, firing, energy, speed and locality,
+and writes results.json, the runs, report.html, tables and figures. What was interrupted goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shlex
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from rich import box
+import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
+from lrfdyn.analysis.measure.images import load_images
 from lrfdyn.analysis.report.style import NEEDED
 from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib, write_all
-from lrfdyn.attention import ATTENTIONS, attention_label
-from lrfdyn.errors import LrfdynError, require
-from lrfdyn.reproduce import Settings, claim_folder, reproduce
-from lrfdyn.training.engine import Recipe
+from lrfdyn.analysis.sources import find_sources
+from lrfdyn.attention import ATTENTIONS, attention_options
+from lrfdyn.commands.analyze import analyze_with_bar, table
+from lrfdyn.commands.arguments import add_keys, comma_list, command_line, given_keys, integer_list
+from lrfdyn.commands.sweep import run_with_bars, sweep_table
+from lrfdyn.errors import require
+from lrfdyn.training.estimate import estimate
+from lrfdyn.training.sweep import Sweep, SweepRun, plan_runs
 
-SETTINGS = Settings()
-
-
-def comma_list(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def integer_list(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in comma_list(text))
+PAPER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")
+NOTES = (
+    "Digits are 8x8 images: the table shows that every attention trains and what it costs, not which one wins on "
+    "natural images. Differences of less than a percent are within the spread of the seeds.",
+    "Accuracy is that of the last epoch, never the best one.",
+)
+TEST_IMAGES = 360  # all of them
+MEASURED_AT_ONCE = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    recipe = SETTINGS.recipe
+    parser.usage = "lrfdyn reproduce [--option ...] [--section.key VALUE ...]"
     add = parser.add_argument
-    add("--out", type=Path, default=Path("demo"), help="folder for results, weights and report")
-    add(
-        "--attentions",
-        type=comma_list,
-        default=",".join(SETTINGS.attentions),
-        metavar="A,B",
-        help=f"of {', '.join(ATTENTIONS)}",
-    )
-    add("--seeds", type=integer_list, default=",".join(map(str, SETTINGS.seeds)), metavar="N,M", help="one run each")
-    add("--epochs", type=int, default=recipe.epochs, help="passes over the training images")
-    add("--batch-size", type=int, default=recipe.batch_size, help="images per step")
-    add("--learning-rate", type=float, default=recipe.learning_rate, help="highest rate of the schedule")
-    add("--dim", type=int, default=SETTINGS.dim, help="width of the model")
-    add("--depth", type=int, default=SETTINGS.depth, help="number of blocks")
-    add("--heads", type=int, default=SETTINGS.heads, help="attention heads")
-    add("--time-steps", type=int, default=SETTINGS.time_steps, help="time steps T")
-    add("--workers", type=int, default=os.cpu_count() or 1, help="trainings side by side")
+    add("--out", type=Path, default=Path("demo"), help="folder for runs, results and report")
+    add("--attentions", type=comma_list, default=",".join(PAPER), metavar="A,B", help=f"of {', '.join(ATTENTIONS)}")
+    add("--seeds", type=integer_list, default="0,1", metavar="N,M", help="one run each")
+    add("--epochs", type=int, metavar="N", help="the whole schedule in N epochs; default that of the recipe")
+    add("--together", type=int, default=os.cpu_count() or 1, metavar="N", help="runs at a time")
     figures = ",".join(FORMATS) if has_matplotlib() else "none"
     add("--figures", type=comma_list, default=figures, metavar="A,B", help="formats, or none")
     add("--restart", action="store_true", help="discard what the folder holds of an earlier run")
+    add_keys(parser)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    settings = Settings(
-        attentions=arguments.attentions,
-        seeds=arguments.seeds,
-        dim=arguments.dim,
-        depth=arguments.depth,
-        heads=arguments.heads,
-        time_steps=arguments.time_steps,
-        recipe=Recipe(epochs=arguments.epochs, batch_size=arguments.batch_size, learning_rate=arguments.learning_rate),
-    )
-    formats = check_formats(arguments.figures)
-    require(arguments.workers >= 1, f"workers: expected an integer >= 1, got {arguments.workers}")
-    claim_folder(arguments.out, settings, arguments.restart)
+def run(arguments: argparse.Namespace) -> int:
+    formats, out = check_formats(arguments.figures), arguments.out
+    sweep = Sweep(plan(arguments), out, together=arguments.together, threads=1, command=command_line())
     console = Console()
-    columns = (
-        TextColumn("{task.description:<22}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[news]:<28}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    try:
-        with Progress(*columns, console=console) as progress:
-            tasks: dict[Any, Any] = {
-                (kind, seed): progress.add_task(
-                    f"{attention_label(kind)}, seed {seed}", total=arguments.epochs, news=""
-                )
-                for kind in settings.attentions
-                for seed in settings.seeds
-            }
-            measuring = progress.add_task("measuring", total=len(settings.attentions), news="")
-
-            def on_epoch(kind: str, seed: int, record: dict[str, Any]) -> None:
-                news = f"loss {record['train_loss']:.3f}  test {record['test_accuracy']:.1%}"
-                progress.update(tasks[kind, seed], completed=record["epoch"], news=news)
-
-            def on_measure(kind: str) -> None:
-                progress.update(measuring, advance=1, news=attention_label(kind))
-
-            results = reproduce(
-                arguments.out,
-                settings,
-                workers=arguments.workers,
-                command=shlex.join(["lrfdyn", *sys.argv[1:]]),
-                on_epoch=on_epoch,
-                on_measure=on_measure,
-            )
-    except KeyboardInterrupt:
-        console.print(f"Stopped. The same command goes on from here; finished epochs are in {arguments.out}.")
-        raise
-    except OSError as error:
-        raise LrfdynError(f"out: cannot write in {arguments.out} ({error.strerror})") from None
-    written = write_all(results, arguments.out, formats)
-    console.print(results_table(results), state_table(results))
+    rows = run_with_bars(sweep, console, arguments.restart)
+    console.print(sweep_table(rows))
+    if sweep.failed:
+        return 1
+    with one_thread():
+        images = load_images("digits", None, TEST_IMAGES, MEASURED_AT_ONCE, torch.device("cpu"))
+        sources = [source for each in sweep.runs for source in find_sources(str(sweep.folder(each)), images)]
+        results = analyze_with_bar(sources, images, console, title="Spikformer on digits", notes=NOTES)
+    written = write_all(results, out, formats)
+    console.print(table(results))
     if not has_matplotlib():
         console.print(f"figures: {NEEDED}", highlight=False, markup=False)
-    console.print(f"Report: {arguments.out / 'report.html'}   {written}", highlight=False, soft_wrap=True)
+    console.print(written, highlight=False, soft_wrap=True)
+    return 0
 
 
-def results_table(results: dict[str, Any]) -> Table:
-    table = Table(
-        title=f"{results['title']}, {len(results['runs'])} runs", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0)
+def plan(arguments: argparse.Namespace) -> list[SweepRun]:
+    """The recipe of the digits with every attention and seed; an error for what cannot be trained."""
+    kinds = arguments.attentions
+    for name, values in (("attentions", kinds), ("seeds", arguments.seeds)):
+        require(len(values) > 0, f"{name}: expected at least one")
+        require(len({*values}) == len(values), f"{name}: expected different ones, got {values}")
+    for kind in kinds:
+        attention_options(kind)
+    entries = [{"recipe": "digits", "attention": kind} for kind in kinds]
+    runs = plan_runs(
+        {"seeds": arguments.seeds, "epochs": arguments.epochs, "runs": entries}, given_keys(arguments), "reproduce"
     )
-    table.add_column("attention", no_wrap=True)
-    for name in ("accuracy", "parameters", "state KiB", "peak KiB", "firing", "µJ", "images/s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in results["attentions"].values():
-        table.add_row(
-            row["label"],
-            f"{row['accuracy_mean']:.1%} ± {row['accuracy_spread']:.1%}",
-            f"{row['parameters']:,}",
-            f"{row['state_bytes'] / 1024:,.1f}",
-            f"{row['peak_inference_bytes'] / 1024:,.0f}",
-            f"{row['firing_rate']:.1%}",
-            f"{row['energy']['energy_pj'] / 1e6:.2f}",
-            f"{row['images_per_second']:,.0f}",
-        )
-    return table
+    estimate(runs[0].config, memory=False)
+    return runs
 
 
-def state_table(results: dict[str, Any]) -> Table:
-    title = "state = what one attention layer must hold, derived"
-    table = Table("attention", "term", "formula", title=title, box=box.SIMPLE_HEAD)
-    table.add_column("KiB", justify="right")
-    for row in results["attentions"].values():
-        for i, term in enumerate(row["state_terms"]):
-            label = row["label"] if i == 0 else ""
-            table.add_row(label, term["name"], term["formula"], f"{term['bytes'] / 1024:,.1f}")
-    return table
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As the trainings have: such small layers gain little from a second thread, and on a busy machine threads that
+    wait for each other take ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -6,8 +6,6 @@ Writes report.html, results.json, tables/*.csv and figures/*.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 
 from rich import box
@@ -16,7 +14,7 @@ from rich.table import Table
 
 from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
 from lrfdyn.analysis.theory_report import TheorySettings, theory_results
-from lrfdyn.commands.reproduce import comma_list, integer_list
+from lrfdyn.commands.arguments import comma_list, command_line, integer_list
 from lrfdyn.files import writable_folder
 
 DEFAULT = TheorySettings()
@@ -39,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.tokens, arguments.beta, arguments.alpha, arguments.share, tuple(arguments.dilations)
     )
     writable_folder(arguments.out, "out")
-    results = theory_results(settings, shlex.join(["lrfdyn", *sys.argv[1:]]))
+    results = theory_results(settings, command_line())
     written = write_all(results, arguments.out, formats)
     console = Console()
     table = Table("quantity", box=box.SIMPLE_HEAD, title=f"N = {settings.n}, beta = {settings.beta:g}")
@@ -50,4 +48,4 @@ def run(arguments: argparse.Namespace) -> None:
     console.print(table)
     for note in results["notes"]:
         console.print(note, highlight=False)
-    console.print(f"Report: {arguments.out / 'report.html'}   {written}", highlight=False, soft_wrap=True)
+    console.print(written, highlight=False, soft_wrap=True)

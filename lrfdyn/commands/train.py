@@ -1,29 +1,26 @@
 """Train a model from a recipe.
 
-`lrfdyn recipes` lists the recipes. Every key of a recipe is an option (--schedule.epochs 10), and what the experiments
-vary has a short name: lrfdyn train cifar100_spikformer --attention lrf_dyn --dilations 1,3,5. A run that was
-interrupted goes on with --resume auto. Under torchrun or accelerate launch the same command uses all processes.
+Every key of the recipe is an option (--schedule.epochs 10). A run that was interrupted goes on with --resume auto.
+Under torchrun or accelerate launch the same command uses all processes.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from lrfdyn.commands.arguments import add_keys, command_line, given_keys
+from lrfdyn.commands.bar import bars
 from lrfdyn.commands.recipes import print_recipes
-from lrfdyn.training.config import TrainConfig, key_help, key_types
-from lrfdyn.training.recipes import SHORT_NAMES, dump_yaml, find_recipe, load_recipe, run_name
+from lrfdyn.training.build import build_config
+from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.recipes import dump_yaml
 from lrfdyn.training.reporter import Reporter
-from lrfdyn.training.schema import type_name
 from lrfdyn.training.tasks import describe_results, shown_results
 
 if TYPE_CHECKING:
@@ -33,7 +30,6 @@ MEGA = 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.allow_abbrev = False  # a shortened key would silently be another one tomorrow
     parser.usage = "lrfdyn train [RECIPE] [--option ...] [--section.key VALUE ...]"
     add = parser.add_argument
     add("recipe", nargs="?", help="the name of a recipe, or the path of a .yaml file; none lists the recipes")
@@ -48,27 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_keys(parser)
 
 
-def add_keys(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("keys of the recipe", "lrfdyn train RECIPE --dry-run prints their values")
-    short = {key: name for name, key in SHORT_NAMES.items()}
-    for key, kind in key_types().items():
-        flags = [f"--{name}" for name in (short.get(key), key) if name]
-        group.add_argument(*flags, dest=key, default=argparse.SUPPRESS, metavar=type_name(kind), help=key_help()[key])
-
-
-def overrides(arguments: argparse.Namespace) -> dict[str, str]:
-    return {key: value for key, value in vars(arguments).items() if "." in key}
-
-
 def run(arguments: argparse.Namespace) -> int:
     if arguments.recipe is None:
         print_recipes()
         return 0
-    path = find_recipe(arguments.recipe)
-    name = run_name(path.stem, overrides(arguments))
-    config = load_recipe(path, overrides(arguments))
-    if arguments.epochs is not None:
-        config = dataclasses.replace(config, schedule=config.schedule.within(arguments.epochs))
+    name, config = build_config(arguments.recipe, given_keys(arguments), arguments.epochs)
     if arguments.dry_run:
         dry_run(config, arguments)
         return 0
@@ -78,14 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     stop, code = Stop(arguments.minutes), 0
     out = arguments.out or Path("results") / "training" / name / f"seed{config.run.seed}"
-    command = shlex.join(["lrfdyn", *sys.argv[1:]])
     with Bar(Console(stderr=arguments.json)) as bar, stop.listening():
         try:
             summary = run_training(
                 config,
                 out,
                 recipe=name,
-                command=command,
+                command=command_line(),
                 resume=arguments.resume,
                 restart=arguments.restart,
                 reporter=bar,
@@ -109,9 +88,9 @@ def print_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
 
 
 def dry_run(config: TrainConfig, arguments: argparse.Namespace) -> None:
-    from lrfdyn.training.describe import describe
+    from lrfdyn.training.estimate import estimate
 
-    facts = describe(config, arguments.processes)
+    facts = estimate(config, arguments.processes)
     if arguments.json:
         print(json.dumps({"recipe": config.as_dict(), **facts}, indent=1))
         return
@@ -130,15 +109,7 @@ class Bar(Reporter):
     """Progress on the terminal, of the first process only."""
 
     def __init__(self, console: Console) -> None:
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self.progress = bars(console)
         self.active = False
         self.news, self.headline = "", ""
 

@@ -15,6 +15,7 @@ from lrfdyn.nn.neurons import FoldedNorm
 
 
 def scale_and_shift(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """What a batch norm multiplies by and adds in evaluation, `[C]` each."""
     assert bn.running_mean is not None
     assert bn.running_var is not None
     scale = bn.weight * torch.rsqrt(bn.running_var + bn.eps)
@@ -23,8 +24,8 @@ def scale_and_shift(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def fold_batch_norm(model: SpikingModel) -> SpikingModel:
-    """A copy in evaluation mode whose convolutions (and the dendrites' read-out) carry the scales and shifts of the
-    norms behind them: the same function with fewer numbers."""
+    """A copy of `model`, which must be in evaluation mode, whose convolutions (and the dendrites' read-out) carry the
+    scales and shifts of the norms behind them: the same function with fewer numbers."""
     require(not model.training, "model: expected evaluation mode (batch statistics cannot be folded)")
     model = copy.deepcopy(model)
     for module in model.modules():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ def _is(module: object, *names: str) -> bool:
 
 
 def is_spikingjelly(module: nn.Module) -> bool:
+    """Whether `module` is one of SpikingJelly's attention layers."""
     return _is(module, "SpikingSelfAttention")
 
 
@@ -73,8 +73,10 @@ class FlatAttention(nn.Module):
         out_conv, out_bn = _conv_bn(layer.proj_conv_bn, layer.dim, layer.dim)
         dynamics = dynamics_of(layer.qkv_lif)
         host = AttentionHost(
-            project=_like(conv, bn, dynamics),
-            project_out=_like(out_conv, out_bn, dynamics_of(layer.proj_lif)),
+            project=partial(_make_layer, conv.bias is not None, bn.eps, bn.momentum, dynamics),
+            project_out=partial(
+                _make_layer, out_conv.bias is not None, out_bn.eps, out_bn.momentum, dynamics_of(layer.proj_lif)
+            ),
             neuron=partial(SpikingNeuron, dynamics),
             fire=partial(SpikingNeuron, dynamics_of(layer.attn_lif)),
             scale=layer.scale,
@@ -89,7 +91,7 @@ class FlatAttention(nn.Module):
 
 
 def dynamics_of(neuron: Any) -> Dynamics:
-    """Our name for SpikingJelly's neuron; an error where we have none."""
+    """The dynamics of one of SpikingJelly's neurons; an error where we have none that are the same."""
     expected = {"v_reset": 0.0, "store_v_seq": False, "_neuron_precision": None}
     require(_is(neuron, "LIFNode", "IFNode"), f"model: expected neurons LIFNode or IFNode, got {type(neuron).__name__}")
     for name, value in expected.items():
@@ -127,14 +129,8 @@ def _conv_bn(pair: Any, c_in: int, c_out: int) -> tuple[nn.Conv1d, nn.BatchNorm1
     return conv, bn
 
 
-def _like(conv: nn.Conv1d, bn: nn.BatchNorm1d, dynamics: Dynamics) -> Callable[[int, int], nn.Module]:
-    """Makes layers with the settings of these."""
-    return partial(_make_layer, dynamics=dynamics, bias=conv.bias is not None, eps=bn.eps, momentum=bn.momentum)
-
-
-def _make_layer(
-    c_in: int, c_out: int, dynamics: Dynamics, bias: bool, eps: float, momentum: float | None
-) -> SpikingConv:
+def _make_layer(bias: bool, eps: float, momentum: Any, dynamics: Dynamics, c_in: int, c_out: int) -> SpikingConv:
+    """A layer like those of SpikingJelly; the first arguments are its settings."""
     layer = SpikingConv(c_in, c_out, SpikingNeuron(dynamics), bias=bias)
     layer.bn.eps, layer.bn.momentum = eps, momentum
     return layer
@@ -142,6 +138,7 @@ def _make_layer(
 
 @torch.no_grad()
 def _copy(layer: Any, conv: nn.Conv1d, bn: nn.BatchNorm1d, rows: slice) -> None:
+    """Puts these rows of the weights of `conv` and `bn` into `layer`."""
     for own, theirs in ((layer.conv, conv), (layer.bn, bn)):
         own.to(device=theirs.weight.device, dtype=theirs.weight.dtype).train(theirs.training)
         for name, value in [*theirs.named_parameters(), *theirs.named_buffers()]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ PROJECTIONS = ("q", "k", "v", "proj")
 
 @dataclass(frozen=True)
 class SwapReport:
-    """Which attention layers were swapped, and what became of their parameters."""
+    """Which attention layers were swapped, and what became of their parameters: names by which the model has them."""
 
     kind: str
     layers: tuple[str, ...]
@@ -29,29 +30,26 @@ class SwapReport:
 
     def __str__(self) -> str:
         lines = [f"swapped to {self.kind}: {', '.join(self.layers)}"]
+        layer = re.compile(rf"({'|'.join(map(re.escape, self.layers))})\.")
         for what in ("kept", "dropped", "new"):
-            lines.append(f"{what}: {', '.join(self._within_layers(getattr(self, what))) or 'nothing'}")
+            inside = dict.fromkeys(layer.sub("", name, count=1) for name in getattr(self, what))
+            lines.append(f"{what}: {', '.join(inside) or 'nothing'}")
         return "\n".join(lines)
-
-    def _within_layers(self, names: Iterable[str]) -> list[str]:
-        """The names inside their layers, each once."""
-        inside: dict[str, None] = {}
-        for name in names:
-            layer = next(layer for layer in self.layers if name.startswith(f"{layer}."))
-            inside[name.removeprefix(f"{layer}.")] = None
-        return list(inside)
 
 
 def swap_attention(model: nn.Module, kind: str, *, grid: tuple[int, int] | None = None, **options: Any) -> SwapReport:
-    """Replaces every attention layer of `model` in place by one of `kind`; `options` are those of the kind.
+    """Replaces every attention layer of `model` in place by one of `kind`, and returns what became of the parameters.
 
-    What both kinds have stays the same parameter: the projections, local receptive fields of the same dilations,
-    dendrites of the same number, and the norm in front of the firing neuron where the kind stays. The rest is new, so
-    an optimiser must be made again. An error leaves the model as it was.
+    `options` are those of the kind. What both kinds have stays the same parameter: the projections, local receptive
+    fields of the same dilations, dendrites of the same number, and the norm in front of the firing neuron where the
+    kind stays. The rest is new, so an optimiser must be made again. An error leaves the model as it was.
 
     Works on the models of this package and on SpikingJelly's `SpikingSelfAttention`. Only the latter need `grid`, the
     rows and columns of tokens that the new layers are made for, and only where the model does not state it (default:
     14 x 14, that of images of 224 pixels; other sizes may still be shown).
+
+        model = lrfdyn.create_model("spikformer_4_384")
+        print(lrfdyn.swap_attention(model, "lrf_dyn", dilations=(3, 5)))
     """
     attention_options(kind)  # an unknown kind is the first thing to tell
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -68,10 +66,11 @@ def swap_attention(model: nn.Module, kind: str, *, grid: tuple[int, int] | None 
     built = {old: _rebuild(old, kind, options) for old in layers.values()}
 
     for path, module in foreign.items():
-        parent = _place(model, path, adapters[module])
+        model.set_submodule(path, adapters[module])
+        parent = model.get_submodule(path.rpartition(".")[0])
         parent.register_forward_pre_hook(adapters[module].note_grid)
     for path, old in layers.items():
-        _place(model, path, built[old])
+        model.set_submodule(path, built[old])
     for module in model.modules():
         config = getattr(module, "config", None)
         if isinstance(config, dict) and "attention" in config:
@@ -81,6 +80,7 @@ def swap_attention(model: nn.Module, kind: str, *, grid: tuple[int, int] | None 
 
 
 def _rebuild(old: Attention, kind: str, options: Mapping[str, Any]) -> Attention:
+    """A layer of `kind` for the place of `old`, with the modules that both have."""
     new = create_attention(kind, old.dim, old.heads, old.grid, old.host, **options)
     init_weights(new)
     like = next(old.parameters())
@@ -92,6 +92,7 @@ def _rebuild(old: Attention, kind: str, options: Mapping[str, Any]) -> Attention
 
 
 def _is_shared(name: str, old: Attention, new: Attention) -> bool:
+    """Whether the module `name` of `old` may take the place of that of `new`."""
     before, after = getattr(old, name), getattr(new, name, None)
     if after is None or name in PROJECTIONS:
         return after is not None
@@ -103,15 +104,8 @@ def _is_shared(name: str, old: Attention, new: Attention) -> bool:
     return bool(shapes) and shapes == new_shapes
 
 
-def _place(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
-    """Puts `module` at `path` and returns its parent."""
-    parent_path, _, name = path.rpartition(".")
-    parent = model.get_submodule(parent_path)
-    setattr(parent, name, module)
-    return parent
-
-
 def _report(kind: str, layers: Mapping[str, Attention], built: Mapping[Attention, Attention]) -> SwapReport:
+    """What became of the parameters of `layers` when those of `built` took their places."""
     kept, dropped, new = [], [], []
     for path, old in layers.items():
         before = {f"{path}.{name}": parameter for name, parameter in old.named_parameters()}

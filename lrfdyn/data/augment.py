@@ -4,21 +4,24 @@ touched on the device only, and the host never waits for it."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrfdyn.data import hashed_random as draws
-from lrfdyn.data.device import to_device
+from lrfdyn.data.hashed_random import CROP, ERASE, ERASE_NOISE, FLIP, MIX, Keys, device_normal, hashed
+from lrfdyn.data.loading import to_device
 from lrfdyn.data.randaugment import OPERATIONS, rand_augment
 from lrfdyn.errors import require, unknown_name
 
 ATTEMPTS = 10  # at a rectangle that fits, before the image is left alone
+PROBABILITIES = ("flip", "erase", "mix_probability", "cutmix_share", "rand_augment_probability")
+AMOUNTS = ("crop_padding", "rand_augment_layers", "rand_augment_deviation", "mixup", "cutmix")
 
 
 @dataclass(frozen=True)
@@ -70,39 +73,30 @@ class Augmentation:
     """Of images with masks: random brightness, contrast, saturation and hue."""
 
     def __post_init__(self) -> None:
-        for name in ("crop_scale", "crop_ratio", "erase_area", "scale"):  # lists, as configuration files have them
-            low_high = tuple(getattr(self, name))
-            require(
-                len(low_high) == 2 and 0 < low_high[0] <= low_high[1],
-                f"{name}: expected two positive numbers, the smaller first, got {getattr(self, name)}",
-            )
-            object.__setattr__(self, name, low_high)
-        for name in ("crop_scale", "erase_area"):
-            require(getattr(self, name)[1] <= 1, f"{name}: expected shares up to 1, got {getattr(self, name)}")
-        for name in ("flip", "erase", "mix_probability", "cutmix_share", "rand_augment_probability"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"{name}: expected a probability, got {value}")
-        for name in ("crop_padding", "rand_augment_layers", "rand_augment_deviation", "mixup", "cutmix"):
-            require(getattr(self, name) >= 0, f"{name}: expected a number >= 0, got {getattr(self, name)}")
-        require(
-            self.crop in ("none", "pad", "resized"), f"crop: expected none, pad or resized, got {self.crop!r}"
-        )  # fmt: skip
-        require(
-            self.erase_fill in ("noise", "mean"), f"erase_fill: expected noise or mean, got {self.erase_fill!r}"
-        )  # fmt: skip
-        require(
-            0 <= self.rand_augment_magnitude <= 10,
-            f"rand_augment_magnitude: expected 0..10, got {self.rand_augment_magnitude}",
+        pairs, operations = ("crop_scale", "crop_ratio", "erase_area", "scale"), self.rand_augment_operations
+        for name in pairs:  # lists, as configuration files have them
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        checks: tuple[tuple[Sequence[str], Callable[[Any], bool], str], ...] = (
+            (pairs, lambda v: len(v) == 2 and 0 < v[0] <= v[1], "two positive numbers, the smaller first"),
+            (("crop_scale", "erase_area"), lambda v: v[1] <= 1, "shares up to 1"),
+            (PROBABILITIES, lambda v: 0 <= v <= 1, "a probability"),
+            (AMOUNTS, lambda v: v >= 0, "a number >= 0"),
+            (["crop"], lambda v: v in ("none", "pad", "resized"), "none, pad or resized"),
+            (["erase_fill"], lambda v: v in ("noise", "mean"), "noise or mean"),
+            (["rand_augment_magnitude"], lambda v: 0 <= v <= 10, "0..10"),
+            (["rand_augment_operations"], lambda v: v is None or len(v) > 0, "at least one name"),
+            (["label_smoothing"], lambda v: 0 <= v < 1, "0 <= x < 1"),
+            (["repeats"], lambda v: v >= 1, "an integer >= 1"),
         )
-        if self.rand_augment_operations is not None:
-            names = tuple(self.rand_augment_operations)
-            require(bool(names), "rand_augment_operations: expected at least one name, got none")
+        for names, fits, expected in checks:
             for name in names:
-                if name not in OPERATIONS:
-                    raise unknown_name("rand_augment_operations", name, OPERATIONS)
-            object.__setattr__(self, "rand_augment_operations", names)
-        require(0 <= self.label_smoothing < 1, f"label_smoothing: expected 0 <= x < 1, got {self.label_smoothing}")
-        require(self.repeats >= 1, f"repeats: expected an integer >= 1, got {self.repeats}")
+                value = getattr(self, name)
+                require(fits(value), f"{name}: expected {expected}, got {value!r}")
+        for name in operations or ():
+            if name not in OPERATIONS:
+                raise unknown_name("rand_augment_operations", name, OPERATIONS)
+        if operations is not None:
+            object.__setattr__(self, "rand_augment_operations", tuple(operations))
 
     @property
     def mixes(self) -> bool:
@@ -110,14 +104,14 @@ class Augmentation:
 
 
 def augment_images(
-    levels: Tensor, settings: Augmentation, keys: draws.Keys, mean: tuple[float, ...], deviation: tuple[float, ...]
+    levels: Tensor, settings: Augmentation, keys: Keys, mean: tuple[float, ...], deviation: tuple[float, ...]
 ) -> Tensor:
     """Normalised channels-last images of images with levels 0..255: all that happens to an image by itself."""
     height, width = levels.shape[-2:]
     if settings.crop == "pad" or settings.flip:
         padding = settings.crop_padding if settings.crop == "pad" else 0
-        offsets = np.floor(keys.uniform(draws.CROP, 2) * (2 * padding + 1)).astype(np.int64)
-        flipped = keys.uniform(draws.FLIP, 1)[:, 0] < settings.flip
+        offsets = np.floor(keys.uniform(CROP, 2) * (2 * padding + 1)).astype(np.int64)
+        flipped = keys.uniform(FLIP, 1)[:, 0] < settings.flip
         levels = crop_flip(levels, offsets, flipped, padding)
     if settings.rand_augment_layers:
         fill = [round(255 * m) for m in mean]
@@ -125,7 +119,7 @@ def augment_images(
     images = normalise(levels, mean, deviation)
     if settings.erase:
         boxes = erase_boxes(keys, settings.erase, settings.erase_area, height, width)
-        noise = keys.bits(draws.ERASE_NOISE).view(np.int64) if settings.erase_fill == "noise" else None
+        noise = keys.bits(ERASE_NOISE).view(np.int64) if settings.erase_fill == "noise" else None
         images = erase(images, boxes, noise)
     return images.contiguous(memory_format=torch.channels_last)
 
@@ -153,9 +147,9 @@ def crop_flip(images: Tensor, offsets: np.ndarray, flipped: np.ndarray, padding:
     return padded[sample, r[:, :, None], c[:, None, :]].permute(0, 3, 1, 2)
 
 
-def erase_boxes(keys: draws.Keys, probability: float, area: tuple[float, float], height: int, width: int) -> np.ndarray:
+def erase_boxes(keys: Keys, probability: float, area: tuple[float, float], height: int, width: int) -> np.ndarray:
     """`[B, 4]` top, bottom, left, right; empty where nothing is erased (Zhong et al., 2020)."""
-    u = keys.uniform(draws.ERASE, 1 + 4 * ATTEMPTS)
+    u = keys.uniform(ERASE, 1 + 4 * ATTEMPTS)
     chosen, u = u[:, 0] < probability, u[:, 1:].reshape(len(u), ATTEMPTS, 4)
     target = (area[0] + (area[1] - area[0]) * u[..., 0]) * height * width
     ratio = np.exp(math.log(0.3) + (math.log(1 / 0.3) - math.log(0.3)) * u[..., 1])
@@ -180,7 +174,7 @@ def erase(images: Tensor, boxes: np.ndarray, noise_keys: np.ndarray | None) -> T
     fill = torch.zeros((), dtype=images.dtype, device=images.device)
     if noise_keys is not None:
         keys = to_device(noise_keys[hit], images.device)
-        fill = draws.device_normal(keys, part[0].numel()).view(part.shape).to(images.dtype)
+        fill = device_normal(keys, part[0].numel()).view(part.shape).to(images.dtype)
     rows = torch.arange(images.shape[2], device=images.device)
     columns = torch.arange(images.shape[3], device=images.device)
     inside_rows = (rows >= box[:, 0:1]) & (rows < box[:, 1:2])
@@ -199,7 +193,7 @@ class Mix:
 
 
 def draw_mix(settings: Augmentation, seed: int, epoch: int, step: int, height: int, width: int) -> Mix:
-    generator = np.random.Generator(np.random.Philox(key=int(draws.hashed(seed, epoch, draws.MIX, step)[0])))
+    generator = np.random.Generator(np.random.Philox(key=int(hashed(seed, epoch, MIX, step)[0])))
     mixed, cut, row, column = generator.random(4)
     if mixed >= settings.mix_probability:
         return Mix(1.0)

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.augment import Augmentation, augment_images, draw_mix, mix, normalise, smooth_targets
+from lrfdyn.data.hashed_random import Keys, permutation
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.registry import Registry
 
@@ -37,43 +37,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Step:
-    """One process's slice of a training step, or of a few in a row: which samples, and which of a sample's repeats."""
+    """One process's slice of a training step, or of a few in a row. `keys` says which samples they are, and which of
+    a sample's repeats."""
 
-    seed: int
-    epoch: int
+    keys: Keys
     numbers: range  # of the steps
-    samples: np.ndarray
-    repeats: np.ndarray
-
-
-@dataclass(frozen=True)
-class Steps(Sequence[Step]):
-    """The slices of `rank` from `start` to the end of an epoch, `at_once` steps together, made when asked for."""
-
-    order: np.ndarray
-    seed: int
-    epoch: int
-    start: int
-    stop: int
-    batch_size: int
-    rank: int
-    world_size: int
-    repeats: int
-    at_once: int
-
-    def __len__(self) -> int:
-        return -(-(self.stop - self.start) // self.at_once)
-
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        first = self.start + index * self.at_once
-        numbers = range(first, min(self.stop, first + self.at_once))
-        # Repeats of an image lie far apart in the global batch: a mixing pair should not hold the same image twice.
-        distinct = -(-self.batch_size * self.world_size // self.repeats)
-        position = np.arange(self.batch_size) + self.rank * self.batch_size
-        samples = self.order[np.array(numbers)[:, None] * distinct + position % distinct].ravel()
-        return Step(self.seed, self.epoch, numbers, samples, np.tile(position // distinct, len(numbers)))
 
 
 class DataSource(ABC):
@@ -105,12 +73,11 @@ class DataSource(ABC):
     def options(cls) -> list[str]:
         """The names of the constructor's options, those that it passes on to the classes above it included."""
         names: list[str] = []
-        for base in cls.__mro__:
-            if "__init__" in vars(base):
-                parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
-                names += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-                if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                    break
+        for constructor in (vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)):
+            parameters = inspect.signature(constructor).parameters.values()
+            names += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
         return names
 
     @abstractmethod
@@ -123,7 +90,7 @@ class DataSource(ABC):
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
         """The samples of an epoch in the order in which they are used."""
-        return draws.permutation(self.train_images, seed, epoch)
+        return permutation(self.train_images, seed, epoch)
 
     def steps_per_epoch(self, batch_size: int, world_size: int = 1) -> int:
         """Whole global batches; the rest of the images sit an epoch out, others in every epoch."""
@@ -149,29 +116,38 @@ class DataSource(ABC):
     ) -> Iterator[Batch]:
         """The batches of one process (`batch_size` images each) in one epoch, from `start_step` on."""
         stop = self.steps_per_epoch(batch_size, world_size)
-        _check_rank(rank, world_size)
+        require_rank(rank, world_size)
         require(0 <= start_step <= stop, f"start_step: expected 0..{stop}, got {start_step}")
         require(
             not self.augment.mixes or batch_size % 2 == 0,
             f"batch_size: mixup and cutmix pair neighbours; expected an even number, got {batch_size}",
         )
-        steps = Steps(
-            self.order(seed, epoch), seed, epoch, start_step, stop, batch_size, rank, world_size,
-            self.augment.repeats, max(1, self.images_at_once // batch_size),
-        )  # fmt: skip
-        return self._train(steps, torch.device(device))
+        steps = self._plan_steps(epoch, seed, range(start_step, stop), batch_size, rank, world_size)
+        return self._train(steps, batch_size, torch.device(device))
 
-    def _train(self, steps: Steps, device: torch.device) -> Iterator[Batch]:
+    def _plan_steps(
+        self, epoch: int, seed: int, numbers: range, batch_size: int, rank: int, world_size: int
+    ) -> list[Step]:
+        """The slices of `rank` in the steps `numbers` of an epoch, a few steps together where batches are small."""
+        order, at_once = self.order(seed, epoch), max(1, self.images_at_once // batch_size)
+        # Repeats of an image lie far apart in the global batch: a mixing pair should not hold the same image twice.
+        distinct = -(-batch_size * world_size // self.augment.repeats)
+        repeat, place = np.divmod(np.arange(batch_size) + rank * batch_size, distinct)
+        steps = []
+        for part in (numbers[i : i + at_once] for i in range(0, len(numbers), at_once)):
+            samples = order[np.array(part)[:, None] * distinct + place].ravel()
+            steps.append(Step(Keys(seed, epoch, samples, np.tile(repeat, len(part))), part))
+        return steps
+
+    def _train(self, steps: Sequence[Step], size: int, device: torch.device) -> Iterator[Batch]:
         for step, (levels, labels) in zip(steps, self.load_train(steps, device), strict=True):
-            keys = draws.Keys(step.seed, step.epoch, step.samples, step.repeats)
+            keys = step.keys
             images = augment_images(levels, self.augment, keys, self.mean, self.deviation)
             targets = smooth_targets(labels, self.num_classes, self.augment.label_smoothing)
-            size = steps.batch_size
-            for number, x, y, t in zip(
-                step.numbers, images.split(size), labels.split(size), targets.split(size), strict=True
-            ):
+            parts = zip(step.numbers, images.split(size), labels.split(size), targets.split(size), strict=True)
+            for number, x, y, t in parts:
                 if self.augment.mixes:
-                    x, t = mix(x, t, draw_mix(self.augment, step.seed, step.epoch, number, *x.shape[-2:]))
+                    x, t = mix(x, t, draw_mix(self.augment, keys.seed, keys.epoch, number, *x.shape[-2:]))
                 yield Batch(x, y, t, size)
 
     def test_batches(
@@ -180,7 +156,7 @@ class DataSource(ABC):
         """Every test image once over all ranks. All ranks get the same number of batches, all of the same shape; only
         the first `count` images of a batch are real, and `count` may be 0."""
         require(batch_size >= 1, f"batch_size: expected an integer >= 1, got {batch_size}")
-        _check_rank(rank, world_size)
+        require_rank(rank, world_size)
         indices = np.arange(self.test_images)
         starts = range(rank * batch_size, self.test_images + rank * batch_size, batch_size * world_size)
         return self._test([indices[i : i + batch_size] for i in starts], batch_size, torch.device(device))
@@ -191,15 +167,14 @@ class DataSource(ABC):
 
     def _test(self, slices: Sequence[np.ndarray], batch_size: int, device: torch.device) -> Iterator[Batch]:
         for levels, labels in self.load_test(slices, device):
-            count = len(labels)
-            missing = batch_size - count
+            count, missing = len(labels), batch_size - len(labels)
             images = F.pad(normalise(levels, self.mean, self.deviation), (0, 0) * 3 + (0, missing))
             labels = F.pad(labels, (0, missing))
             targets = smooth_targets(labels, self.num_classes, 0.0)
             yield Batch(images.contiguous(memory_format=torch.channels_last), labels, targets, count)
 
 
-def _check_rank(rank: int, world_size: int) -> None:
+def require_rank(rank: int, world_size: int) -> None:
     require(0 <= rank < world_size, f"rank: expected 0..{world_size - 1} (world_size {world_size}), got {rank}")
 
 
@@ -208,19 +183,19 @@ Source = TypeVar("Source", bound=DataSource)
 
 
 def register_data(name: str) -> Callable[[type[Source]], type[Source]]:
-    """Makes a data set known by `name`: in recipes, on the command line and to `create_data`.
+    """Makes a data set known by `name`: in recipes, on the command line and to `create_data`. A class decorator:
 
+    ```python
     @register_data("mine")
     class Mine(DataSource):
         num_classes, image_size, in_channels = 3, 64, 3
         ...
+    ```
     """
 
     def add(source: type[Source]) -> type[Source]:
-        require(
-            isinstance(source, type) and issubclass(source, DataSource),
-            f"register_data: expected a subclass of lrfdyn.data.DataSource, got {source!r}",
-        )
+        known = isinstance(source, type) and issubclass(source, DataSource)
+        require(known, f"register_data: expected a subclass of lrfdyn.data.DataSource, got {source!r}")
         DATA.add(name, source)
         return source
 
@@ -237,9 +212,11 @@ def create_data(name: str, root: Path | str | None, augment: Augmentation, **opt
     `on_corrupt`, `crop_share` for folders and shards; also `train`, `test`, `num_classes`, `shuffle_shards` for
     shards; `data_class(name).options()` lists them.
 
-        source = create_data("cifar100", "data", Augmentation(crop="pad", flip=0.5))
-        for batch in source.train_batches(epoch=0, seed=0, batch_size=128):
-            batch.images, batch.targets  # [128, 3, 32, 32], [128, 100]
+    ```python
+    source = create_data("cifar100", "data", Augmentation(crop="pad", flip=0.5))
+    for batch in source.train_batches(epoch=0, seed=0, batch_size=128):
+        batch.images, batch.targets  # [128, 3, 32, 32], [128, 100]
+    ```
     """
     source = data_class(name)
     for key in source.unused_settings:

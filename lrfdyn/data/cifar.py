@@ -8,6 +8,7 @@ import io
 import pickle
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,22 +29,18 @@ class Cifar(ResidentData):
     `x_test`, `y_test` (images HWC, uint8)."""
 
     image_size, in_channels, train_images = SIZE, 3, 50_000
-    archive: ClassVar[str]
     folder: ClassVar[str]
-    label_key: ClassVar[bytes]
-    names_key: ClassVar[bytes]
-    train_files: ClassVar[dict[str, str]]  # file: md5
-    test_files: ClassVar[dict[str, str]]
-    meta_files: ClassVar[dict[str, str]]
+    archive: ClassVar[str]
+    labels: ClassVar[bytes]  # entries of the official files
+    names: ClassVar[bytes]
+    files: ClassVar[dict[str, dict[str, str]]]  # of train, test and meta, with their md5
 
     def __init__(self, root: Path, augment: Augmentation) -> None:
         archive = root / self.archive
         folder = root if root.name == self.folder else root / self.folder
         if folder.is_dir():
-            train = _read_batches(folder, self.train_files, self.label_key)
-            test = _read_batches(folder, self.test_files, self.label_key)
-            (meta,) = _read(folder, self.meta_files)
-            names = _entry(meta, self.names_key, folder / next(iter(self.meta_files)))
+            train, test = (self._read_batches(folder, split) for split in ("train", "test"))
+            ((names,),) = _read_entries(folder, self.files["meta"], self.names)
             self.class_names = [name.decode() for name in names]
         elif archive.is_file():
             train, test = _read_archive(archive)
@@ -53,33 +50,41 @@ class Cifar(ResidentData):
             _check(images, labels, self.num_classes, folder if folder.is_dir() else archive)
         super().__init__(train, test, augment)
 
+    def _read_batches(self, folder: Path, split: str) -> tuple[Tensor, Tensor]:
+        entries = _read_entries(folder, self.files[split], b"data", self.labels)
+        images, labels = (np.concatenate(parts) for parts in zip(*entries, strict=True))
+        require(images.ndim == 2 and images.shape[1] == 3 * SIZE * SIZE, f"root: images in {folder} have another size")
+        return torch.from_numpy(images.reshape(-1, 3, SIZE, SIZE)), torch.from_numpy(labels.astype(np.int64))
+
 
 @register_data("cifar10")
 class Cifar10(Cifar):
     num_classes = 10
     mean, deviation = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    archive, folder = "cifar10.npz", "cifar-10-batches-py"
-    label_key, names_key = b"labels", b"label_names"
-    train_files: ClassVar[dict[str, str]] = {
-        "data_batch_1": "c99cafc152244af753f735de768cd75f",
-        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-        "data_batch_4": "634d18415352ddfa80567beed471001a",
-        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    folder, archive, labels, names = "cifar-10-batches-py", "cifar10.npz", b"labels", b"label_names"
+    files: ClassVar[dict[str, dict[str, str]]] = {
+        "train": {
+            "data_batch_1": "c99cafc152244af753f735de768cd75f",
+            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+            "data_batch_4": "634d18415352ddfa80567beed471001a",
+            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        },
+        "test": {"test_batch": "40351d587109b95175f43aff81a1287e"},
+        "meta": {"batches.meta": "5ff9c542aee3614f3951f8cda6e48888"},
     }
-    test_files: ClassVar[dict[str, str]] = {"test_batch": "40351d587109b95175f43aff81a1287e"}
-    meta_files: ClassVar[dict[str, str]] = {"batches.meta": "5ff9c542aee3614f3951f8cda6e48888"}
 
 
 @register_data("cifar100")
 class Cifar100(Cifar):
     num_classes = 100
     mean, deviation = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
-    archive, folder = "cifar100.npz", "cifar-100-python"
-    label_key, names_key = b"fine_labels", b"fine_label_names"
-    train_files: ClassVar[dict[str, str]] = {"train": "16019d7e3df5f24257cddd939b257f8d"}
-    test_files: ClassVar[dict[str, str]] = {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
-    meta_files: ClassVar[dict[str, str]] = {"meta": "7973b15100ade9c7d40fb424638fde48"}
+    folder, archive, labels, names = "cifar-100-python", "cifar100.npz", b"fine_labels", b"fine_label_names"
+    files: ClassVar[dict[str, dict[str, str]]] = {
+        "train": {"train": "16019d7e3df5f24257cddd939b257f8d"},
+        "test": {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+        "meta": {"meta": "7973b15100ade9c7d40fb424638fde48"},
+    }
 
 
 class _Unpickler(pickle.Unpickler):
@@ -100,10 +105,9 @@ class _Unpickler(pickle.Unpickler):
         return self.allowed[module, name]
 
 
-def _read(folder: Path, files: dict[str, str]) -> list[dict[bytes, Any]]:
-    contents = []
-    for name, md5 in files.items():
-        path = folder / name
+def _read_entries(folder: Path, files: dict[str, str], *keys: bytes) -> Iterator[list[Any]]:
+    """The entries `keys` of every file, which must be the official one."""
+    for path, md5 in ((folder / name, md5) for name, md5 in files.items()):
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -115,21 +119,9 @@ def _read(folder: Path, files: dict[str, str]) -> list[dict[bytes, Any]]:
         except Exception as error:  # a pickle can fail in any way
             raise LrfdynError(f"root: cannot read {path} ({error})") from None
         require(isinstance(content, dict), f"root: {path} does not hold a dictionary")
-        contents.append(content)
-    return contents
-
-
-def _entry(content: dict[bytes, Any], key: bytes, path: Path) -> Any:
-    require(key in content, f"root: {path} has no entry {key.decode()!r}")
-    return content[key]
-
-
-def _read_batches(folder: Path, files: dict[str, str], label_key: bytes) -> tuple[Tensor, Tensor]:
-    contents = list(zip(files, _read(folder, files), strict=True))
-    images = np.concatenate([_entry(content, b"data", folder / name) for name, content in contents])
-    labels = np.concatenate([_entry(content, label_key, folder / name) for name, content in contents])
-    require(images.ndim == 2 and images.shape[1] == 3 * SIZE * SIZE, f"root: images in {folder} have another size")
-    return torch.from_numpy(images.reshape(-1, 3, SIZE, SIZE)), torch.from_numpy(labels.astype(np.int64))
+        for key in keys:
+            require(key in content, f"root: {path} has no entry {key.decode()!r}")
+        yield [content[key] for key in keys]
 
 
 def _read_archive(path: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

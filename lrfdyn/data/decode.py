@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.augment import ATTEMPTS, Augmentation
 from lrfdyn.data.base import DataSource, Step
-from lrfdyn.data.device import to_device
-from lrfdyn.data.loading import load_in_order
-from lrfdyn.data.preprocess import CROP_SHARE, IMAGENET_DEVIATION, IMAGENET_MEAN, centre_crop
-from lrfdyn.errors import LrfdynError, require, require_integer
+from lrfdyn.data.hashed_random import CROP
+from lrfdyn.data.loading import load_in_order, to_device
+from lrfdyn.data.preprocess import CROP_SHARE, IMAGENET_DEVIATION, IMAGENET_MEAN, centre_crop, require_pillow
+from lrfdyn.errors import require, require_integer
 
 MOST_REPLACEMENTS = 100  # bad images in a row, before this is no longer a matter of single files
 
@@ -59,37 +58,30 @@ class Loader(Dataset):
     skip: bool
 
     def __getitem__(self, wanted: Step | np.ndarray) -> Decoded:
-        failures: dict[str, str] = {}
-        step = wanted if isinstance(wanted, Step) else None
-        samples = wanted.samples if isinstance(wanted, Step) else wanted
+        keys = wanted.keys if isinstance(wanted, Step) else None
+        samples = wanted.keys.samples if isinstance(wanted, Step) else wanted
         numbers = None
-        if step is not None and self.augment.crop == "resized":
-            keys = draws.Keys(step.seed, step.epoch, step.samples, step.repeats)
-            numbers = keys.uniform(draws.CROP, 4 * ATTEMPTS)
-        levels, labels = [], []
+        if keys is not None and self.augment.crop == "resized":
+            numbers = keys.uniform(CROP, 4 * ATTEMPTS)
+        # A training batch keeps its size: the next image that can be read stands in for one that cannot. A test image
+        # has no substitute.
+        tries = MOST_REPLACEMENTS if keys is not None and self.skip else 1
+        levels = np.zeros((len(samples), self.image_size, self.image_size, 3), np.uint8)
+        labels: list[int] = []
+        failures: dict[str, str] = {}
         for i, sample in enumerate(samples):
-            # A training batch keeps its size: the next image that can be read stands in for one that cannot. A test
-            # image has no substitute.
-            tries = MOST_REPLACEMENTS if step is not None and self.skip else 1
             for index in (np.arange(sample, sample + tries) % len(self.images.labels)).tolist():
                 try:
-                    levels.append(self._decode(index, None if numbers is None else numbers[i]))
+                    levels[len(labels)] = self._decode(index, None if numbers is None else numbers[i])
+                    labels.append(self.images.labels[index])
+                    break
                 except Exception as error:  # damaged files make decoders fail in any way
                     reason = str(error).partition(" <_io.")[0]  # Pillow names the buffer, which tells nobody anything
                     failures[self.images.name(index)] = f"{type(error).__name__}: {reason}"
-                    if not self.skip:
-                        return self._pack([], [], failures)
-                    continue
-                labels.append(self.images.labels[index])
+            if failures and not self.skip:
                 break
-        return self._pack(levels, labels, failures)
-
-    def _pack(self, levels: list[np.ndarray], labels: list[int], failures: dict[str, str]) -> Decoded:
-        size = self.image_size
-        stacked = np.stack(levels) if levels else np.zeros((0, size, size, 3), np.uint8)
-        return Decoded(
-            torch.from_numpy(stacked).permute(0, 3, 1, 2), torch.from_numpy(np.array(labels, np.int64)), failures
-        )
+        read = torch.from_numpy(levels[: len(labels)]).permute(0, 3, 1, 2)
+        return Decoded(read, torch.from_numpy(np.array(labels, np.int64)), failures)
 
     def _decode(self, index: int, numbers: np.ndarray | None) -> np.ndarray:
         from PIL import Image
@@ -142,25 +134,17 @@ class DecodedData(DataSource):
         on_corrupt: Literal["error", "skip"] = "error",
         crop_share: float = CROP_SHARE,
     ) -> None:
-        try:
-            import PIL  # noqa: F401
-        except ImportError:
-            raise LrfdynError("data: decoding images needs Pillow; pip install 'lrfdyn[data]'") from None
+        require_pillow("data: decoding images")
         super().__init__(None, augment)
         if image_size is not None:
             require_integer("image_size", image_size, 1)
             self.image_size = image_size
         require_integer("workers", workers, 0)
         require(on_corrupt in ("error", "skip"), f"on_corrupt: expected error or skip, got {on_corrupt!r}")
-        require(
-            isinstance(crop_share, (int, float)) and 0 < crop_share <= 1,
-            f"crop_share: expected 0 < x <= 1, got {crop_share!r}",
-        )
-        self.loaders = [
-            Loader(images, augment, self.image_size, crop_share, on_corrupt == "skip") for images in (train, test)
-        ]
-        self.crop_share = crop_share
-        self._skip, self._workers = on_corrupt == "skip", workers
+        fits = isinstance(crop_share, (int, float)) and 0 < crop_share <= 1
+        require(fits, f"crop_share: expected 0 < x <= 1, got {crop_share!r}")
+        self.crop_share, self._skip, self._workers = crop_share, on_corrupt == "skip", workers
+        self.loaders = [Loader(images, augment, self.image_size, crop_share, self._skip) for images in (train, test)]
         self.train_images, self.test_images = len(train.labels), len(test.labels)
         self.num_classes = num_classes
         self.corrupt: dict[str, str] = {}
@@ -168,23 +152,20 @@ class DecodedData(DataSource):
     def _load(self, loader: Loader, wanted: Sequence[Any], device: torch.device) -> Iterator[Decoded]:
         for batch in load_in_order(loader, wanted, self._workers, device):
             for name, reason in batch.failures.items():
-                require(
-                    self._skip, f"data: cannot read the image {name} ({reason}); on_corrupt: skip goes on without it"
-                )
+                message = f"data: cannot read the image {name} ({reason}); on_corrupt: skip goes on without it"
+                require(self._skip, message)
                 if name not in self.corrupt:
                     self.corrupt[name] = reason
                     logger.warning("data: skipped the image %s (%s)", name, reason)
-            yield batch
+            yield batch._replace(levels=to_device(batch.levels, device), labels=to_device(batch.labels, device))
 
     def load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         for step, batch in zip(steps, self._load(self.loaders[0], steps, device), strict=True):
             last = next(reversed(self.corrupt), "")
-            require(
-                len(batch.labels) == len(step.samples),
-                f"data: {MOST_REPLACEMENTS} images in a row cannot be read, the last is {last}",
-            )
-            yield to_device(batch.levels, device), to_device(batch.labels, device)
+            whole = len(batch.labels) == len(step.keys)
+            require(whole, f"data: {MOST_REPLACEMENTS} images in a row cannot be read, the last is {last}")
+            yield batch.levels, batch.labels
 
     def load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self._load(self.loaders[1], slices, device):
-            yield to_device(batch.levels, device), to_device(batch.labels, device)
+            yield batch.levels, batch.labels

@@ -1,4 +1,4 @@
-"""Batches that worker processes make, in the order in which they are wanted."""
+"""Batches that worker processes make, in the order in which they are wanted, and copies to the device."""
 
 from __future__ import annotations
 
@@ -11,21 +11,32 @@ from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _workers: WeakSet[Any] = WeakSet()
 
 
+def to_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """A copy that the host does not wait for (which it would for memory that is not pinned)."""
+    tensor = torch.as_tensor(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
+
+
 def load_in_order(loader: Dataset, wanted: Sequence[Any], workers: int, device: torch.device) -> Iterator[Any]:
     """`loader[item]` for every item of `wanted`; an element is a whole batch. 0 workers: this process. More of them
     than there are cores would only take turns."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     batches = DataLoader(
         loader,
         batch_size=None,
         sampler=wanted,  # type: ignore[arg-type]
-        num_workers=min(workers, len(wanted), _cores()),
+        num_workers=min(workers, len(wanted), cores),
         pin_memory=device.type == "cuda",
         collate_fn=_as_it_is,
         worker_init_fn=_leave_signals_to_the_run,
@@ -39,10 +50,6 @@ def load_in_order(loader: Dataset, wanted: Sequence[Any], workers: int, device: 
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     yield from iterator
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @atexit.register

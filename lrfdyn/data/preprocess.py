@@ -43,10 +43,9 @@ def eight_bits(image: Image) -> Image:
     from PIL.Image import fromarray
 
     levels = np.asarray(image)
-    known = image.mode != "F" and levels.min() >= 0 and levels.max() < 2**16
-    require(
-        known, f"images: expected 8 or 16 bits a level, got mode {image.mode} from {levels.min()} to {levels.max()}"
-    )
+    low, high = levels.min(), levels.max()
+    known = image.mode != "F" and low >= 0 and high < 2**16
+    require(known, f"images: expected 8 or 16 bits a level, got mode {image.mode} from {low} to {high}")
     return fromarray((levels / 257).round().astype(np.uint8))
 
 
@@ -110,19 +109,17 @@ class Preprocessing:
             made = cls(**{**values, **lists})
         except (TypeError, ValueError, KeyError) as error:
             raise LrfdynError(f"{where}: preprocessing: {error}") from None
-        whole = isinstance(made.size, int) and made.size >= 1 and not isinstance(made.size, bool)
-        require(whole, f"{where}: preprocessing: size: expected an integer >= 1, got {made.size!r}")
-        numbers = [*made.mean, *made.std, made.crop_share]
-        fits = len(made.mean) == len(made.std) >= 1 and all(map(_is_number, numbers)) and min(made.std) > 0
-        require(fits, f"{where}: preprocessing: expected a mean and a positive std of every channel, got {lists}")
-        require(
-            0 < made.crop_share <= 1,
-            f"{where}: preprocessing: crop_share: expected 0 < x <= 1, got {made.crop_share!r}",
-        )
-        require(
-            made.interpolation == "bicubic",
-            f"{where}: preprocessing: interpolation: expected bicubic, got {made.interpolation!r}",
-        )
+        share, finite = made.crop_share, all(map(math.isfinite, (*made.mean, *made.std)))
+        checks = {
+            f"size: expected an integer >= 1, got {made.size!r}": type(made.size) is int and made.size >= 1,
+            f"expected a mean and a positive std of every channel, got {lists}": (
+                finite and len(made.mean) == len(made.std) >= 1 and min(made.std) > 0
+            ),
+            f"crop_share: expected 0 < x <= 1, got {share!r}": type(share) in (int, float) and 0 < share <= 1,
+            f"interpolation: expected bicubic, got {made.interpolation!r}": made.interpolation == "bicubic",
+        }
+        for message, fits in checks.items():
+            require(fits, f"{where}: preprocessing: {message}")
         return made
 
     def as_dict(self) -> dict[str, Any]:
@@ -134,9 +131,8 @@ class Preprocessing:
 
     @property
     def mode(self) -> str:
-        require(
-            self.channels in MODES, f"images: expected 1 or 3 channels to read files, the model has {self.channels}"
-        )
+        known = self.channels in MODES
+        require(known, f"images: expected 1 or 3 channels to read files, the model has {self.channels}")
         return MODES[self.channels]
 
     def apply(self, image: Image) -> np.ndarray:
@@ -146,10 +142,6 @@ class Preprocessing:
         return np.ascontiguousarray((levels / np.float32(255) - mean) / std)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def reason(error: Exception) -> str:
     """Why a picture could not be read, in a few words."""
     if isinstance(error, LrfdynError):
@@ -157,8 +149,8 @@ def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
-def require_pillow() -> None:
+def require_pillow(what: str = "images: reading images") -> None:
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise LrfdynError("images: reading images needs Pillow; pip install 'lrfdyn[data]'") from None
+        raise LrfdynError(f"{what} needs Pillow; pip install 'lrfdyn[data]'") from None

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrfdyn.data import hashed_random as draws
-from lrfdyn.data.device import to_device
+from lrfdyn.data.hashed_random import RAND_AUGMENT, Keys, normal
+from lrfdyn.data.loading import to_device
 
 if TYPE_CHECKING:
     from lrfdyn.data.augment import Augmentation
@@ -31,16 +31,16 @@ OPERATIONS = (
 FIRST_AFFINE = OPERATIONS.index("rotate")
 
 
-def rand_augment(levels: Tensor, keys: draws.Keys, settings: Augmentation, fill: Sequence[int]) -> Tensor:
+def rand_augment(levels: Tensor, keys: Keys, settings: Augmentation, fill: Sequence[int]) -> Tensor:
     """`levels` float. `fill` is the colour of what an affine operation moves in from outside."""
     layers = settings.rand_augment_layers
     chosen_from = np.array([OPERATIONS.index(name) for name in settings.rand_augment_operations or OPERATIONS])
-    numbers = keys.uniform(draws.RAND_AUGMENT, NUMBERS * layers).reshape(len(keys), layers, NUMBERS)
+    numbers = keys.uniform(RAND_AUGMENT, NUMBERS * layers).reshape(len(keys), layers, NUMBERS)
     for layer in range(layers):
         choice, applied, first, second, sign, _ = numbers[:, layer].T
         operation = chosen_from[np.floor(choice * len(chosen_from)).astype(int)]
         operation = np.where(applied < settings.rand_augment_probability, operation, OPERATIONS.index("identity"))
-        magnitude = settings.rand_augment_magnitude + settings.rand_augment_deviation * draws.normal(first, second)
+        magnitude = settings.rand_augment_magnitude + settings.rand_augment_deviation * normal(first, second)
         strength = np.clip(magnitude, 0, 10) / 10
         levels = apply_layer(levels, operation, strength, np.where(sign < 0.5, -1.0, 1.0), fill)
     return levels
@@ -62,14 +62,14 @@ def apply_layer(
             levels.index_copy_(0, where, function(levels.index_select(0, where), values))
 
     parameters = {
-        "autocontrast": strength,
-        "equalize": strength,
-        "solarize": 256 * (1 - strength),
-        "posterize": 8 - np.rint(4 * strength),
-        **dict.fromkeys(("color", "contrast", "brightness", "sharpness"), 1 + sign * 0.9 * strength),
+        autocontrast: strength,
+        equalize: strength,
+        solarize: 256 * (1 - strength),
+        posterize: 8 - np.rint(4 * strength),
+        **dict.fromkeys((color, contrast, brightness, sharpness), 1 + sign * 0.9 * strength),
     }
-    for name, values in parameters.items():
-        run(operation == OPERATIONS.index(name), FUNCTIONS[name], values)
+    for function, values in parameters.items():
+        run(operation == OPERATIONS.index(function.__name__), function, values)
     matrices = affine_matrices(operation, strength * sign, height, width)
     run(operation >= FIRST_AFFINE, lambda x, m: affine(x, m[..., 0], fill), matrices)
     return levels
@@ -136,18 +136,6 @@ def sharpness(x: Tensor, factor: Tensor) -> Tensor:
     smooth = x.clone()
     smooth[:, :, 1:-1, 1:-1] = torch.floor(inner + 0.5)
     return _blend(smooth, x, factor)
-
-
-FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "autocontrast": autocontrast,
-    "equalize": equalize,
-    "solarize": solarize,
-    "posterize": posterize,
-    "color": color,
-    "contrast": contrast,
-    "brightness": brightness,
-    "sharpness": sharpness,
-}
 
 
 def affine_matrices(operation: np.ndarray, strength: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.base import DataSource, Step
-from lrfdyn.data.device import to_device
+from lrfdyn.data.loading import to_device
 from lrfdyn.errors import require
 
 
@@ -39,7 +39,7 @@ class ResidentData(DataSource):
             yield images.index_select(0, where), labels.index_select(0, where)
 
     def load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._load("train", (step.samples for step in steps), device)
+        return self._load("train", (step.keys.samples for step in steps), device)
 
     def load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         return self._load("test", iter(slices), device)

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.base import register_data
 from lrfdyn.data.decode import DecodedData, Images
+from lrfdyn.data.hashed_random import ORDER, SHARD_ORDER, hashed, permutation
 from lrfdyn.errors import LrfdynError, require, require_integer
 from lrfdyn.files import write_atomic
 
@@ -98,9 +98,8 @@ def _scan(path: Path) -> list[tuple[int, int, int]]:
                     file = tar.extractfile(member)
                     assert file is not None
                     text = file.read()
-                    require(
-                        text.strip().isdigit(), f"root: {member.name} in {path} is not a class index: {text[:20]!r}"
-                    )
+                    number = text.strip().isdigit()
+                    require(number, f"root: {member.name} in {path} is not a class index: {text[:20]!r}")
                     labels[key] = int(text)
     except (OSError, tarfile.TarError) as error:
         raise LrfdynError(f"root: cannot read the shard {path} ({error})") from None
@@ -112,10 +111,8 @@ def _scan(path: Path) -> list[tuple[int, int, int]]:
 
 def _find(root: Path, patterns: str | Sequence[str], argument: str) -> list[Path]:
     patterns = [patterns] if isinstance(patterns, str) else patterns
-    require(
-        isinstance(patterns, Sequence) and all(isinstance(pattern, str) for pattern in patterns),
-        f"{argument}: expected a file pattern or a list of them, got {patterns!r}",
-    )
+    texts = isinstance(patterns, Sequence) and all(isinstance(pattern, str) for pattern in patterns)
+    require(texts, f"{argument}: expected a file pattern or a list of them, got {patterns!r}")
     found = {Path(path) for pattern in patterns for path in glob.glob(str(root / pattern))}
     require(bool(found), f"{argument}: no shards match {', '.join(patterns)} in {root}")
     return sorted(found)
@@ -152,8 +149,8 @@ class Shards(DecodedData):
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
         starts = self._images.starts
-        rank = draws.permutation(len(self._images.shards), seed, epoch, draws.SHARD_ORDER)
-        scattered = draws.hashed(seed, epoch, draws.ORDER, np.arange(self.train_images))
+        rank = permutation(len(self._images.shards), seed, epoch, SHARD_ORDER)
+        scattered = hashed(seed, epoch, ORDER, np.arange(self.train_images))
         parts = []
         for first in range(0, len(rank), self._window):
             window = np.concatenate([np.arange(starts[s], starts[s + 1]) for s in rank[first : first + self._window]])

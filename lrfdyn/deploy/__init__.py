@@ -3,7 +3,18 @@ that run elsewhere."""
 
 from __future__ import annotations
 
+from lrfdyn.attention import RowStream
+from lrfdyn.deploy.export.write import Exported, export_model
 from lrfdyn.deploy.lowmem.model import LowMemoryModel, compile_for_inference
-from lrfdyn.deploy.streaming.attention import RowStream, StreamingAttention
+from lrfdyn.deploy.predict import Predictor
+from lrfdyn.deploy.streaming_attention import StreamingAttention
 
-__all__ = ["LowMemoryModel", "RowStream", "StreamingAttention", "compile_for_inference"]
+__all__ = [
+    "Exported",
+    "LowMemoryModel",
+    "Predictor",
+    "RowStream",
+    "StreamingAttention",
+    "compile_for_inference",
+    "export_model",
+]

@@ -128,18 +128,13 @@ def expand_images(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
     found: list[Path] = []
     for item in inputs:
         path, given = Path(item), str(item)
-        if path.is_dir():
-            files = _pictures(path)
-            require(bool(files), f"images: the folder {given} holds no images ({', '.join(PICTURES)})")
-            found += files
-        elif not path.exists() and glob.has_magic(given):
+        matches = [path]
+        if not path.exists() and glob.has_magic(given):
             matches = [Path(p) for p in sorted(glob.glob(given, recursive=True))]
             require(bool(matches), f"images: nothing matches {given}")
-            files = [p for match in matches for p in (_pictures(match) if match.is_dir() else [match])]
-            require(bool(files), f"images: the folders {given} hold no images ({', '.join(PICTURES)})")
-            found += dict.fromkeys(files)  # a pattern with ** matches folders and the files in them
-        else:
-            found.append(path)
+        files = [p for match in matches for p in (_pictures(match) if match.is_dir() else [match])]
+        require(bool(files), f"images: {given} holds no images ({', '.join(PICTURES)})")
+        found += dict.fromkeys(files)  # a pattern with ** matches folders and the files in them
     require(bool(found), "images: expected at least one file, folder or pattern")
     return found
 

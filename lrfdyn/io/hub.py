@@ -10,7 +10,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Self, TypeVar
@@ -22,7 +23,7 @@ from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import LrfdynError, first_line, require, unknown_name
 from lrfdyn.files import read_json, writable_folder, write_atomic, write_json
 from lrfdyn.io.model_card import CARD_MARK, model_card
-from lrfdyn.io.weights import check_fit, load_tensors, save_weights
+from lrfdyn.io.weights import check_fit, load_tensors, save_tensors
 from lrfdyn.registry import load_plugins
 from lrfdyn.version import __version__
 
@@ -61,17 +62,36 @@ class HubMixin(nn.Module):
         """Channels, height and width of the images that the model was laid out for."""
         raise NotImplementedError
 
-    def save_pretrained(self, folder: str | os.PathLike[str], *, description: str = "", **card: Any) -> None:
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        description: str = "",
+        source: str = "path/to/this/folder",
+        **card: Any,
+    ) -> None:
         """Saves the model to a folder: config.json, model.safetensors and a model card, README.md.
 
-        `description` is Markdown for the card, and `card` holds further entries of its header (`license="mit"`,
-        `datasets=["cifar100"]`). A card that a person has taken over is kept.
+        `description` is Markdown for the card, `source` what its example loads, and `card` holds further entries of
+        its header (`license="mit"`, `datasets=["cifar100"]`). A card that a person has taken over is kept.
 
             model = lrfdyn.create_model("spikformer_4_384", attention="lrf_dyn")
             model.save_pretrained("my_model", license="mit")
             model = lrfdyn.from_pretrained("my_model")
         """
-        self._save(writable_folder(Path(folder), "folder"), "path/to/this/folder", description, card)
+        place = writable_folder(Path(folder), "folder")
+        config = model_config(self)
+        check_rebuilds(self, config, place / CONFIG_FILE)
+        text = model_card(self, config, source, description, card)
+        try:
+            # The weights carry the configuration too: of a save that was cut short, the two do not agree.
+            save_tensors(place / WEIGHTS_FILE, self.state_dict(), config)
+            write_json(place / CONFIG_FILE, config)
+            path = place / CARD_FILE
+            if not path.exists() or CARD_MARK in path.read_text(encoding="utf-8"):
+                write_atomic(path, lambda file: file.write_text(text, encoding="utf-8"))
+        except OSError as error:
+            raise LrfdynError(f"folder: cannot write in {place} ({error.strerror})") from None
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], **arguments: Any) -> Self:
@@ -97,37 +117,14 @@ class HubMixin(nn.Module):
 
             address = model.push_to_hub("someone/my_model", private=True, license="mit")
         """
-        hub = _huggingface_hub(f"repo_id: cannot upload to {repo_id!r}")
-        with tempfile.TemporaryDirectory() as folder:
-            self._save(Path(folder), repo_id, description, card)
-            try:
-                api = hub.HfApi(token=token, library_name="lrfdyn", library_version=__version__)
-                rights = {} if private is None else {"private": private}
-                address = api.create_repo(repo_id, exist_ok=True, **rights)
-                api.upload_folder(
-                    repo_id=repo_id,
-                    folder_path=folder,
-                    commit_message=commit_message,
-                    revision=revision,
-                    create_pr=create_pr,
-                )
-            except Exception as error:  # connection, rights, names: the library has many kinds
-                raise LrfdynError(f"repo_id: cannot upload to {repo_id!r} ({first_line(error)})") from error
+        with _huggingface_hub(f"repo_id: cannot upload to {repo_id!r}") as hub, tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, description=description, source=repo_id, **card)
+            api = hub.HfApi(token=token, library_name="lrfdyn", library_version=__version__)
+            rights = {} if private is None else {"private": private}
+            address = api.create_repo(repo_id, exist_ok=True, **rights)
+            how = {"commit_message": commit_message, "revision": revision, "create_pr": create_pr}
+            api.upload_folder(repo_id=repo_id, folder_path=folder, **how)
         return str(address)
-
-    def _save(self, place: Path, source: str, description: str, card: dict[str, Any]) -> None:
-        config = model_config(self)
-        check_rebuilds(self, config, place / CONFIG_FILE)
-        text = model_card(self, config, source, description, card)
-        try:
-            # The weights carry the configuration too: of a save that was cut short, the two do not agree.
-            save_weights(place / WEIGHTS_FILE, self, config)
-            write_json(place / CONFIG_FILE, config)
-            path = place / CARD_FILE
-            if not path.exists() or CARD_MARK in path.read_text(encoding="utf-8"):
-                write_atomic(path, lambda file: file.write_text(text, encoding="utf-8"))
-        except OSError as error:
-            raise LrfdynError(f"folder: cannot write in {place} ({error.strerror})") from None
 
 
 Host = TypeVar("Host", bound=HubMixin)
@@ -205,16 +202,13 @@ def model_config(model: HubMixin) -> dict[str, Any]:
 
 def check_rebuilds(model: HubMixin, config: dict[str, Any], path: Path) -> None:
     """An error for a model whose layers were changed behind its configuration: nobody could load it."""
-    rebuilt = _build(config, {}, type(model), path).state_dict()
-    for name, value in model.state_dict().items():
-        other = rebuilt.pop(name, None)
-        if other is None or other.shape != value.shape:
-            rebuilt[name] = value
-    require(
-        not rebuilt,
-        f"model: cannot be saved, because a {type(model).__name__} of its configuration has other weights "
-        f"({', '.join(list(rebuilt)[:3])}); were its layers changed?",
+    own, rebuilt = (
+        {(name, value.shape) for name, value in m.state_dict().items()}
+        for m in (model, _build(config, {}, type(model), path))
     )
+    wrong = ", ".join(sorted({name for name, _ in own ^ rebuilt})[:3])
+    what = f"a {type(model).__name__} of its configuration has other weights ({wrong})"
+    require(not wrong, f"model: cannot be saved, because {what}; were its layers changed?")
 
 
 def check_config(config: Any, path: Path) -> dict[str, Any]:
@@ -251,12 +245,9 @@ def _build(config: dict[str, Any], options: dict[str, Any], wanted: type[Host], 
     if not issubclass(host, wanted):
         raise LrfdynError(f"source: {path} holds a {name}, expected a {wanted.__name__}")
     known = host.options()
-    for option in config["options"]:
-        if option not in known:
-            raise unknown_name(f"source: {path}: option of {name}", option, known)
-    for option in options:
-        if option not in known:
-            raise unknown_name(f"option of {name}", option, known)
+    for where, given in ((f"source: {path}: ", config["options"]), ("", options)):
+        for option in set(given) - set(known):
+            raise unknown_name(f"{where}option of {name}", option, known)
     try:
         with torch.device("meta"):
             model = host(**{**_tuples(config["options"]), **options})
@@ -287,27 +278,22 @@ def _tuples(value: Any) -> Any:
 
 
 def _download(source: str | os.PathLike[str], **arguments: Any) -> Path:
-    repo_id = os.fspath(source)
+    repo_id, ours = os.fspath(source), {"library_name": "lrfdyn", "library_version": __version__}
     require(REPO_ID.fullmatch(repo_id) is not None, f"source: no such folder: {repo_id}")
-    hub = _huggingface_hub(f"source: no folder {repo_id!r} here")
-    try:
-        folder = hub.snapshot_download(
-            repo_id,
-            allow_patterns=[CONFIG_FILE, WEIGHTS_FILE],
-            library_name="lrfdyn",
-            library_version=__version__,
-            **arguments,
-        )
-    except Exception as error:  # connection, rights, names: the library has many kinds
-        raise LrfdynError(
-            f"source: no folder {repo_id!r} here, and the Hugging Face hub does not give it ({first_line(error)})"
-        ) from error
-    return Path(folder)
+    with _huggingface_hub(f"source: no folder {repo_id!r} here, and the Hugging Face hub does not give it") as hub:
+        return Path(hub.snapshot_download(repo_id, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE], **ours, **arguments))
 
 
-def _huggingface_hub(problem: str) -> ModuleType:
+@contextmanager
+def _huggingface_hub(problem: str) -> Iterator[ModuleType]:
+    """The library, whose errors become `problem` and the first line of what it says."""
     try:
         import huggingface_hub
+
+        yield huggingface_hub
+    except LrfdynError:
+        raise
     except ImportError:
-        raise LrfdynError(f"{problem}; the Hugging Face hub needs huggingface_hub: pip install 'lrfdyn[hub]'") from None
-    return huggingface_hub
+        raise LrfdynError(f"{problem}; it needs huggingface_hub: pip install 'lrfdyn[hub]'") from None
+    except Exception as error:  # connection, rights, names: the library has many kinds
+        raise LrfdynError(f"{problem} ({first_line(error)})") from error

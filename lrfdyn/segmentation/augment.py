@@ -6,21 +6,20 @@ is random is drawn on the host and is an argument here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.augment import Augmentation
-from lrfdyn.data.device import to_device
+from lrfdyn.data.hashed_random import CROP, FLIP, PHOTOMETRIC, Keys
+from lrfdyn.data.loading import to_device
 
 IGNORED = 255  # in a mask: no class, does not count
 
 
-@dataclass(frozen=True)
-class Pictures:
+class Pictures(NamedTuple):
     """`pixels` `[n, 3]` and `masks` `[n]` of many pictures; picture i begins at `starts[i]`, row after row."""
 
     pixels: Tensor
@@ -33,23 +32,16 @@ class Pictures:
     def pack(cls, pictures: list[tuple[np.ndarray, np.ndarray]]) -> Pictures:
         """Of images `[H, W, 3]` and masks `[H, W]`."""
         heights, widths = np.array([mask.shape for _, mask in pictures]).T
-        ends = np.cumsum(heights * widths)
-        return cls(
-            torch.from_numpy(np.concatenate([image.reshape(-1, 3) for image, _ in pictures])),
-            torch.from_numpy(np.concatenate([mask.reshape(-1) for _, mask in pictures])),
-            np.concatenate(([0], ends[:-1])),
-            heights,
-            widths,
-        )
+        starts = np.cumsum(heights * widths) - heights * widths
+        pixels = np.concatenate([image.reshape(-1, 3) for image, _ in pictures])
+        masks = np.concatenate([mask.reshape(-1) for _, mask in pictures])
+        return cls(torch.from_numpy(pixels), torch.from_numpy(masks), starts, heights, widths)
 
     def to(self, device: torch.device) -> Pictures:
-        return Pictures(
-            to_device(self.pixels, device), to_device(self.masks, device), self.starts, self.heights, self.widths
-        )
+        return self._replace(pixels=to_device(self.pixels, device), masks=to_device(self.masks, device))
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """Where the rows (or columns) of crops come from, `[B, size]`: two neighbours, the share of the second, the
     nearest, and whether there is a picture at all."""
 
@@ -75,21 +67,17 @@ class Line:
         """What is padded stays at the end, as it is in tests."""
         length, place = self.inside.sum(1, keepdims=True), np.arange(self.inside.shape[1])
         source = np.where(which[:, None] & (place < length), length - 1 - place, place)
-
-        def turn(x: np.ndarray) -> np.ndarray:
-            return np.take_along_axis(x, source, 1)
-
-        return Line(turn(self.first), turn(self.second), turn(self.share), turn(self.nearest), turn(self.inside))
+        return Line(*(np.take_along_axis(x, source, 1) for x in self))
 
 
 def random_crops(
-    pictures: Pictures, index: np.ndarray, settings: Augmentation, keys: draws.Keys, size: int
+    pictures: Pictures, index: np.ndarray, settings: Augmentation, keys: Keys, size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Crops `[B, 3, size, size]` with levels 0..255, their masks `[B, size, size]`, and where there is a picture
     `[B, 1, size, size]`. The short side becomes `size` times a random scale; what is smaller than the crop is padded
     at the right and the bottom."""
     heights, widths = pictures.heights[index], pictures.widths[index]
-    u = keys.uniform(draws.CROP, 3)
+    u = keys.uniform(CROP, 3)
     low, high = settings.scale
     factor = size * (low + (high - low) * u[:, 0]) / np.minimum(heights, widths)
     lines = []
@@ -98,18 +86,16 @@ def random_crops(
         start = np.floor(number * (np.maximum(scaled - size, 0) + 1)).astype(np.int64)
         lines.append(Line.of(lengths, scaled, start, size))
     rows, columns = lines
-    columns = columns.flipped(keys.uniform(draws.FLIP, 1)[:, 0] < settings.flip)
+    columns = columns.flipped(keys.uniform(FLIP, 1)[:, 0] < settings.flip)
     return gather(pictures, index, rows, columns)
 
 
 def gather(pictures: Pictures, index: np.ndarray, rows: Line, columns: Line) -> tuple[Tensor, Tensor, Tensor]:
-    device = pictures.pixels.device
-
     def down(x: np.ndarray) -> Tensor:
-        return to_device(np.ascontiguousarray(x), device)[:, :, None]
+        return to_device(np.ascontiguousarray(x), pictures.pixels.device)[:, :, None]
 
     def across(x: np.ndarray) -> Tensor:
-        return to_device(np.ascontiguousarray(x), device)[:, None, :]
+        return down(x).transpose(1, 2)
 
     start, width = pictures.starts[index][:, None], pictures.widths[index][:, None]
     first, second = (down(start + row * width) for row in (rows.first, rows.second))
@@ -126,19 +112,17 @@ def gather(pictures: Pictures, index: np.ndarray, rows: Line, columns: Line) -> 
     return levels, mask.masked_fill(~inside, IGNORED), inside.unsqueeze(1)
 
 
-def photometric(levels: Tensor, keys: draws.Keys) -> Tensor:
+def photometric(levels: Tensor, keys: Keys) -> Tensor:
     """Brightness by up to 32 levels, contrast and saturation by 0.5 to 1.5, hue by up to 36 degrees, each with
     probability one half; contrast comes before colour or behind it (Liu et al., 2016)."""
-    u = keys.uniform(draws.PHOTOMETRIC, 9)
+    u = keys.uniform(PHOTOMETRIC, 9)
     on = u[:, :4] < 0.5
     brightness = np.where(on[:, 0], 64 * u[:, 4] - 32, 0)
     contrast = np.where(on[:, 1], 0.5 + u[:, 5], 1)
     saturation = np.where(on[:, 2], 0.5 + u[:, 6], 1)
     hue = np.where(on[:, 3], 0.2 * (2 * u[:, 7] - 1) * 3, 0)  # in sixths of the circle
     early = u[:, 8] < 0.5
-    values = np.stack(
-        (brightness, np.where(early, contrast, 1), saturation, hue, np.where(early, 1, contrast)), 1
-    )  # fmt: skip
+    values = np.stack((brightness, np.where(early, contrast, 1), saturation, hue, np.where(early, 1, contrast)), 1)
     b, first, s, h, last = to_device(values.astype(np.float32), levels.device)[:, :, None, None, None].unbind(1)
     x = ((levels + b).clamp(0, 255) * first).clamp(0, 255)
     return (shift_colour(x, s, h) * last).clamp(0, 255)

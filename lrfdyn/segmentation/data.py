@@ -7,24 +7,22 @@ with another `num_classes`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lrfdyn.data import hashed_random as draws
 from lrfdyn.data.augment import Augmentation, normalise
-from lrfdyn.data.base import Batch, DataSource, Step, Steps, register_data
-from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
-from lrfdyn.data.device import to_device
-from lrfdyn.data.loading import load_in_order
+from lrfdyn.data.base import Batch, DataSource, Step, register_data
+from lrfdyn.data.loading import load_in_order, to_device
+from lrfdyn.data.preprocess import IMAGENET_DEVIATION, IMAGENET_MEAN, require_pillow
 from lrfdyn.errors import LrfdynError, require, require_integer
 from lrfdyn.segmentation.augment import IGNORED, Pictures, photometric, random_crops
 from lrfdyn.segmentation.pairs import (
@@ -34,10 +32,12 @@ from lrfdyn.segmentation.pairs import (
     check_pair,
     find_pairs,
     find_root,
+    opened,
     read_mask,
     read_pair,
 )
 
+Result = TypeVar("Result")
 USED = ("flip", "scale", "photometric", "repeats")  # settings of the augmentation
 
 
@@ -50,13 +50,6 @@ def stack(arrays: Sequence[np.ndarray], fill: int) -> np.ndarray:
     return stacked
 
 
-class Loaded(NamedTuple):  # a tuple, because the DataLoader pins the memory of tuples
-    pixels: Tensor
-    masks: Tensor
-    places: np.ndarray  # starts, heights, widths
-    error: str
-
-
 @dataclass(frozen=True)
 class Loader(Dataset):
     """From a training step to its pictures. Runs in the worker processes, where an error can only be told."""
@@ -64,12 +57,11 @@ class Loader(Dataset):
     pairs: list[Pair]
     classes: int
 
-    def __getitem__(self, step: Step) -> Loaded:
+    def __getitem__(self, step: Step) -> Pictures | str:
         try:
-            packed = Pictures.pack([read_pair(self.pairs[i], self.classes) for i in step.samples])
+            return Pictures.pack([read_pair(self.pairs[i], self.classes) for i in step.keys.samples])
         except LrfdynError as error:
-            return Loaded(torch.zeros(0), torch.zeros(0), np.zeros((3, 0)), str(error))
-        return Loaded(packed.pixels, packed.masks, np.stack((packed.starts, packed.heights, packed.widths)), "")
+            return str(error)
 
 
 @register_data("ade20k")
@@ -100,13 +92,9 @@ class Ade20k(DataSource):
         window: int | None = None,
         flip: bool = False,
     ) -> None:
-        try:
-            import PIL  # noqa: F401
-        except ImportError:
-            raise LrfdynError("data: decoding images needs Pillow; pip install 'lrfdyn[segmentation]'") from None
-        require_integer("image_size", image_size, 1)
+        require_pillow("data: decoding images")
         require_integer("num_classes", num_classes, 2)  # with one there is nothing to decide
-        for name, side in (("test_size", test_size), ("window", window)):
+        for name, side in (("image_size", image_size), ("test_size", test_size), ("window", window)):
             if side is not None:
                 require_integer(name, side, 1)
         for name, on in (("resident", resident), ("flip", flip)):
@@ -122,29 +110,28 @@ class Ade20k(DataSource):
         self._workers, self._test_size, self._resident = workers, test_size, resident
         self._pictures: dict[torch.device, Pictures] = {}
 
-    def _decode(self, pairs: Sequence[Pair], short_side: int | None) -> list[Picture]:
-        with ThreadPoolExecutor(max(1, self._workers)) as pool:  # decoders release the interpreter
-            return list(pool.map(lambda pair: read_pair(pair, self.num_classes, short_side), pairs))
+    def _each(self, read: Callable[..., Result], pairs: Sequence[Pair], *arguments: Any) -> list[Result]:
+        """`read(pair, classes, ...)` of all pairs, by several threads: decoders release the interpreter."""
+        with ThreadPoolExecutor(max(1, self._workers)) as pool:
+            return list(pool.map(lambda pair: read(pair, self.num_classes, *arguments), pairs))
 
     @cached_property
     def _test_pictures(self) -> list[Picture]:
         """Of resident data, decoded when they are first asked for, as those for training are."""
-        return self._decode(self.test_pairs, self._test_size)
+        return self._each(read_pair, self.test_pairs, self._test_size)
 
     def check_test_pairs(self) -> None:
         """Raises what the first test would, which may come after hours of training."""
         if self._resident:
             _ = self._test_pictures
         else:
-            with ThreadPoolExecutor(max(1, self._workers)) as pool:
-                list(pool.map(lambda pair: check_pair(pair, self.num_classes), self.test_pairs))
+            self._each(check_pair, self.test_pairs)
 
     def load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         for step, (pictures, index) in zip(steps, self._pictures_of(steps, device), strict=True):
-            keys = draws.Keys(step.seed, step.epoch, step.samples, step.repeats)
-            levels, mask, inside = random_crops(pictures, index, self.augment, keys, self.image_size)
+            levels, mask, inside = random_crops(pictures, index, self.augment, step.keys, self.image_size)
             if self.augment.photometric:
-                levels = photometric(levels, keys)
+                levels = photometric(levels, step.keys)
             # What is padded has the mean colour: zero in the normalised image.
             images = normalise(levels, self.mean, self.deviation) * inside
             yield images.contiguous(memory_format=torch.channels_last), mask
@@ -153,16 +140,15 @@ class Ade20k(DataSource):
         """The pictures that hold those of a step, and which of them are its own."""
         if self._resident:
             if device not in self._pictures:
-                self._pictures[device] = Pictures.pack(self._decode(self._train_pairs, None)).to(device)
-            yield from ((self._pictures[device], step.samples) for step in steps)
+                self._pictures[device] = Pictures.pack(self._each(read_pair, self._train_pairs)).to(device)
+            yield from ((self._pictures[device], step.keys.samples) for step in steps)
             return
         loader = Loader(self._train_pairs, self.num_classes)
-        for batch in load_in_order(loader, steps, self._workers, device):
-            require(not batch.error, batch.error)
-            pictures = Pictures(batch.pixels, batch.masks, *batch.places)
+        for pictures in load_in_order(loader, steps, self._workers, device):
+            require(isinstance(pictures, Pictures), str(pictures))
             yield pictures.to(device), np.arange(len(pictures.starts))
 
-    def _train(self, steps: Steps, device: torch.device) -> Iterator[Batch]:
+    def _train(self, steps: Sequence[Step], size: int, device: torch.device) -> Iterator[Batch]:
         for images, labels in self.load_train(steps, device):
             yield Batch(images, labels, labels, len(images))
 
@@ -171,9 +157,7 @@ class Ade20k(DataSource):
             levels = to_device(stack([image for image, _ in pictures], 0), device).permute(0, 3, 1, 2)
             images = normalise(levels.float(), self.mean, self.deviation)
             for (image, _), padded in zip(pictures, images, strict=True):
-                height, width = image.shape[:2]
-                if padded.shape[-2:] != (height, width):
-                    padded[:, height:], padded[:, :, width:] = 0, 0
+                padded[:, image.shape[0] :], padded[:, :, image.shape[1] :] = 0, 0
             masks = to_device(stack([mask for _, mask in pictures], IGNORED), device).long()
             yield images.contiguous(memory_format=torch.channels_last), masks
 
@@ -226,14 +210,8 @@ class Ade20k(DataSource):
         """Of the mask; it decides that of the image."""
         if self._resident:
             return self._test_pictures[index][1].shape
-        from PIL import Image
-
-        path = self.test_pairs[index].mask
-        try:
-            with Image.open(path) as file:
-                return file.size
-        except OSError as error:
-            raise LrfdynError(f"data: cannot read the mask {path} ({type(error).__name__}: {error})") from None
+        with opened(self.test_pairs[index].mask, "mask") as file:
+            return file.size
 
 
 __all__ = ["IGNORED", "Ade20k", "Pair", "find_pairs", "find_root", "read_mask", "read_pair"]

@@ -21,6 +21,7 @@ LEGEND_HEIGHT = 160  # at least, beside an image: eight classes and the number o
 
 
 def pillow() -> Any:
+    """Pillow with the modules that drawing needs; an error that says how to install it."""
     try:
         import PIL.Image
         import PIL.ImageDraw
@@ -57,63 +58,48 @@ def blend(image: Image, mask: np.ndarray, classes: int) -> Image:
 
 def overlay(image: Image, mask: np.ndarray, classes: int) -> Image:
     """`blend` with a legend at its side, which is higher than a small image."""
-    return beside([blend(image, mask, classes), legend([mask], classes, max(image.height, LEGEND_HEIGHT))])
+    parts = [blend(image, mask, classes), legend([mask], classes, max(image.height, LEGEND_HEIGHT))]
+    sheet = pillow().Image.new("RGB", (sum(part.width for part in parts), parts[1].height), PAPER)
+    sheet.paste(parts[0], (0, 0))
+    sheet.paste(parts[1], (parts[0].width, 0))
+    return sheet
 
 
 def legend(
     masks: Sequence[np.ndarray], classes: int, height: int, limit: int = LEGEND_CLASSES, percent: bool = True
 ) -> Image:
-    """The largest classes of the masks, as many as fit, with their share of the pixels."""
+    """A picture of the largest classes of the masks, as many as fit, with their share of the pixels."""
     shares = class_shares(np.concatenate([mask.ravel() for mask in masks]), classes)
     size = int(np.clip(height / 24, 11, 28))
     line = round(1.5 * size)
     room = max(1, min(limit, (height - MARGIN) // line))
-    shown = dict(list(shares.items())[:room])
-    if len(shares) > room > 1:
-        shown.popitem()
-    rest = len(shares) - len(shown)
-    font = load_font(size)
-    texts = {name: f"{name} {100 * share:.1f} %" if percent else name for name, share in shown.items()}
-    last = f"and {rest} more" if rest else ""
-    width = round(max((font.getlength(text) for text in [*texts.values(), last]), default=0)) + 2 * MARGIN + 2 * size
+    shown = list(shares.items())[: room - 1 if len(shares) > room > 1 else room]
+    texts = [f"{name} {100 * share:.1f} %" if percent else name for name, share in shown]
+    if len(shares) > len(shown):
+        texts.append(f"and {len(shares) - len(shown)} more")
+    font = pillow().ImageFont.load_default(size)
+    width = round(max(map(font.getlength, texts), default=0)) + 2 * MARGIN + 2 * size
     image = pillow().Image.new("RGB", (width, height), PAPER)
     draw = pillow().ImageDraw.Draw(image)
     colours, names = palette(classes), class_names(classes)
-    y = MARGIN // 2
-    for name, text in texts.items():
-        colour = tuple(colours[names.index(name)].tolist())
-        draw.rectangle((MARGIN, y + 1, MARGIN + size, y + size + 1), fill=colour, outline=FAINT)
-        draw.text((MARGIN + round(1.5 * size), y), text, fill=INK, font=font)
-        y += line
-    if last:
-        draw.text((MARGIN + round(1.5 * size), y), last, fill=FAINT, font=font)
+    for i, text in enumerate(texts):
+        y, listed = MARGIN // 2 + i * line, i < len(shown)
+        if listed:
+            colour = tuple(colours[names.index(shown[i][0])].tolist())
+            draw.rectangle((MARGIN, y + 1, MARGIN + size, y + size + 1), fill=colour, outline=FAINT)
+        draw.text((MARGIN + round(1.5 * size), y), text, fill=INK if listed else FAINT, font=font)
     return image
-
-
-def load_font(size: int) -> Any:
-    return pillow().ImageFont.load_default(size)
-
-
-def beside(images: Sequence[Image], gap: int = 0) -> Image:
-    height = max(image.height for image in images)
-    width = sum(image.width for image in images) + gap * (len(images) - 1)
-    sheet = pillow().Image.new("RGB", (width, height), PAPER)
-    x = 0
-    for image in images:
-        sheet.paste(image, (x, 0))
-        x += image.width + gap
-    return sheet
 
 
 def grid(titles: Sequence[str], rows: Sequence[Sequence[Image]], captions: Sequence[str], side: int = 300) -> Image:
     """A table of pictures of one row height, with a title over each column and a caption under each row."""
-    font, small = load_font(20), load_font(14)
+    font, small = map(pillow().ImageFont.load_default, (20, 14))
     scaled = [[_fit(image, side) for image in row] for row in rows]
     columns = [max(round(font.getlength(title)), *(row[i].width for row in scaled)) for i, title in enumerate(titles)]
-    width = sum(columns) + GAP * (len(columns) - 1) + 2 * MARGIN
-    sheet = pillow().Image.new("RGB", (width, 34 + len(rows) * (side + 26) + MARGIN), PAPER)
-    draw = pillow().ImageDraw.Draw(sheet)
     lefts = [MARGIN + sum(columns[:i]) + GAP * i for i in range(len(columns))]
+    size = (lefts[-1] + columns[-1] + MARGIN, 34 + len(rows) * (side + 26) + MARGIN)
+    sheet = pillow().Image.new("RGB", size, PAPER)
+    draw = pillow().ImageDraw.Draw(sheet)
     for left, column, title in zip(lefts, columns, titles, strict=True):
         draw.text((left + column / 2, 6), title, fill=INK, font=font, anchor="ma")
     for y, (row, caption) in enumerate(zip(scaled, captions, strict=True)):

@@ -46,55 +46,52 @@ def find_pairs(root: Path, split: str) -> list[Pair]:
     return pairs
 
 
-def read_mask(path: Path, classes: int = CLASSES) -> np.ndarray:
-    """Classes from 0 on, IGNORED for none."""
-    from PIL import Image
+@contextmanager
+def opened(path: Path, what: str) -> Iterator[Image]:
+    """The file of an image or a mask; whatever is wrong with it is an error that names it."""
+    from PIL.Image import open as open_image
 
     try:
-        with Image.open(path) as file:
-            mode, values = file.mode, np.asarray(file)
+        with open_image(path) as file:
+            yield file
     except Exception as error:  # damaged files make decoders fail in any way
-        raise LrfdynError(f"data: cannot read the mask {path} ({type(error).__name__}: {error})") from None
+        raise LrfdynError(f"data: cannot read the {what} {path} ({type(error).__name__}: {error})") from None
+
+
+def read_mask(path: Path, classes: int = CLASSES) -> np.ndarray:
+    """The mask `[H, W]` of bytes in a file: classes from 0 on, IGNORED for none."""
+    with opened(path, "mask") as file:
+        mode, values = file.mode, np.asarray(file)
     require(mode in ("L", "P"), f"data: the mask {path} is not of 8-bit numbers (mode {mode})")
     largest = int(values.max())
     require(largest <= classes, f"data: the mask {path} has the value {largest}, expected 0..{classes}")
     return (values - np.uint8(1)).astype(np.uint8)  # 0 wraps to 255, which is IGNORED
 
 
-@contextmanager
-def opened_image(pair: Pair) -> Iterator[Image]:
-    from PIL.Image import open as open_image
-
-    try:
-        with open_image(pair.image) as file:
-            yield file
-    except Exception as error:  # damaged files make decoders fail in any way
-        raise LrfdynError(f"data: cannot read the image {pair.image} ({type(error).__name__}: {error})") from None
-
-
-def check_size(pair: Pair, size: tuple[int, int], mask: np.ndarray) -> None:
+def _fitting_mask(pair: Pair, size: tuple[int, int], classes: int) -> np.ndarray:
+    mask = read_mask(pair.mask, classes)
     require(
         size == mask.shape[::-1],
         f"data: the mask {pair.mask} is {mask.shape[1]}x{mask.shape[0]} pixels, its image {size[0]}x{size[1]}",
     )
+    return mask
 
 
 def check_pair(pair: Pair, classes: int) -> None:
-    """As `read_pair`, without decoding the image."""
-    with opened_image(pair) as file:
+    """Raises what `read_pair` would, without decoding the image."""
+    with opened(pair.image, "image") as file:
         size = file.size
-    check_size(pair, size, read_mask(pair.mask, classes))
+    _fitting_mask(pair, size, classes)
 
 
 def read_pair(pair: Pair, classes: int = CLASSES, short_side: int | None = None) -> Picture:
-    """Image and mask; with `short_side` the image is scaled to it and the mask stays as it is.
+    """The image `[H, W, 3]` and the mask `[H, W]`; with `short_side` the image is scaled to it and the mask stays.
 
     Both are taken as they are stored: masks lie beside the stored pixels and know nothing of a camera that was turned.
     """
-    with opened_image(pair) as file:
+    with opened(pair.image, "image") as file:
         image = eight_bits(file).convert("RGB")
-    mask = read_mask(pair.mask, classes)
-    check_size(pair, image.size, mask)
+    mask = _fitting_mask(pair, image.size, classes)
     if short_side is not None:
         from PIL.Image import Resampling
 

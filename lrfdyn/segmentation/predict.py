@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -59,45 +60,32 @@ def predict_segmentation(
     device: str | None = None,
     flip: bool = False,
     window: int | None = None,
-    report: Callable[[dict[str, Any]], object] | None = None,
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Writes NAME_mask.png (a palette picture of classes) and NAME_overlay.png (with a legend) of every image to `out`.
 
-    Returns one record per image: `image`, `mask`, `overlay`, `width`, `height` and `classes`, the share of pixels per
-    class name, the largest first; or `image` and `error` for one that cannot be read. `report` hears every record.
+    Yields one record per image: `image`, `mask`, `overlay`, `width`, `height` and `classes`, the share of pixels per
+    class name, the largest first; or `image` and `error` for one that cannot be read.
     """
     require(len(images) > 0, "images: expected at least one file")
     pillow()  # or say what is missing
     writable_folder(out, "out")
     network = load_segmenter(model, device)
-    names = unique_names(images)
-    records = []
-    for path, name in zip(images, names, strict=True):
-        record = _predict(network, Path(path), out, name, flip=flip, window=window)
-        records.append(record)
-        if report is not None:
-            report(record)
-    return records
+    for path, name in zip(images, unique_names(images), strict=True):
+        yield _predict(network, Path(path), out, name, flip=flip, window=window)
 
 
 def unique_names(images: Sequence[Path]) -> list[str]:
     """The names of the files without ending; of those that are equal, the later ones are numbered."""
-    taken: set[str] = set()
-    names = []
-    for path in images:
-        stem = name = Path(path).stem
-        number = 1
-        while name in taken:
-            number += 1
-            name = f"{stem}_{number}"
-        taken.add(name)
-        names.append(name)
-    return names
+    names: dict[str, None] = {}
+    for stem in (Path(path).stem for path in images):
+        numbered = (f"{stem}_{number}" for number in count(2))
+        names[next(name for name in chain([stem], numbered) if name not in names)] = None
+    return list(names)
 
 
 def _predict(model: Segmenter, path: Path, out: Path, name: str, *, flip: bool, window: int | None) -> dict[str, Any]:
     try:
-        image = load_image(path)
+        image = open_picture(path, "RGB")
         size_seen(model, image)
     except Exception as error:  # damaged files make decoders fail in any way
         return {"image": str(path), "error": reason(error)}
@@ -117,8 +105,3 @@ def _predict(model: Segmenter, path: Path, out: Path, name: str, *, flip: bool, 
         "height": image.height,
         "classes": class_shares(mask, classes),
     }
-
-
-def load_image(path: Path) -> Any:
-    """An RGB picture, turned as the camera was held."""
-    return open_picture(path, "RGB")

@@ -1,8 +1,8 @@
-"""One class per pixel."""
+"""The task of semantic segmentation."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,19 +15,20 @@ from lrfdyn.segmentation.classes import class_names
 from lrfdyn.segmentation.data import IGNORED, Ade20k
 from lrfdyn.segmentation.inference import check_window, segment
 from lrfdyn.segmentation.metric import build_confusion, class_rows, require_torchmetrics, scores
-from lrfdyn.segmentation.model import Segmenter, create_segmenter
-
-if TYPE_CHECKING:
-    from lrfdyn.training.config import TrainConfig
-    from lrfdyn.training.tasks import Seen
+from lrfdyn.segmentation.model import Segmenter, create_segmenter, load_backbone
+from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.tasks import Task, TestRun, register_task
 
 
-class Segmentation:
-    results: tuple[str, ...] = ("miou", "mean_accuracy", "pixel_accuracy", "test_loss")
+@register_task("segmentation")
+class Segmentation(Task):
+    """One class per pixel: logits are `[B, classes, H, W]`, targets `[B, H, W]`."""
+
+    results = ("miou", "mean_accuracy", "pixel_accuracy", "test_loss")
     headline = "miou"
     pipeline = "image-segmentation"
 
-    def build(self, config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> Segmenter:
+    def build_model(self, config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> Segmenter:
         require(config.distill.teacher is None, "distill.teacher: is for classification, and this is segmentation")
         return create_segmenter(
             config.model.name,
@@ -37,6 +38,13 @@ class Segmentation:
             head_options=config.model.head or None,
             **config.model.arguments(),
         )
+
+    def load_start(self, model: SpikingModel, config: TrainConfig) -> None:
+        if config.model.backbone is not None:
+            load_backbone(model, config.model.backbone)
+
+    def preprocessing(self, source: DataSource) -> None:
+        """Images are segmented whole, and not cropped."""
 
     def check(self, model: SpikingModel, source: DataSource) -> None:
         assert isinstance(model, Segmenter)
@@ -57,43 +65,26 @@ class Segmentation:
         return torch.zeros(logits.shape[0], *logits.shape[2:], dtype=torch.long)
 
     @torch.no_grad()
-    def test(
-        self,
-        model: nn.Module,
-        source: DataSource,
-        batch_size: int,
-        accelerator: Any,
-        dtype: torch.dtype,
-        seen: Seen | None = None,
-    ) -> dict[str, Any]:
+    def test(self, model: nn.Module, run: TestRun) -> dict[str, Any]:
         """mIoU, mean and pixel accuracy in percent from one confusion matrix, the loss per labelled pixel, and the
         numbers of every class."""
+        source = run.source
         assert isinstance(source, Ade20k)
         model.eval()
-        device = accelerator.device
         # Without the wrapper of several processes: they test different sizes, and must not wait for each other.
         plain: Any = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        confusion = build_confusion(source.num_classes).to(device)
-        sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss, labelled pixels
-        batches = source.test_batches(
-            batch_size=batch_size,
-            rank=accelerator.process_index,
-            world_size=accelerator.num_processes,
-            device=device,
-            multiple=plain.stride,
-        )
-        for batch in batches:
-            with accelerator.autocast():
+        confusion = build_confusion(source.num_classes).to(run.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=run.device)  # loss, labelled pixels
+        for batch in run.batches(multiple=plain.stride):
+            with run.accelerator.autocast():
                 size = tuple(batch.labels.shape[-2:])
-                logits = segment(plain, batch.images.to(dtype), size, window=source.window, flip=source.flip)
+                logits = segment(plain, batch.images.to(run.dtype), size, window=source.window, flip=source.flip)
             if batch.count == 0:
                 continue
             confusion.update(logits.argmax(1), batch.labels)
             losses = F.cross_entropy(logits, batch.labels, ignore_index=IGNORED, reduction="none")
             sums += torch.stack((losses.double().sum(), (batch.labels != IGNORED).sum().double()))
-            if seen is not None:
-                seen(batch.count)
-        loss_sum, count = accelerator.reduce(sums, "sum").tolist()
+        loss_sum, count = run.total(sums)
         require(count > 0, "data: expected at least one labelled pixel in the test images")
         matrix = confusion.compute().double().cpu()  # the sum over all processes
         rows = class_rows(matrix, class_names(source.num_classes))

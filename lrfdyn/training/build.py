@@ -1,17 +1,28 @@
-"""Data and model of a configuration."""
+"""The configuration of a recipe, and its data and model."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lrfdyn.data import DataSource, create_data
-from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
 from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.recipes import find_recipe, load_recipe, run_name
 from lrfdyn.training.tasks import task_of
+
+
+def build_config(recipe: str, overrides: Mapping[str, Any], epochs: int | None = None) -> tuple[str, TrainConfig]:
+    """A name for the runs of a recipe with `overrides` (see `load_recipe`), and their configuration, with the whole
+    schedule in `epochs` where they are given."""
+    path = find_recipe(recipe)
+    config = load_recipe(path, overrides)
+    if epochs is not None:
+        config = dataclasses.replace(config, schedule=config.schedule.within(epochs))
+    return run_name(path.stem, overrides), config
 
 
 def build_data(config: TrainConfig) -> DataSource:
@@ -28,15 +39,14 @@ def data_options(config: TrainConfig) -> dict[str, Any]:
 
 
 def build_model(config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> SpikingModel:
-    return task_of(config.data.name).build(config, num_classes, image_size, in_channels)
+    return task_of(config.data.name).build_model(config, num_classes, image_size, in_channels)
 
 
 def data_model(config: TrainConfig, source: DataSource) -> SpikingModel:
     """The untrained model for these data, which knows their class names and the preprocessing of their images."""
     model = build_model(config, source.num_classes, source.image_size, source.in_channels)
     model.class_names = None if source.class_names is None else tuple(source.class_names)
-    if source.task == "classification":  # images are segmented whole, and not cropped
-        model.preprocessing = Preprocessing.of_data(source)
+    model.preprocessing = task_of(config.data.name).preprocessing(source)
     return model
 
 

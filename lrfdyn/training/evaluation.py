@@ -15,7 +15,7 @@ from lrfdyn.io.weights import check_fit
 from lrfdyn.training.build import build_data, data_model
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.processes import build_accelerator
-from lrfdyn.training.tasks import task_of
+from lrfdyn.training.tasks import TestRun, task_of
 
 
 def evaluate_weights(
@@ -41,6 +41,7 @@ def evaluate_weights(
         if progress is not None:
             progress(images * accelerator.num_processes, source.test_images)
 
-    tested = task_of(config.data.name).test(model, source, config.run.test_batch_size, accelerator, dtype, seen)
+    run = TestRun(source, config.run.test_batch_size, accelerator, dtype, seen)
+    tested = task_of(config.data.name).test(model, run)
     facts = {"device": device_name(accelerator.device), "precision": config.run.precision}
     return {"num_classes": source.num_classes, **facts, **tested}

@@ -79,27 +79,30 @@ def join_processes(backend: str) -> None:
     if store is None:
         return
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    meeting = dist.PrefixStore(agree(store, rank, processes), store)
-    dist.init_process_group(backend, store=meeting, rank=rank, world_size=processes)
+    fresh = dist.PrefixStore(fresh_prefix(store, rank, processes), store)
+    dist.init_process_group(backend, store=fresh, rank=rank, world_size=processes)
 
 
-def agree(store: dist.Store, rank: int, processes: int) -> str:
-    """A word that the processes have in common and that none before them had. Of what is in the store, only an answer
-    to a word that was never used before is known to come from the living."""
-    word = uuid4().hex
+def fresh_prefix(store: dist.Store, rank: int, processes: int) -> str:
+    """A prefix of the store's keys that the processes have in common and that none before them had: the first process
+    draws it. Of what is in the store, only an answer to a request that was just drawn is known to come from the
+    living."""
+    drawn = uuid4().hex
     if rank > 0:
-        store.set(f"lrfdyn/hello/{rank}", word)
-        common = store.get(f"lrfdyn/answer/{word}").decode()
-        store.set(f"lrfdyn/heard/{common}/{rank}", "")
-        return common
+        store.set(f"lrfdyn/request/{rank}", drawn)
+        prefix = store.get(f"lrfdyn/answer/{drawn}").decode()
+        store.set(f"lrfdyn/received/{prefix}/{rank}", "")
+        return prefix
     others = set(range(1, processes))
     while others:
         for other in others:
-            said = store.get(f"lrfdyn/hello/{other}").decode()  # perhaps by a dead one; then the living speaks later
-            store.set(f"lrfdyn/answer/{said}", word)
-        others = {other for other in others if not store.check([f"lrfdyn/heard/{word}/{other}"])}
+            request = store.get(
+                f"lrfdyn/request/{other}"
+            ).decode()  # perhaps of a dead process; then the living one asks later
+            store.set(f"lrfdyn/answer/{request}", drawn)
+        others = {other for other in others if not store.check([f"lrfdyn/received/{drawn}/{other}"])}
         time.sleep(0.02)
-    return word
+    return drawn
 
 
 def leave_together(code: int = 0) -> None:

@@ -114,11 +114,7 @@ def claim_folder(out: Path, resume: str, restart: bool) -> None:
             "restart: torchrun does not share its store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), so a process that died "
             f"and came back would discard the run again; delete {out} instead",
         )
-        # All of it: a summary that outlived its run would pass for that of the next one.
-        for folder in ("checkpoints", "tensorboard", "model"):
-            shutil.rmtree(out / folder, ignore_errors=True)
-        for name in ("summary.json", "log.jsonl", "log.csv", "classes.csv"):
-            (out / name).unlink(missing_ok=True)
+        discard_run(out)
     elif resume == "no" and (list_checkpoints(checkpoints) or (out / "summary.json").exists()):
         raise LrfdynError(
             f"out: {out} holds a run; --resume auto continues it, --restart discards it, --out takes another folder"
@@ -132,6 +128,15 @@ def claim_folder(out: Path, resume: str, restart: bool) -> None:
     launch = launch_name()
     if launch:
         write_atomic(checkpoints / "launch", lambda file: file.write_text(launch, encoding="utf-8"))
+
+
+def discard_run(out: Path) -> None:
+    """Removes what a run leaves in its folder, and nothing else. All of it: a summary that outlived its run would pass
+    for that of the next one."""
+    for folder in ("checkpoints", "tensorboard", "model"):
+        shutil.rmtree(out / folder, ignore_errors=True)
+    for name in ("recipe.yaml", "summary.json", "log.jsonl", "log.csv", "classes.csv"):
+        (out / name).unlink(missing_ok=True)
 
 
 def _choose(trainer: Trainer, resume: str) -> Path | None:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lrfdyn.errors import LrfdynError
-from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.optim import uncaptured_steps
 
 WARM_UP_STEPS = 3
+Part = tuple[Tensor, Tensor]  # images and targets
 
 
 class TrainStep:
-    """`step(images, targets)` runs forward, backward and the optimiser, and returns the loss, still on the device (of a
-    graph always the same tensor, which the next step overwrites).
+    """`step((images, targets))` runs forward, backward and the optimiser, and returns the loss, still on the device (of
+    a graph always the same tensor, which the next step overwrites).
 
     `amp` is autocast's type (None: off), `clip_norm` the longest gradient, `scaler` a GradScaler for float16. With
     `graph`, the first call on a GPU runs a few throw-away steps, restores what they changed, and captures. Whatever a
-    graph cannot hold runs eagerly: other shapes than the first (a smaller last batch), several processes, an optimiser
-    that decides on the host. `captured` says which of the two it was, and `why_not` the reason. A learning rate that
-    changes must be a tensor (`capturable_adamw` makes it one), or the graph would go on with the number it saw.
+    graph cannot hold runs eagerly: other shapes than the first (a smaller last batch), and what `capture_obstacle`
+    names. `captured` says which of the two it was, and `why_not` the reason. A learning rate that changes must be a
+    tensor (`capturable_adamw` makes it one), or the graph would go on with the number it saw.
+
+    With `accelerator`, model and optimiser are those that it prepared, for one process or many, and `amp`, `scaler` and
+    `graph` are its affair. `step(part, part, ...)` then accumulates the gradients of several parts of a batch.
     """
 
     def __init__(
@@ -36,18 +40,23 @@ class TrainStep:
         graph: bool = True,
         clip_norm: float | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        accelerator: Any = None,
     ) -> None:
         self.model, self.optimizer, self.loss, self.amp = model, optimizer, loss, amp
-        self.clip_norm, self.scaler = clip_norm, scaler
+        self.clip_norm, self.accelerator = clip_norm, accelerator
+        self.scaler = scaler if accelerator is None else accelerator.scaler
         self.captured = False
-        self.why_not = "" if graph else "not asked for"
+        self.why_not = "" if graph and accelerator is None else "not asked for"
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: tuple[Tensor, Tensor] | None = None
+        self._inputs: Part | None = None
         self._loss: Tensor | None = None
 
-    def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, *parts: Part) -> Tensor:
+        if self.accelerator is not None:
+            return self._accelerated(parts)
+        ((images, targets),) = parts
         if self._graph is None and not self.why_not:
-            self.why_not = self._obstacle(images)
+            self.why_not = capture_obstacle(images.device, self.optimizer, self.amp, self.scaler is not None)
             if not self.why_not:
                 self._capture(images, targets)
         if self._graph is not None and self._fits(images, targets):
@@ -60,6 +69,22 @@ class TrainStep:
             return self._loss
         self.captured = False
         return self._eager(images, targets)
+
+    def _accelerated(self, parts: Sequence[Part]) -> Tensor:
+        self.optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64, device=parts[0][0].device)
+        for i, (images, targets) in enumerate(parts):
+            # Gradients travel once per step, with the last part.
+            with nullcontext() if i + 1 == len(parts) else self.accelerator.no_sync(self.model):
+                with self.accelerator.autocast():
+                    logits = self.model(images)
+                loss = self.loss(logits.to(images.dtype), targets) / len(parts)
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        if self.clip_norm is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.optimizer.step()
+        return total
 
     def _eager(self, images: Tensor, targets: Tensor) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
@@ -79,13 +104,6 @@ class TrainStep:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         return loss.detach()
-
-    def _obstacle(self, images: Tensor) -> str:
-        if not images.is_cuda:
-            return "not on a GPU"
-        if in_process_group():
-            return "several processes"
-        return why_not_capturable(self.optimizer, self.amp, self.scaler is not None)
 
     def _fits(self, images: Tensor, targets: Tensor) -> bool:
         assert self._inputs is not None
@@ -141,21 +159,25 @@ def in_process_group() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def graph_obstacle(config: TrainConfig, device: torch.device) -> str:
-    """Why the step of a run is not captured as a CUDA graph; empty where it is."""
-    run = config.run
-    obstacles = {
-        "run.cuda_graph is off": run.cuda_graph == "off",
-        "not on a GPU": device.type != "cuda",
-        "several processes": in_process_group(),
-        "gradients are accumulated": run.accumulate > 1,
-        "lamb with fp16 decides on the host": run.precision == "fp16" and config.optimizer.name == "lamb",
-    }
-    return next((reason for reason, found in obstacles.items() if found), "")
-
-
-def why_not_capturable(optimizer: torch.optim.Optimizer, amp: torch.dtype | None, scaled: bool) -> str:
-    """What a step with this optimiser would decide on the host; empty where it is nothing."""
+def capture_obstacle(
+    device: torch.device,
+    optimizer: torch.optim.Optimizer,
+    amp: torch.dtype | None,
+    scaled: bool,
+    *,
+    wanted: bool = True,
+    parts: int = 1,
+) -> str:
+    """Why a step on `device` with this optimiser is not captured as a CUDA graph; empty where it is. `scaled`: its
+    gradients go through a scaler; `parts`: they are accumulated over so many."""
+    if not wanted:
+        return "run.cuda_graph is off"
+    if device.type != "cuda":
+        return "not on a GPU"
+    if in_process_group():
+        return "several processes"
+    if parts > 1:
+        return "gradients are accumulated"
     for group in optimizer.param_groups:
         # SGD has no such option: its fused form is the one that takes a tensor as rate.
         if not isinstance(group["lr"], Tensor) or not group.get("capturable", group.get("fused")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from types import FrameType
 
 from lrfdyn.errors import require
 
+PARENT = "LRFDYN_PARENT"  # the process that a run must not outlive
 TIME_IS_UP = 1  # as a reason, beside the numbers of SIGINT (2) and SIGTERM (15)
 
 
@@ -23,18 +25,22 @@ class Stopped(Exception):  # noqa: N818 (nothing failed)
 
 
 class Stop:
-    """When a run is to end early: after so many `minutes`, or inside `listening` at a signal (Ctrl-C, or what a
-    scheduler sends before it takes the machine away). `reason` is 0 as long as it is to go on."""
+    """When a run is to end early: after so many `minutes`, inside `listening` at a signal (Ctrl-C, or what a scheduler
+    sends before it takes the machine away), or when the process is gone that the variable PARENT of the environment
+    names. `reason` is 0 as long as it is to go on."""
 
     def __init__(self, minutes: float | None = None) -> None:
         require(minutes is None or minutes > 0, f"minutes: expected a positive number, got {minutes}")
         self.signal = 0
+        self.parent = os.environ.get(PARENT)
         self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
 
     @property
     def reason(self) -> int:
         if self.signal:
             return self.signal
+        if self.parent is not None and os.getppid() != int(self.parent):
+            return signal.SIGTERM
         return TIME_IS_UP if self.deadline is not None and time.monotonic() >= self.deadline else 0
 
     @contextmanager

@@ -58,6 +58,17 @@ def _as(vector: Tensor, like: Tensor) -> Tensor:
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
+    """`nn.BatchNorm2d` over `[B, C, H, W]` of every process, with the statistics of all of them."""
+
+    @classmethod
+    def like(cls, norm: nn.BatchNorm2d) -> SyncBatchNorm2d:
+        """A norm that shares the parameters and statistics of `norm`."""
+        made = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+        made.weight, made.bias = norm.weight, norm.bias
+        made.running_mean, made.running_var = norm.running_mean, norm.running_var
+        made.num_batches_tracked = norm.num_batches_tracked
+        return made.train(norm.training)
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.running_mean is None or self.running_var is None:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
@@ -75,7 +86,8 @@ def synchronize_norms(model: nn.Module, device: torch.device) -> nn.Module:
     """Every batch norm takes the statistics of all processes. Names and values stay, so checkpoints fit both."""
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    for module in model.modules():
-        if type(module) is nn.BatchNorm2d:
-            module.__class__ = SyncBatchNorm2d
+    for parent in list(model.modules()):
+        for name, module in parent.named_children():
+            if type(module) is nn.BatchNorm2d:
+                setattr(parent, name, SyncBatchNorm2d.like(module))
     return model

@@ -1,61 +1,153 @@
-"""What a network is trained for: its loss, its targets and how it is tested. The data set decides which it is."""
+"""What a network is trained for: its model, its loss, its targets and how it is tested. The data set says which task
+it has, by the name of its attribute `task`; another package adds a task of its own with `register_task`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.data import Batch, DataSource, data_class
+from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.errors import require
+from lrfdyn.models import SpikingModel, create_model
+from lrfdyn.models.registry import model_class
+from lrfdyn.registry import Registry
+from lrfdyn.training.config import TrainConfig
 
-if TYPE_CHECKING:
-    from lrfdyn.models import SpikingModel
-    from lrfdyn.training.config import TrainConfig
 
-Seen = Callable[[int], None]
+@dataclass(frozen=True)
+class TestRun:
+    """All test images, this process's share of them batch by batch. `seen` is called behind every batch with the number
+    of its images."""
+
+    __test__: ClassVar[bool] = False  # not one of pytest's classes
+
+    source: DataSource
+    batch_size: int
+    accelerator: Any
+    dtype: torch.dtype
+    seen: Callable[[int], None] = lambda images: None
+
+    @property
+    def device(self) -> torch.device:
+        return self.accelerator.device
+
+    def batches(self, **options: Any) -> Iterator[Batch]:
+        """The batches, with images in the run's type; `options` are further ones of the source's `test_batches`."""
+        ranks = {"rank": self.accelerator.process_index, "world_size": self.accelerator.num_processes}
+        for batch in self.source.test_batches(
+            batch_size=self.batch_size, device=self.device, **ranks, **options
+        ):  # fmt: skip
+            yield batch
+            self.seen(batch.count)
+
+    def total(self, sums: Tensor) -> list[float]:
+        """`sums` over all processes."""
+        return self.accelerator.reduce(sums, "sum").tolist()
 
 
-class Task(Protocol):
-    results: tuple[str, ...]  # numbers of a test that a summary keeps, percent but for the loss
-    headline: str  # the one of them that a progress bar shows
-    pipeline: str  # the hub's word for it
+class Task(ABC):
+    """What a run needs to know of its task. `results` names the numbers of a test that a summary keeps, in percent but
+    for the loss, `headline` the one of them that a progress bar shows, and `pipeline` is the hub's word for the task.
+    """
 
-    def build(self, config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> SpikingModel: ...
+    results: ClassVar[tuple[str, ...]]
+    headline: ClassVar[str]
+    pipeline: ClassVar[str]
 
-    def check(self, model: SpikingModel, source: DataSource) -> None:
+    @abstractmethod
+    def build_model(self, config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> SpikingModel:
+        """The untrained model of a configuration; an error for settings that are not for this task."""
+
+    def load_start(self, model: SpikingModel, config: TrainConfig) -> None:  # noqa: B027 (nothing, in general)
+        """Fills `model` with what the configuration says a run of this task starts from, `model.weights` apart."""
+
+    def preprocessing(self, source: DataSource) -> Preprocessing | None:
+        """What a trained model does to image files; None where it takes them as they are."""
+        return Preprocessing.of_data(source)
+
+    def check(self, model: SpikingModel, source: DataSource) -> None:  # noqa: B027 (nothing, in general)
         """Raises what a test would, before the training that comes first."""
 
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor: ...
+    @abstractmethod
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of a batch, a scalar."""
 
-    def targets(self, batch: Batch, dtype: torch.dtype) -> Tensor: ...
+    @abstractmethod
+    def targets(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """What `loss` compares the logits of a training batch with."""
 
+    @abstractmethod
     def blank_targets(self, logits: Tensor) -> Tensor:
         """Targets of the right shape and kind, to count with."""
 
-    def test(
-        self,
-        model: nn.Module,
-        source: DataSource,
-        batch_size: int,
-        accelerator: Any,
-        dtype: torch.dtype,
-        seen: Seen | None = None,
-    ) -> dict[str, Any]:
-        """`results` over all test images and processes, and whatever else is worth keeping. `seen` hears of every
-        batch how many images this process has tested with it."""
+    @abstractmethod
+    def test(self, model: nn.Module, run: TestRun) -> dict[str, Any]:
+        """`results` over all test images and processes, and whatever else is worth keeping."""
+
+
+TASKS: Registry[type[Task]] = Registry("task")
+
+
+def register_task(name: str) -> Callable[[type[Task]], type[Task]]:
+    """Makes a subclass of `Task` the one of all data sets whose `task` is `name`."""
+    return lambda task: TASKS.add(name, task)
 
 
 def task_of(data: str) -> Task:
-    """Of a data set, by its name."""
-    if data_class(data).task == "segmentation":
-        from lrfdyn.segmentation.task import Segmentation
+    """The task of a data set, by its name."""
+    return TASKS[data_class(data).task]()
 
-        return Segmentation()
-    from lrfdyn.training.classification import Classification
 
-    return Classification()
+@register_task("classification")
+class Classification(Task):
+    """One class per image: logits and targets are `[B, classes]`."""
+
+    results = ("top1", "top5", "test_loss")
+    headline = "top1"
+    pipeline = "image-classification"
+
+    def build_model(self, config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> SpikingModel:
+        for key in ("backbone", "head"):
+            given = getattr(config.model, key)
+            require(not given, f"model.{key}: is for segmentation, and {config.data.name} is not, got {given!r}")
+        facts: dict[str, Any] = {"num_classes": num_classes, "image_size": image_size, "in_channels": in_channels}
+        if "image_size" not in model_class(config.model.name).options():
+            del facts["image_size"]  # a host that takes any size
+        return create_model(config.model.name, **{**facts, **config.model.arguments()})
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits, targets)
+
+    def targets(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        return batch.targets.to(dtype)
+
+    def blank_targets(self, logits: Tensor) -> Tensor:
+        return torch.zeros(logits.shape)
+
+    @torch.no_grad()
+    def test(self, model: nn.Module, run: TestRun) -> dict[str, Any]:
+        """Accuracies in percent and loss over all test images."""
+        model.eval()
+        sums = torch.zeros(4, dtype=torch.float64, device=run.device)  # loss, top 1, top 5, images
+        for batch in run.batches():
+            with run.accelerator.autocast():
+                logits = model(batch.images.to(run.dtype))
+            logits, labels = logits[: batch.count].double(), batch.labels[: batch.count]
+            best = logits.topk(min(5, logits.shape[1])).indices == labels.unsqueeze(1)
+            loss = F.cross_entropy(logits, labels, reduction="sum")
+            sums += torch.stack(
+                (loss, best[:, 0].sum(), best.sum(), torch.tensor(batch.count, device=loss.device))
+            ).double()
+        loss_sum, top1, top5, count = run.total(sums)
+        require(count > 0, "data: expected at least one test image that can be read")
+        return {"test_loss": loss_sum / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count}
 
 
 NAMES = {"top1": "top-1", "top5": "top-5", "miou": "mIoU", "mean_accuracy": "mean accuracy",

@@ -25,7 +25,6 @@ from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io import checkpoints
 from lrfdyn.io.hub import model_config
 from lrfdyn.models import SpikingModel
-from lrfdyn.segmentation.model import load_backbone
 from lrfdyn.sources import find_source
 from lrfdyn.training import checkpoint
 from lrfdyn.training.build import build_data, check_same_data, data_identity, data_model
@@ -35,10 +34,10 @@ from lrfdyn.training.logs import RunLog
 from lrfdyn.training.optim import MovingAverage, build_optimizer, rate_at, set_rate
 from lrfdyn.training.processes import build_accelerator, gather, quiet_layouts, seed_generators
 from lrfdyn.training.reporter import Reporter
-from lrfdyn.training.step import TrainStep, graph_obstacle, in_process_group
+from lrfdyn.training.step import TrainStep, capture_obstacle, in_process_group
 from lrfdyn.training.stopping import Stop, Stopped
 from lrfdyn.training.sync_norm import synchronize_norms
-from lrfdyn.training.tasks import task_of
+from lrfdyn.training.tasks import TestRun, task_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -68,8 +67,7 @@ class Trainer:
         self.model_config = model_config(model)
         if config.model.weights is not None:
             find_source(config.model.weights, "model.weights").fill(model)
-        if config.model.backbone is not None:
-            load_backbone(model, config.model.backbone)
+        self.task.load_start(model, config)
         model.to(self.device)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes never change
@@ -80,8 +78,7 @@ class Trainer:
         self.parameters = sum(p.numel() for p in model.parameters())
         if run.sync_batchnorm and self.processes > 1:
             synchronize_norms(model, self.device)
-        self.graph_obstacle = graph_obstacle(config, self.device)
-        self._prepare(model, capture=not self.graph_obstacle)
+        self._prepare(model)
         decay = config.optimizer.ema_decay
         self.average = None if decay is None else MovingAverage(self.model, decay)
         self.distill = build_distill(config.distill, self.source, self.device)
@@ -95,27 +92,26 @@ class Trainer:
         self.saved = 0  # the step of it
         self.log: RunLog | None = None
 
-    def _prepare(self, model: SpikingModel, capture: bool) -> None:
-        optimizer = build_optimizer(model, self.config.optimizer, self.config.base_rate, capturable=capture)
-        self.captured_step: TrainStep | None = None
-        if capture:
-            amp = DTYPES.get(self.config.run.precision)
-            self.model: nn.Module = model
-            self.optimizer: Any = optimizer
-            self.captured_step = TrainStep(
-                model,
-                optimizer,
-                self.task.loss,
-                amp=amp,
-                clip_norm=self.config.optimizer.clip_norm,
-                scaler=torch.amp.GradScaler(self.device.type) if amp == torch.float16 else None,
-            )
-        else:
+    def _prepare(self, model: SpikingModel) -> None:
+        """The step: of the plain model where it can be captured, and of what Accelerate makes of it elsewhere."""
+        config, run = self.config.optimizer, self.config.run
+        amp = DTYPES.get(run.precision)
+        scaler = torch.amp.GradScaler(self.device.type) if amp == torch.float16 else None
+        optimizer = build_optimizer(model, config, self.config.base_rate, capturable=True)
+        self.graph_obstacle = capture_obstacle(
+            self.device, optimizer, amp, scaler is not None, wanted=run.cuda_graph != "off", parts=run.accumulate
+        )
+        self.model: nn.Module = model
+        self.optimizer: Any = optimizer
+        how: dict[str, Any] = {"amp": amp, "scaler": scaler}
+        if self.graph_obstacle:
+            optimizer = build_optimizer(model, config, self.config.base_rate)
+            how = {"accelerator": self.accelerator}
             with warnings.catch_warnings():
-                warnings.filterwarnings(
-                    "ignore", message=".*broadcast_buffers.*"
-                )  # its successor is too new to rely on
+                # The successor of what it warns of is too new to rely on.
+                warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")
                 self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.train_step = TrainStep(self.model, self.optimizer, self.task.loss, clip_norm=config.clip_norm, **how)
 
     @property
     def raw_optimizer(self) -> torch.optim.Optimizer:
@@ -124,7 +120,7 @@ class Trainer:
     @property
     def scaler(self) -> Any:
         """Of float16; None elsewhere."""
-        return getattr(self.captured_step or self.accelerator, "scaler", None)
+        return self.train_step.scaler
 
     @property
     def speed(self) -> float:
@@ -212,23 +208,7 @@ class Trainer:
         )
 
     def _step(self, batches: list[Batch]) -> Tensor:
-        if self.captured_step is not None:
-            return self.captured_step(batches[0].images.to(self.dtype), self._targets(batches[0]))
-        self.optimizer.zero_grad()
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for i, batch in enumerate(batches):
-            # Gradients travel once per step, with the last part.
-            part = nullcontext() if i + 1 == len(batches) else self.accelerator.no_sync(self.model)
-            with part:
-                with self.accelerator.autocast():
-                    logits = self.model(batch.images.to(self.dtype))
-                loss = self.task.loss(logits.to(self.dtype), self._targets(batch)) / len(batches)
-                self.accelerator.backward(loss)
-            total += loss.detach()
-        if self.config.optimizer.clip_norm is not None:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip_norm)
-        self.optimizer.step()
-        return total
+        return self.train_step(*[(batch.images.to(self.dtype), self._targets(batch)) for batch in batches])
 
     def _targets(self, batch: Batch) -> Tensor:
         targets = self.task.targets(batch, self.dtype)
@@ -262,8 +242,8 @@ class Trainer:
         if (epoch + 1) % run.test_epochs == 0 or epoch + 1 == schedule.total_epochs:
             with nullcontext() if self.average is None else self.average.swapped():
                 self.tested = self.task.test(
-                    self.model, self.source, run.test_batch_size, self.accelerator, self.dtype
-                )  # fmt: skip
+                    self.model, TestRun(self.source, run.test_batch_size, self.accelerator, self.dtype)
+                )
             record |= {key: self.tested[key] for key in self.task.results}
         self.loss_sum.zero_()
         self.wall_seconds = time.perf_counter() - started

@@ -113,11 +113,12 @@ def make_results(labels: tuple[str, ...] = ("SSA", "LRF-Dyn"), seeds: int = 2) -
     return {
         "format": "lrfdyn-results/1",
         "title": "Spikformer on digits",
+        "lead": "Two models, analysed on 360 test images of digits.",
         "command": "lrfdyn reproduce --out demo",
         "created": "2026-11-15T08:00:00",
         "version": "0.1.0",
         "machine": {"cpu": "some CPU", "cores": 2, "threads": 2, "python": "3.11.7", "torch": "2.13.0"},
-        "data": {"name": "digits", "train": 1437, "test": 360, "classes": 10, "note": "Small."},
+        "data": {"name": "digits", "train": 1437, "test": 360, "classes": 10},
         "model": {"name": "spikformer", "config": {"dim": 64, "depth": 2}, "grid": [4, 4], "time_steps": 4},
         "recipe": {"epochs": 7, "batch_size": 64, "learning_rate": 0.002},
         "wall_seconds": 190.3,

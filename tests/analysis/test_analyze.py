@@ -21,21 +21,18 @@ from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import Spikformer
-from lrfdyn.reproduce import Settings, reproduce
-from lrfdyn.training.engine import Recipe
 from tests.analysis.made_up import make_results
 from tests.training.runs import tiny, train
 
 CPU = torch.device("cpu")
-TINY = Settings(
-    attentions=("ssa", "lrf_dyn"), seeds=(0, 1), dim=8, depth=1, heads=1, time_steps=1, recipe=Recipe(1, batch_size=256)
-)
+TINY = ["--attentions", "ssa,lrf_dyn", "--epochs", "1", "--figures", "none", "--model.options",
+        "{dim: 8, depth: 1, heads: 1}", "--model.time_steps", "1", "--run.batch_size", "256"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
-    reproduce(out, TINY)
+    assert main(["reproduce", "--out", str(out), *TINY]) == 0
     return out
 
 
@@ -82,10 +79,8 @@ def test_command_writes_everything(demo, tmp_path, capsys):
 
 def test_reproduce_and_analyze_measure_the_same(demo):
     made = json.loads((demo / "results.json").read_text())["attentions"]["lrf_dyn"]
-    model = find_sources(str(demo / "weights" / "lrf_dyn-seed0.safetensors"), digits())[0].load()
-    from lrfdyn.data.digits import load_digits
-
-    again = measure_model(model, load_digits().test_images.split(50))
+    model = find_sources(str(demo / "runs" / "lrf_dyn-seed0"), digits())[0].load()
+    again = measure_model(model, load_images("digits", None, 360, 50, CPU).of(model))
     assert again["locality"]["entropy_mean"] == pytest.approx(made["locality"]["entropy_mean"])
     assert again["energy"]["energy_pj"] == pytest.approx(made["energy"]["energy_pj"])
     assert again["firing_rate"] == pytest.approx(made["firing_rate"])
@@ -325,7 +320,7 @@ def test_images_of_files(tmp_path, monkeypatch):
 
     write_cifar(tmp_path, "cifar100", monkeypatch)
     images = load_images("cifar100", tmp_path, 5, 2, CPU)
-    assert images.model_options() == {"num_classes": 100, "image_size": 32, "in_channels": 3}
+    assert images.facts == {"num_classes": 100, "image_size": 32, "in_channels": 3}
     assert [list(batch.shape) for batch in images.batches] == [[2, 3, 32, 32], [2, 3, 32, 32], [1, 3, 32, 32]]
     write_folder(tmp_path / "folder")
     images = load_images("imagenette", tmp_path / "folder", 3, 8, CPU, image_size=32)

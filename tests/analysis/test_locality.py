@@ -17,7 +17,6 @@ from lrfdyn.analysis.measure.locality import (
     entropy,
     locality,
     manhattan,
-    normalize,
     uniform_over_past,
 )
 from lrfdyn.analysis.measure.memory import attention_state, inference_peak, peak_allocation
@@ -40,6 +39,10 @@ def weight_by_distance(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return sums.mean_weight(), sums.share()
 
 
+def distributions(weights: torch.Tensor) -> torch.Tensor:
+    return DistanceSums(sum(GRID) - 1, weights.device).add(weights, manhattan(GRID))
+
+
 def test_distances_by_hand():
     d = manhattan((2, 3))
     assert d[0].tolist() == [0, 1, 2, 1, 2, 3]
@@ -51,7 +54,7 @@ def test_identity_attention_has_distance_and_entropy_zero():
     weight, share = weight_by_distance(weights)
     assert weight.tolist() == [1.0, 0, 0, 0, 0, 0]
     assert share.tolist() == [1.0, 0, 0, 0, 0, 0]
-    assert entropy(normalize(weights)).abs().max() == 0
+    assert entropy(distributions(weights)).abs().max() == 0
 
 
 def test_uniform_attention_has_log_n_and_the_known_mean_distance():
@@ -62,7 +65,7 @@ def test_uniform_attention_has_log_n_and_the_known_mean_distance():
     # mean |i - j| of two uniform draws from 0..m-1 is (m^2 - 1) / (3 m)
     expected = (GRID[0] ** 2 - 1) / (3 * GRID[0]) + (GRID[1] ** 2 - 1) / (3 * GRID[1])
     assert (share * torch.arange(len(share))).sum().item() == pytest.approx(expected, abs=1e-12)
-    torch.testing.assert_close(entropy(normalize(weights)), torch.full((2 * n,), math.log(n), dtype=torch.float64))
+    torch.testing.assert_close(entropy(distributions(weights)), torch.full((2 * n,), math.log(n), dtype=torch.float64))
 
 
 def test_queries_without_weight_are_left_out():
@@ -71,7 +74,7 @@ def test_queries_without_weight_are_left_out():
     weight, share = weight_by_distance(weights)
     assert share.tolist() == [1.0, 0, 0, 0, 0, 0]
     assert weight[0] == 1.0
-    assert normalize(weights).shape == (1, 12)
+    assert distributions(weights).shape == (1, 12)
 
 
 def test_silent_attention_is_told_and_not_averaged():
@@ -281,7 +284,7 @@ def test_uniform_over_the_past():
 
 
 def test_the_last_row_is_measured_for_itself():
-    layer = LayerLocality((2, 2), 4, torch.device("cpu"))
+    layer = LayerLocality((2, 2), torch.device("cpu"))
     weights = torch.zeros(1, 4, 4)
     weights[0, [0, 1, 2, 3], [3, 2, 2, 3]] = 1.0  # the first row looks far away, the last at itself
     for queries in (range(1), range(1, 3), range(3, 4)):

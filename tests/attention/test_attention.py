@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
-from lrfdyn.attention.base import from_heads, from_tokens, to_heads, to_tokens
+from lrfdyn.attention.layout import from_heads, from_tokens, to_heads, to_tokens
 from lrfdyn.errors import LrfdynError
 from lrfdyn.nn.neurons import IntegerSpike
 from lrfdyn.ops.lif import Dynamics, lif_reference

@@ -45,14 +45,13 @@ def write_cifar(root: Path, name: str, monkeypatch: pytest.MonkeyPatch, train: i
             part = count // len(files)
             labels = generator.integers(0, variant.num_classes, part).tolist()
             images = generator.integers(0, 256, (part, 3072), dtype=np.uint8)
-            sums[file] = dump(folder / file, {b"data": images, variant.label_key: labels})
+            sums[file] = dump(folder / file, {b"data": images, variant.labels: labels})
         return sums
 
     names = [f"class {i}".encode() for i in range(variant.num_classes)]
-    meta = {file: dump(folder / file, {variant.names_key: names}) for file in variant.meta_files}
-    monkeypatch.setattr(variant, "train_files", write(variant.train_files, train))
-    monkeypatch.setattr(variant, "test_files", write(variant.test_files, test))
-    monkeypatch.setattr(variant, "meta_files", meta)
+    meta = {file: dump(folder / file, {variant.names: names}) for file in variant.files["meta"]}
+    made = {"train": write(variant.files["train"], train), "test": write(variant.files["test"], test), "meta": meta}
+    monkeypatch.setattr(variant, "files", made)
     return folder
 
 

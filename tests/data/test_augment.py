@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from lrfdyn import LrfdynError
-from lrfdyn.data import Augmentation
+from lrfdyn.data import Augmentation, hashed_random
 from lrfdyn.data import augment as a
-from lrfdyn.data import hashed_random as draws
 from tests.data.make import EVERYTHING, keys, levels
 
 
@@ -50,7 +49,7 @@ def test_erase() -> None:
     boxes = np.array([[0, 4, 2, 5], [0, 0, 0, 0], [3, 10, 0, 12], [5, 6, 11, 12]])
     noise_keys = np.arange(4)
     result = a.erase(images, boxes, noise_keys)
-    noise = draws.device_normal(torch.arange(4), 360).view(4, 3, 10, 12)
+    noise = hashed_random.device_normal(torch.arange(4), 360).view(4, 3, 10, 12)
     for i, (top, bottom, left, right) in enumerate(boxes):
         expected = images[i].clone()
         expected[:, top:bottom, left:right] = noise[i, :, top:bottom, left:right]

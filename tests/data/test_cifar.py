@@ -53,7 +53,7 @@ class Command:
 def test_no_code_is_run(tmp_path: Path, monkeypatch) -> None:
     folder = write_cifar(tmp_path, "cifar100", monkeypatch)
     md5 = dump(folder / "test", Command())
-    monkeypatch.setattr(cifar.Cifar100, "test_files", {"test": md5})
+    monkeypatch.setitem(cifar.Cifar100.files, "test", {"test": md5})
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LrfdynError, match=r"cannot read .*test .*mkdir is not allowed"):
         create_data("cifar100", tmp_path, PLAIN)

@@ -39,9 +39,7 @@ def test_masks_and_overlays(place, tmp_path):
     image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "other" / "a.jpg")
     (tmp_path / "broken.jpg").write_bytes(b"nothing")
     images = [tmp_path / "a.png", tmp_path / "broken.jpg", tmp_path / "other" / "a.jpg", tmp_path / "none.png"]
-    heard = []
-    records = predict_segmentation(str(place / "run"), images, tmp_path / "out", report=heard.append)
-    assert records == heard
+    records = list(predict_segmentation(str(place / "run"), images, tmp_path / "out"))
     assert [Path(record["image"]) for record in records] == images
     good, bad, second, missing = records
     assert set(bad) == set(missing) == {"image", "error"}
@@ -96,7 +94,7 @@ def test_not_a_segmentation_model(tmp_path):
     with pytest.raises(LrfdynError, match=r"model: .*empty holds no model"):
         load_segmenter(str(tmp_path / "empty"))
     with pytest.raises(LrfdynError, match="images: expected at least one file"):
-        predict_segmentation("x", [], tmp_path)
+        next(predict_segmentation("x", [], tmp_path))
 
 
 def test_figure_command(place, tmp_path, capsys):

@@ -24,6 +24,7 @@ from lrfdyn.training.optim import build_optimizer, rate_at, set_rate
 from lrfdyn.training.processes import build_accelerator
 from lrfdyn.training.recipes import dump_yaml
 from lrfdyn.training.run import run_training
+from lrfdyn.training.tasks import TestRun
 from lrfdyn.training.trainer import Trainer
 from tests.segmentation.make import CLASSES, TINY_HOST, tiny_config, tiny_model, write_shapes
 
@@ -145,7 +146,7 @@ def test_the_size_of_test_batches_does_not_matter(shapes):
     torch.manual_seed(1)
     model = tiny_model().double()
     accelerator = build_accelerator(tiny_config(shapes).run)
-    one, many = (Segmentation().test(model, source, size, accelerator, torch.float64) for size in (1, 4))
+    one, many = (Segmentation().test(model, TestRun(source, size, accelerator, torch.float64)) for size in (1, 4))
     assert one["classes"] == many["classes"]
     assert one["test_loss"] == pytest.approx(many["test_loss"], rel=1e-9)
 

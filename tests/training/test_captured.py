@@ -25,7 +25,7 @@ OPTIMIZERS = {name: {"name": name} for name in ("adamw", "lamb", "sgd")} | {
 
 @pytest.fixture
 def capturing(monkeypatch):
-    monkeypatch.setattr("lrfdyn.training.trainer.graph_obstacle", lambda *_: "")
+    monkeypatch.setattr("lrfdyn.training.trainer.capture_obstacle", lambda *_, **__: "")
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -33,7 +33,7 @@ def test_same_training_and_exact_resumption(name, tmp_path, monkeypatch):
     # Without the random numbers of stochastic depth and in float64, so that only the algebra can differ.
     config = tiny(optimizer=OPTIMIZERS[name], run={"precision": "fp64"}, model={"drop_path": 0.0})
     train(config, tmp_path / "plain")
-    monkeypatch.setattr("lrfdyn.training.trainer.graph_obstacle", lambda *_: "")
+    monkeypatch.setattr("lrfdyn.training.trainer.capture_obstacle", lambda *_, **__: "")
     train(config, tmp_path / "whole")
     tensors, _, log = final_state(tmp_path / "whole")
     plain, _, plain_log = final_state(tmp_path / "plain")
@@ -200,7 +200,7 @@ class TestOnGPU:
             train(tiny(**merge(self.CONFIG, {"run": {"checkpoint_steps": 1000}})), tmp_path, reporter=strict)
         finally:
             mode("default")
-        assert strict.trainer.captured_step.captured
+        assert strict.trainer.train_step.captured
 
     @pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
     def test_captured_equals_eager_and_goes_on_where_it_stopped(self, name, tmp_path):

@@ -101,4 +101,4 @@ def test_summary_log_and_evaluation_agree(tmp_path, capsys):
     assert "raw: " in capsys.readouterr().err
     shutil.rmtree(out / "model")
     assert main(["evaluate", str(out)]) == 2
-    assert "is a run without a checkpoint yet" in capsys.readouterr().err
+    assert "holds no model" in capsys.readouterr().err

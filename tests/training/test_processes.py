@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lrfdyn.training.processes import agree, quiet_layouts
+from lrfdyn.training.processes import fresh_prefix, quiet_layouts
 from tests.training.runs import STEPS, assert_same_end, ending, final_state, start, tiny, torchrun, train, write_recipe
 
 # float64, because a spiking network turns a rounding error at a threshold into a whole spike. No stochastic depth:
@@ -127,25 +127,25 @@ def test_a_node_that_dies_and_comes_back_leaves_no_trace(whole, driver):
     assert_same_end(Path(driver[2]), whole)
 
 
-def test_processes_agree_on_a_word_that_the_dead_did_not_have():
-    store, words = dist.HashStore(), []
+def test_processes_share_a_prefix_that_the_dead_did_not_have():
+    store, prefixes = dist.HashStore(), []
     for _ in range(3):
         found: dict[int, str] = {}
 
         def join(rank: int, found: dict[int, str] = found) -> None:
-            found[rank] = agree(store, rank, 3)
+            found[rank] = fresh_prefix(store, rank, 3)
 
         members = [threading.Thread(target=join, args=(rank,), daemon=True) for rank in range(3)]
         members[0].start()
-        members[0].join(0.1)  # it reads what the dead said before the living speak
+        members[0].join(0.1)  # it reads what the dead asked before the living do
         for member in members[1:]:
             member.start()
         for member in members:
             member.join(20)
         assert len(found) == 3
-        (word,) = {*found.values()}
-        words.append(word)
-    assert len({*words}) == 3
+        (prefix,) = {*found.values()}
+        prefixes.append(prefix)
+    assert len({*prefixes}) == 3
 
 
 def test_what_torch_says_of_equal_layouts_is_not_passed_on(recwarn):

@@ -15,10 +15,8 @@ import pytest
 
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
-from lrfdyn.reproduce import Settings
-from lrfdyn.training.build import build_model
 from lrfdyn.training.config import key_help, key_types
-from lrfdyn.training.describe import describe
+from lrfdyn.training.estimate import estimate
 from lrfdyn.training.recipes import find_recipe, list_recipes, load_recipe, run_name
 from tests.data.make import write_folder
 from tests.training.runs import tiny
@@ -63,7 +61,7 @@ def test_experiments(name: str):
         if config.model.name.startswith("timm/"):
             pytest.importorskip("timm")
             config = load_recipe(name, {**choice, "model.options": {"pretrained": False}})
-        facts = describe(config, memory=False)
+        facts = estimate(config, memory=False)
         assert facts["model"] == choice.get("model", load_recipe(name).model.name)
         for key in ("attention", "dilations", "token"):
             assert key not in choice or tuple(facts[key]) == tuple(choice[key])
@@ -107,13 +105,13 @@ def test_list_of_recipes(capsys):
 
 
 def test_memory_is_counted():
-    facts = describe(tiny(), processes=2)
+    facts = estimate(tiny(), processes=2)
     memory, parameters = facts["memory"], facts["parameters"]
     assert memory["gradients"] == 4 * parameters
     assert memory["optimizer"] == 8 * parameters
     assert memory["ema"] == memory["parameters"] > 4 * parameters
-    assert memory["activations"] < describe(tiny())["memory"]["activations"]
-    assert describe(tiny(optimizer={"name": "sgd"}))["memory"]["optimizer"] == 4 * parameters
+    assert memory["activations"] < estimate(tiny())["memory"]["activations"]
+    assert estimate(tiny(optimizer={"name": "sgd"}))["memory"]["optimizer"] == 4 * parameters
 
 
 def test_estimate_is_what_a_step_keeps():
@@ -139,7 +137,7 @@ def test_estimate_is_what_a_step_keeps():
     batch = next(source.train_batches(epoch=0, seed=0, batch_size=128))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         F.cross_entropy(model(batch.images), batch.targets)
-    assert describe(config)["memory"]["activations"] == pytest.approx(sum(kept.values()), rel=0.1)
+    assert estimate(config)["memory"]["activations"] == pytest.approx(sum(kept.values()), rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["imagenet_sdt_v3", "cifar100_spikformer"])
@@ -159,18 +157,18 @@ def test_dry_run_of_own_images_counts_them(tmp_path):
     pytest.importorskip("PIL")
     write_folder(tmp_path)
     data = {"name": "folder", "root": str(tmp_path), "image_size": 16}
-    facts = describe(tiny(data=data, run={"batch_size": 4}))
-    assert describe(tiny(data={**data, "name": "imagenette"}, run={"batch_size": 4})) == facts, "what is there counts"
-    with_ten = describe(tiny(data={"name": "imagenette", "image_size": 16}, run={"batch_size": 4}))
+    facts = estimate(tiny(data=data, run={"batch_size": 4}))
+    assert estimate(tiny(data={**data, "name": "imagenette"}, run={"batch_size": 4})) == facts, "what is there counts"
+    with_ten = estimate(tiny(data={"name": "imagenette", "image_size": 16}, run={"batch_size": 4}))
     assert facts["steps_per_epoch"] == 6  # of 24 images
     width = tiny().model.options["dim"]
     assert with_ten["parameters"] - facts["parameters"] == (10 - 3) * (width + 1)
     (tmp_path / "other").mkdir()
-    elsewhere = describe(tiny(data={"name": "cifar100", "root": str(tmp_path / "other")}), memory=False)
+    elsewhere = estimate(tiny(data={"name": "cifar100", "root": str(tmp_path / "other")}), memory=False)
     assert elsewhere["train_images"] == 50_000, "a folder of that name may hold something else"
     assert "holds neither" in elsewhere["images_not_counted"]
     with pytest.raises(LrfdynError, match="root: webdataset needs the folder of its files"):
-        describe(tiny(data={"name": "webdataset"}))
+        estimate(tiny(data={"name": "webdataset"}))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +186,7 @@ def test_dry_run_of_own_images_counts_them(tmp_path):
 def test_dry_run_refuses_options_that_the_data_does_not_have(data, message):
     """Also where the data is not there: the run would begin on another machine, and not begin."""
     with pytest.raises(LrfdynError, match=message):
-        describe(tiny(data=data), memory=False)
+        estimate(tiny(data=data), memory=False)
 
 
 def test_own_recipe_extends_one_of_the_package(tmp_path, monkeypatch, capsys):
@@ -229,15 +227,6 @@ def test_help_explains_every_key(capsys):
     assert "--augmentation.crop none|pad|resized" in rest
     assert "Images per step of the optimiser" in " ".join(rest.split())
     assert "default: ==SUPPRESS==" not in rest
-
-
-def test_digits_recipe_is_that_of_reproduce():
-    recipe, settings = load_recipe("digits", {"attention": "lrf_dyn"}), Settings()
-    assert recipe.model.options["dim"] == settings.dim
-    model = build_model(recipe, 10, 8, 1)
-    assert model.config == settings.model("lrf_dyn").config
-    assert recipe.optimizer.learning_rate == settings.recipe.learning_rate
-    assert recipe.schedule.epochs == settings.recipe.epochs
 
 
 def test_installed_package_has_its_recipes(tmp_path):

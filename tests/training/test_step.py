@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from lrfdyn.training.config import OptimizerConfig
 from lrfdyn.training.optim import build_optimizer, set_rate
-from lrfdyn.training.step import TrainStep, capturable_adamw, graph_obstacle, why_not_capturable
-from tests.training.runs import tiny
+from lrfdyn.training.step import TrainStep, capturable_adamw, capture_obstacle
 
 
 def make(graph: bool = True, device: str = "cpu") -> tuple[torch.nn.Module, TrainStep]:
@@ -22,7 +21,7 @@ def make(graph: bool = True, device: str = "cpu") -> tuple[torch.nn.Module, Trai
 
 def test_without_a_gpu_the_step_is_eager_and_says_why():
     _, step = make()
-    losses = [step(torch.eye(6), torch.tensor([0, 1, 2, 0, 1, 2])).item() for _ in range(20)]
+    losses = [step((torch.eye(6), torch.tensor([0, 1, 2, 0, 1, 2]))).item() for _ in range(20)]
     assert losses[-1] < losses[0]
     assert not step.captured
     assert step.why_not == "not on a GPU"
@@ -35,9 +34,9 @@ def test_captured_step_equals_the_eager_one_and_other_shapes_fall_back():
     for graph in (False, True):
         model, step = make(graph, "cuda")
         for _ in range(5):
-            step(x, y)
+            step((x, y))
         assert step.captured == graph
-        step(x[:3], y[:3])
+        step((x[:3], y[:3]))
         assert not step.captured
         models.append(model)
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
@@ -77,7 +76,7 @@ def run(name: str, *, capturable: bool, graph: bool = False, device: str = "cpu"
     losses = []
     for i in range(12):
         set_rate(optimizer, 0.02 * (i + 1))
-        losses.append(float(step(x, y)))
+        losses.append(float(step((x, y))))
     return step, [torch.tensor(losses), *(v.cpu() for v in model.state_dict().values())]
 
 
@@ -110,41 +109,40 @@ def test_scaled_gradients_lead_to_the_same_weights_and_overflow_leaves_them(clip
     step, ours = run("adamw", capturable=True, scaler=scaler, clip_norm=clip_norm)
     assert_same(ours, run("adamw", capturable=True, clip_norm=clip_norm)[1])
     before = {k: v.clone() for k, v in step.model.state_dict().items() if "running" not in k and "num" not in k}
-    step(torch.full((24, 6), 1e38), torch.arange(24) % 3)
+    step((torch.full((24, 6), 1e38), torch.arange(24) % 3))
     assert all(torch.equal(step.model.state_dict()[k], v) for k, v in before.items())
     assert scaler.get_scale() == 2.0**9
 
 
-def test_what_decides_on_the_host_is_named():
-    model = Net()
-    lamb = build_optimizer(model, OPTIMIZERS["lamb"], 0.1, capturable=True)
-    assert why_not_capturable(lamb, None, scaled=False) == ""
-    assert why_not_capturable(lamb, torch.float16, scaled=True) == "Lamb with a gradient scaler decides on the host"
-    assert why_not_capturable(lamb, torch.float16, scaled=False) == "float16 needs a gradient scaler"
-    sgd = build_optimizer(model, OPTIMIZERS["sgd"], 0.1, capturable=True)
-    assert why_not_capturable(sgd, torch.float16, scaled=True) == ""
-    for name in OPTIMIZERS:
-        plain = build_optimizer(model, OPTIMIZERS[name], 0.1)
-        assert why_not_capturable(plain, None, scaled=False) == "the optimiser is not capturable"
-
-
 @pytest.mark.parametrize(
-    ("reason", "given"),
+    ("reason", "name", "given"),
     [
-        ("", {}),
-        ("run.cuda_graph is off", {"run": {"cuda_graph": "off"}}),
-        ("gradients are accumulated", {"run": {"accumulate": 2}}),
-        ("lamb with fp16 decides on the host", {"run": {"precision": "fp16"}, "optimizer": {"name": "lamb"}}),
+        ("", "lamb", {}),
+        ("", "sgd", {"amp": torch.float16, "scaled": True}),
+        ("run.cuda_graph is off", "sgd", {"wanted": False}),
+        ("not on a GPU", "sgd", {"device": torch.device("cpu")}),
+        ("gradients are accumulated", "sgd", {"parts": 2}),
+        ("Lamb with a gradient scaler decides on the host", "lamb", {"amp": torch.float16, "scaled": True}),
+        ("float16 needs a gradient scaler", "lamb", {"amp": torch.float16}),
     ],
 )
-def test_settings_that_no_graph_can_hold(reason, given):
-    assert graph_obstacle(tiny(**given), torch.device("cuda")) == reason
+def test_what_no_graph_can_hold_is_named(reason, name, given):
+    optimizer = build_optimizer(Net(), OPTIMIZERS[name], 0.1, capturable=True)
+    facts = {"device": torch.device("cuda"), "amp": None, "scaled": False, **given}
+    assert capture_obstacle(optimizer=optimizer, **facts) == reason
+
+
+@optimizers
+def test_an_optimiser_that_decides_on_the_host_is_named(name):
+    plain = build_optimizer(Net(), OPTIMIZERS[name], 0.1)
+    assert capture_obstacle(torch.device("cuda"), plain, None, False) == "the optimiser is not capturable"
 
 
 def test_group_of_one_process_counts_as_several(monkeypatch):
     """As the step itself sees it, or the summary would speak of a graph that there never was."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    assert graph_obstacle(tiny(), torch.device("cuda")) == "several processes"
+    optimizer = build_optimizer(Net(), OPTIMIZERS["sgd"], 0.1, capturable=True)
+    assert capture_obstacle(torch.device("cuda"), optimizer, None, False) == "several processes"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -8,9 +8,10 @@ of a static image is such a layer. The products inside an attention are those of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,6 +44,10 @@ class EnergyModel:
         for name in ("accumulate_pj", "multiply_accumulate_pj"):
             value = getattr(self, name)
             require(math.isfinite(value) and value >= 0, f"{name}: expected a number >= 0, got {value}")
+
+    def multiplies(self, layer: str) -> bool:
+        """Whether `mac_layers` names a layer."""
+        return any(fnmatch(layer, pattern) for pattern in self.mac_layers)
 
     def assumptions(self) -> list[str]:
         """In words, for a reader of the numbers."""
@@ -79,9 +84,9 @@ class LayerCount:
     """Sums over all images so far; `real` says whether an input was anything else than spikes."""
 
     kind: str
-    accumulates: Tensor
+    accumulates: Tensor | float = 0.0
     dense: float = 0.0
-    real: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))
+    real: Tensor | bool = False
 
 
 class SynapticOperations:
@@ -101,17 +106,13 @@ class SynapticOperations:
         self.head_levels = 1 if any(not m.normalize for m in integers) else self.levels
         self.time_steps = getattr(model, "time_steps", 1)
         handles = [model.register_forward_pre_hook(self._begin)]
-        inside: set[nn.Module] = set()
+        counted: set[nn.Module] = set()
         for name, module in model.named_modules():
-            if isinstance(module, RepConv):
-                inside.update(module.modules())
-                handles.append(module.register_forward_pre_hook(self._rep_conv(name)))
-            elif module in inside:
-                continue
-            elif isinstance(module, (nn.Conv2d, nn.Linear)):
-                handles.append(module.register_forward_pre_hook(self._layer(name)))
+            if isinstance(module, (nn.Conv2d, nn.Linear, RepConv)) and module not in counted:
+                counted.update(module.modules())
+                handles.append(module.register_forward_pre_hook(partial(self._layer, name)))
             elif isinstance(module, TokenAttention):
-                handles.append(module.q.register_forward_hook(self._token_attention(name)))
+                handles.append(module.q.register_forward_hook(partial(self._token_attention, name)))
         return handles + watch_attentions(model, self._attention)
 
     def _begin(self, _module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -120,31 +121,19 @@ class SynapticOperations:
         self.images += images.shape[-4] if images.dim() >= 4 else len(images)
         self.batch = images.shape[0]
 
-    def _layer(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            x = args[0].detach()
-            if isinstance(module, nn.Conv2d):
-                groups = module.groups
-                kernel = "x".join(map(str, module.kernel_size))
-                kind = f"{kernel} {'depth-wise ' if groups == module.in_channels > 1 else ''}convolution"
-                uses = conv_uses(module, x.shape[-2], x.shape[-1]).to(x.device) * (module.out_channels // groups)
-                self._count(name, kind, x, uses, self.levels)
-            else:
-                assert isinstance(module, nn.Linear)
-                uses = torch.tensor(float(module.out_features), device=x.device)
-                self._count(name, "linear", x, uses, self.head_levels)
-
-        return hook
-
-    def _rep_conv(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            assert isinstance(module, RepConv)
-            x, (c_in, c_out) = args[0].detach(), (module.conv1.in_channels, module.conv2.out_channels)
-            whole = nn.Conv2d(c_in, c_out, 3, padding=1, device="meta")
-            uses = conv_uses(whole, x.shape[-2], x.shape[-1]).to(x.device) * c_out
-            self._count(name, "3x3 convolution", x, uses, self.levels)
-
-        return hook
+    def _layer(self, name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        x = args[0].detach()
+        if isinstance(module, nn.Linear):
+            uses = torch.tensor(float(module.out_features), device=x.device)
+            self._count(name, "linear", x, uses, self.head_levels)
+            return
+        if isinstance(module, RepConv):  # counts as what it equals
+            module = nn.Conv2d(module.conv1.in_channels, module.conv2.out_channels, 3, padding=1, device="meta")
+        assert isinstance(module, nn.Conv2d)
+        depth_wise = "depth-wise " if module.groups == module.in_channels > 1 else ""
+        kind = f"{'x'.join(map(str, module.kernel_size))} {depth_wise}convolution"
+        uses = conv_uses(module, x.shape[-2], x.shape[-1]).to(x.device) * (module.out_channels // module.groups)
+        self._count(name, kind, x, uses, self.levels)
 
     def _count(self, name: str, kind: str, x: Tensor, uses: Tensor, levels: int) -> None:
         """`uses`: how many weights an input meets, by its place."""
@@ -152,19 +141,16 @@ class SynapticOperations:
         whole = spikes.round()
         is_first = self.static and self.first in (None, name)
         self.first = self.first or name
-        repeats = 1
-        if is_first and self.energy.repeat_first and x.shape[0] == self.batch:
-            repeats = self.time_steps
-        dense = float(x.numel() / uses.numel() * uses.sum()) * repeats
-        forced = is_first or any(fnmatch(name, pattern) for pattern in self.energy.mac_layers)
-        real = ((spikes - whole).abs() > TOLERANCE).any() | forced
+        repeated = is_first and self.energy.repeat_first and x.shape[0] == self.batch
+        dense = float(x.numel() / uses.numel() * uses.sum()) * (self.time_steps if repeated else 1)
+        real = ((spikes - whole).abs() > TOLERANCE).any() | is_first | self.energy.multiplies(name)
         self._add(name, kind, (whole.abs() * uses).sum(), dense, real)
 
-    def _add(self, name: str, kind: str, accumulates: Tensor, dense: float, real: Tensor) -> None:
-        layer = self.layers.setdefault(name, LayerCount(kind, torch.zeros_like(accumulates)))
-        layer.accumulates = layer.accumulates + accumulates
+    def _add(self, name: str, kind: str, accumulates: Tensor | float, dense: float, real: Tensor | bool) -> None:
+        layer = self.layers.setdefault(name, LayerCount(kind))
+        layer.accumulates = accumulates + layer.accumulates
         layer.dense += dense
-        layer.real = layer.real.to(real.device) | real
+        layer.real = real | layer.real
 
     def _attention(self, name: str, module: Attention, x: Tensor, spikes: Spikes) -> None:
         counted = {key: (value.double() * self.levels).round() for key, value in spikes.items()}
@@ -173,17 +159,13 @@ class SynapticOperations:
             self.notes[module.missing("how many operations it takes (operation_counts): its energy is left out")] = None
             return
         for part, (accumulates, macs) in counts.items():
-            forced = any(fnmatch(f"{name}.{part}", pattern) for pattern in self.energy.mac_layers)
-            real = torch.tensor(bool(macs) or forced, device=x.device)
-            total = torch.as_tensor(accumulates, dtype=torch.float64, device=x.device)
-            self._add(f"{name}.{part}", "attention", total, macs or float(total) * forced, real)
+            forced = self.energy.multiplies(f"{name}.{part}")
+            dense = macs or float(accumulates) * forced
+            self._add(f"{name}.{part}", "attention", accumulates, dense, bool(macs) or forced)
 
-    def _token_attention(self, name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: Any, q: Tensor) -> None:
-            total = (q.double() * self.levels).sum()  # added up over the channels of a head
-            self._add(f"{name}.q sum", "attention", total, float(q.numel()), torch.tensor(False, device=q.device))
-
-        return hook
+    def _token_attention(self, name: str, _module: nn.Module, _args: Any, q: Tensor) -> None:
+        total = (q.double() * self.levels).sum()  # added up over the channels of a head
+        self._add(f"{name}.q sum", "attention", total, float(q.numel()), False)
 
     def record(self) -> dict[str, Any]:
         """Per image: operations and energy of every layer, in the order in which they run, and their sums."""
@@ -193,24 +175,19 @@ class SynapticOperations:
             accumulates = 0.0 if real else float(layer.accumulates) / self.images
             macs = layer.dense / self.images if real else 0.0
             picojoule = accumulates * self.energy.accumulate_pj + macs * self.energy.multiply_accumulate_pj
-            layers.append(
-                {
-                    "name": name,
-                    "kind": layer.kind,
-                    "accumulates": accumulates,
-                    "multiply_accumulates": macs,
-                    "energy_pj": picojoule,
-                }
-            )
+            values = {"accumulates": accumulates, "multiply_accumulates": macs, "energy_pj": picojoule}
+            layers.append({"name": name, "kind": layer.kind, **values})
         keys = ("accumulates", "multiply_accumulates", "energy_pj")
         totals = {key: math.fsum(layer[key] for layer in layers) for key in keys}
         return {**totals, "layers": layers, "assumptions": self.energy.assumptions(), "notes": [*self.notes]}
 
 
-def energy(
-    model: nn.Module, images: Tensor | Iterable[Tensor], energy_model: EnergyModel | None = None
-) -> dict[str, Any]:
-    """Synaptic operations and energy per image, in all and by layer."""
-    counter = SynapticOperations(energy_model)
+def energy(model: nn.Module, images: Tensor | Iterable[Tensor], costs: EnergyModel | None = None) -> dict[str, Any]:
+    """Synaptic operations and energy per image of `model` on `images` `[n, C, H, W]` or batches of them.
+
+    Returns `accumulates`, `multiply_accumulates` and `energy_pj` in all and in `layers`, the `assumptions` behind them,
+    and `notes` about what could not be counted.
+    """
+    counter = SynapticOperations(costs)
     observe(model, as_batches(images), [counter])
     return counter.record()

@@ -35,7 +35,8 @@ class FiringRates:
 
 
 def firing_rates(model: nn.Module, images: Tensor | Iterable[Tensor]) -> dict[str, Any]:
-    """`mean`: spikes per neuron and time step over all neurons; `by_layer`: the same per neuron layer."""
+    """Return the firing rates of a model on images `[n, C, H, W]` or batches of them: `mean`, spikes per neuron and
+    time step over all neurons, and `by_layer`, the same of every neuron layer."""
     rates = FiringRates()
     observe(model, as_batches(images), [rates])
     return rates.record()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.data.base import DATA
-from lrfdyn.errors import LrfdynError, require, unknown_name
+from lrfdyn.errors import require, unknown_name
 from lrfdyn.models import SpikingModel
 
 RANDOM = "random"
@@ -25,38 +25,29 @@ class Images:
     count: int
     batch_size: int
     device: torch.device
-    facts: dict[str, int]
+    facts: dict[str, int]  # options of a model for them: classes, size and channels; for noise the size, if asked for
     batches: list[Tensor]
     labels: list[Tensor]
     train: int | None = None  # training images of the data set
 
-    def model_options(self) -> dict[str, Any]:
-        """What the data says of a model: classes, size and channels; for noise the size, where one was asked for."""
-        return dict(self.facts)
-
     def of(self, model: SpikingModel) -> list[Tensor]:
-        """The batches for this model."""
+        """The batches `[B, C, H, W]` for this model, which must be made for their channels and their size."""
         channels, size, _ = model.input_size
-        if self.name != RANDOM:
-            require(
-                channels == self.facts["in_channels"],
-                f"data: {self.name} has {self.facts['in_channels']} channels, the model takes {channels}",
-            )
-            self._check_size(model, size)
-            return self.batches
-        if "image_size" in self.facts:
-            self._check_size(model, size)
-            size = self.facts["image_size"]
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(self.count, channels, size, size, generator=generator)
-        return list(noise.to(self.device).split(self.batch_size))
-
-    def _check_size(self, model: SpikingModel, size: int) -> None:
+        given = {"in_channels": channels, "image_size": size, **self.facts}
         require(
-            "image_size" not in model.config or size == self.facts["image_size"],
-            f"data: {self.name} has images of {self.facts['image_size']} pixels, the model was made for {size}; "
+            channels == given["in_channels"],
+            f"data: {self.name} has {given['in_channels']} channels, the model takes {channels}",
+        )
+        require(
+            "image_size" not in model.config or size == given["image_size"],
+            f"data: {self.name} has images of {given['image_size']} pixels, the model was made for {size}; "
             "pass --image-size",
         )
+        if self.name != RANDOM:
+            return self.batches
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(self.count, channels, *2 * (given["image_size"],), generator=generator)
+        return list(noise.to(self.device).split(self.batch_size))
 
     def accuracy(self, model: SpikingModel) -> float | None:
         """Top-1 on these images; None for noise and for a model with other classes."""
@@ -76,7 +67,11 @@ def load_images(
     device: torch.device,
     image_size: int | None = None,
 ) -> Images:
-    """`count` test images of `name`, spread evenly over the test set: sorted sets begin with one class."""
+    """Load `count` test images of the data set `name` in the folder `root`, or noise for "random".
+
+    They are spread evenly over the test set, because sorted sets begin with one class. `image_size` is that of the data
+    set (or, for noise, that of each model) without one.
+    """
     require(count >= 1, f"images: expected an integer >= 1, got {count}")
     require(batch_size >= 1, f"batch_size: expected an integer >= 1, got {batch_size}")
     require(image_size is None or image_size >= 1, f"image_size: expected an integer >= 1, got {image_size}")
@@ -87,18 +82,8 @@ def load_images(
         raise unknown_name("data", name, [*DATA, RANDOM])
     source = create_data(name, root, Augmentation(), **size)
     require(count <= source.test_images, f"images: {name} has {source.test_images} test images, got {count}")
-    images, labels = _spread(source, count, device)
-    if len(labels) == 0:
-        raise LrfdynError(f"data: no test image of {name} could be read")
+    batch = source.pick_test_images(np.linspace(0, source.test_images - 1, count).round().astype(np.int64), device)
+    require(batch.count > 0, f"data: no test image of {name} could be read")
     facts = {"num_classes": source.num_classes, "image_size": source.image_size, "in_channels": source.in_channels}
-    batches, classes = (list(tensor.split(batch_size)) for tensor in (images, labels))
-    return Images(name, len(labels), batch_size, device, facts, batches, classes, source.train_images)
-
-
-def _spread(source: Any, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`count` test images at equal steps through the test set."""
-    import numpy as np
-
-    indices = np.linspace(0, source.test_images - 1, count).round().astype(np.int64)
-    batch = source.pick_test_images(indices, device)
-    return batch.images[: batch.count].contiguous(), batch.labels[: batch.count]
+    images, labels = (list(t[: batch.count].contiguous().split(batch_size)) for t in (batch.images, batch.labels))
+    return Images(name, batch.count, batch_size, device, facts, images, labels, source.train_images)

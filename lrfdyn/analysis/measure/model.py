@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lrfdyn.analysis.measure.energy import EnergyModel, SynapticOperations
 from lrfdyn.analysis.measure.firing import FiringRates
 from lrfdyn.analysis.measure.locality import Locality
 from lrfdyn.analysis.measure.memory import attention_state, inference_peak, state_notes
-from lrfdyn.analysis.measure.observe import Observer, observe
+from lrfdyn.analysis.measure.observe import observe
 from lrfdyn.analysis.measure.receptive_field import receptive_field_record
 from lrfdyn.attention import Attention
 from lrfdyn.models import SpikingModel
@@ -32,18 +33,18 @@ def measure_model(
     energy: EnergyModel | None = None,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """Parameters, memory, firing, operations and energy, speed, locality and receptive field. A model without
-    attention layers has no locality and no attention state; `notes` are lines about what an attention does not say."""
+    """Measure a model on batches `[B, C, H, W]` of images (or of event frames, `[T, B, C, H, W]`) and return a record
+    of parameters, memory, firing, energy, speed, locality and receptive field.
+
+    A model without attention layers has no locality and no attention state; `notes` are lines about what an attention
+    does not say. `progress(what, images)` is called while images are measured.
+    """
     firing, operations, local = FiringRates(), SynapticOperations(energy), Locality()
-    has_attention = any(isinstance(module, Attention) for module in model.modules())
-    observers: list[Observer] = [firing, operations]
-    if has_attention:
-        observers.append(local)
-    observe(model, batches, observers, lambda n: progress("spikes and attention", n))
+    observe(model, batches, [firing, operations, local], lambda n: progress("spikes and attention", n))
     field = receptive_field_record(model, batches, lambda n: progress("receptive field", n))
     rates = firing.record()
-    terms = attention_state(model) if has_attention else []
-    record = {
+    terms = attention_state(model) if any(isinstance(module, Attention) for module in model.modules()) else []
+    return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "state_terms": terms,
         "state_bytes": sum(term["bytes"] for term in terms) if terms else None,
@@ -54,12 +55,12 @@ def measure_model(
         "images_per_second": images_per_second(model, batches[0]),
         "receptive_field": field,
         "notes": [*operations.notes, *local.notes, *state_notes(model)],
+        **({"locality": local.record()} if local.layers else {}),
     }
-    return record | ({"locality": local.record()} if local.layers else {})
 
 
 def images_per_second(model: nn.Module, images: Tensor, seconds: float = 1.0, most: int = 7) -> float:
-    """Of the fastest evaluation pass: `most` of them, fewer where one takes long."""
+    """The speed of the fastest of `most` evaluation passes over `images`; fewer passes where one takes long."""
     model.eval()
     spent: list[float] = []
     with torch.inference_mode():
@@ -70,35 +71,22 @@ def images_per_second(model: nn.Module, images: Tensor, seconds: float = 1.0, mo
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Of one call. The fastest of several is what to report: other work on the machine only ever slows one down."""
-    _wait(device)
+    """The seconds that one call takes. Report the fastest of several: other work on the machine only slows one down."""
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    wait()
     start = time.perf_counter()
     run()
-    _wait(device)
+    wait()
     return time.perf_counter() - start
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def machine(device: torch.device | None = None) -> dict[str, Any]:
-    facts = {
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    if device is not None and device.type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name(device)
-    return facts
-
-
-def _cpu_name() -> str:
+    """The machine and the software that a measurement was made on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+        cpu = platform.processor() or platform.machine()
+    software = {"python": platform.python_version(), "torch": torch.__version__}
+    gpu = {"gpu": torch.cuda.get_device_name(device)} if device is not None and device.type == "cuda" else {}
+    return {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), **software, **gpu}

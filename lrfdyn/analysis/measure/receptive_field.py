@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
 from lrfdyn.analysis.measure.observe import as_batches
 from lrfdyn.attention import Attention
@@ -36,7 +35,7 @@ def even_max_pool(
     x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor:  # fmt: skip
-    """`F.max_pool2d` along one axis and then the other: `amax` shares its gradient among equals."""
+    """Compute `F.max_pool2d` along one axis and then the other: `amax` shares its gradient among equals."""
     size = F.max_pool2d(x.detach(), kernel_size, stride, padding, dilation, ceil_mode).shape[-2:]
     for axis in (-2, -1):
         kernel, step, pad, gap = (
@@ -57,13 +56,15 @@ def receptive_field(
     on_batch: Callable[[int], None] = lambda _: None,
     through_attention: bool = True,
 ) -> Tensor:
-    """|d centre output / d input|, summed over channels and averaged over images, `[H, W]`. Spikes pass their
-    surrogate gradient, max pools share theirs among equals. Without `through_attention`, no gradient passes q, k and v:
-    only that of the convolutions and shortcuts is left."""
-    handles = [] if through_attention else _cut_attention(model)
+    """|d centre output / d input| `[H, W]` of images `[n, C, H, W]` or batches of them, summed over channels, averaged
+    over images. Spikes pass their surrogate gradient, max pools share theirs among equals. Without `through_attention`,
+    no gradient passes q, k and v: only that of the convolutions and shortcuts is left."""
+    attentions = [] if through_attention else [m for m in model.modules() if isinstance(m, Attention)]
+    layers = [getattr(attention, name) for attention in attentions for name in attention.projections]
+    handles = [layer.register_forward_hook(lambda _module, _args, spikes: spikes.detach()) for layer in layers]
     training = model.training
     model.eval()
-    total, count = None, 0
+    total, count = torch.zeros(()), 0
     try:
         for batch in as_batches(images):
             x = batch.detach().clone().requires_grad_()
@@ -72,31 +73,21 @@ def receptive_field(
                 features = model.forward_features(x)
                 row, column = features.shape[-2] // 2, features.shape[-1] // 2
                 (gradient,) = torch.autograd.grad(features[..., row, column].sum(), x)
-            moved = gradient.abs().sum(-3).flatten(0, -3).sum(0)
-            total = moved if total is None else total + moved
+            total = total.to(x.device) + gradient.abs().sum(-3).flatten(0, -3).sum(0)
             count += batch.shape[-4]
             on_batch(batch.shape[-4])
     finally:
         for handle in handles:
             handle.remove()
         model.train(training)
-    require(total is not None, "images: expected at least one batch")
-    assert total is not None
+    require(count > 0, "images: expected at least one batch")
     return total / count
 
 
-def _cut_attention(model: nn.Module) -> list[RemovableHandle]:
-    attentions = [m for m in model.modules() if isinstance(m, Attention)]
-    layers = [getattr(attention, name) for attention in attentions for name in attention.projections]
-    return [layer.register_forward_hook(lambda _module, _args, spikes: spikes.detach()) for layer in layers]
-
-
 def share_inside(field: Tensor, centre: tuple[int, int]) -> list[dict[str, Any]]:
-    """The share of `field` inside squares of side 1, 3, 5, ... around `centre`."""
-    height, width = field.shape
-    row = (torch.arange(height) - centre[0]).abs().unsqueeze(1)
-    column = (torch.arange(width) - centre[1]).abs()
-    ring = torch.maximum(row, column)
+    """The share of `field` `[H, W]` inside squares of side 1, 3, 5, ... around the pixel `centre`."""
+    row, column = ((torch.arange(size) - at).abs() for size, at in zip(field.shape, centre, strict=True))
+    ring = torch.maximum(row.unsqueeze(1), column)
     sums = torch.zeros(int(ring.max()) + 1, dtype=field.dtype).index_add_(0, ring.flatten(), field.flatten())
     total = field.sum()
     shares = sums.cumsum(0) / total if total > 0 else torch.zeros_like(sums)
@@ -106,9 +97,12 @@ def share_inside(field: Tensor, centre: tuple[int, int]) -> list[dict[str, Any]]
 def receptive_field_record(
     model: SpikingModel, images: Tensor | Iterable[Tensor], on_batch: Callable[[int], None] = lambda _: None
 ) -> dict[str, Any]:
-    """The map in cells of `pixels_per_cell`, scaled to a maximum of 1, the pixel `centre` that the output looks at, the
-    share inside growing squares around it, and the side of the square that holds half. `without_attention` has the
-    same shares with the gradient of attention cut, and how much of all gradient is left then."""
+    """Measure the receptive field of a model on images `[n, C, H, W]` or batches of them.
+
+    The record has the map in cells of `pixels_per_cell`, scaled to a maximum of 1, the pixel `centre` that the output
+    looks at, the share inside growing squares around it, and the side of the square that holds half.
+    `without_attention` has the same shares with the gradient of attention cut, and how much of all gradient is left.
+    """
     batches = list(as_batches(images))
     field = receptive_field(model, batches, on_batch).double().cpu()
     stride = model.feature_info[-1].stride

@@ -30,13 +30,7 @@ async function copy(text, code, button) {
 }
 
 function intro() {
-  const { data = {}, model = {}, recipe = {}, machine = {} } = results;
-  const grid = model.grid ? ` with ${model.grid.join(" × ")} tokens` : "";
-  const steps = isNumber(model.time_steps) ? ` and ${plural(model.time_steps, "time step")}` : "";
-  const lead = results.lead ?? `${model.name ? `${model.name[0].toUpperCase()}${model.name.slice(1)}` : "A model"}${grid}${steps}, trained on ${data.name ?? "the data"} ` +
-    `(${count(data.train)} training and ${count(data.test)} test images, ${count(data.classes)} classes) with ` +
-    `${plural(kinds.length, "attention")} and ${plural(seeds, "seed")} each` +
-    `${isNumber(recipe.epochs) ? `, for ${plural(recipe.epochs, "epoch")}` : ""}.`;
+  const { machine = {} } = results;
   const processor = [machine.cpu ?? "–", plural(machine.cores, "core"), plural(machine.threads, "thread")];
   const facts = [["Machine", [machine.gpu, ...processor].filter(Boolean).join(", ")],
     ["Software", `Python ${machine.python ?? "–"}, PyTorch ${machine.torch ?? "–"}`],
@@ -45,8 +39,7 @@ function intro() {
   const code = html("code", {}, results.command ?? "");
   const button = html("button", { type: "button", class: "quiet", "aria-label": "Copy the command",
     click: () => copy(code.textContent, code, button) }, "Copy");
-  document.getElementById("intro").append(...[html("p", { class: "lead" }, lead),
-    data.note ? html("p", { class: "soft" }, data.note) : "",
+  document.getElementById("intro").append(...[results.lead ? html("p", { class: "lead" }, results.lead) : "",
     html("ul", { class: "facts" }, facts.map(([name, value]) => html("li", {}, name, html("b", {}, value)))),
     results.command ? html("div", { class: "command" }, code, button) : ""].filter(Boolean));
 }

@@ -57,7 +57,7 @@ def _counted(config: TrainConfig) -> Facts:
     return Facts(source.num_classes, source.image_size, source.in_channels, source.train_images)
 
 
-def describe(config: TrainConfig, processes: int = 1, memory: bool = True) -> dict[str, Any]:
+def estimate(config: TrainConfig, processes: int = 1, memory: bool = True) -> dict[str, Any]:
     """Parameters, steps, and the bytes that each process will need; activations are an estimate."""
     require(processes >= 1, f"processes: expected an integer >= 1, got {processes}")
     facts = data_facts(config)

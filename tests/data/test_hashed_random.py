@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrfdyn.data import hashed_random as draws
+from lrfdyn.data.hashed_random import CROP, FLIP, GOLDEN, Keys, device_normal, hashed, normal, permutation
 from tests.data.make import keys
 
 
@@ -21,35 +21,35 @@ def splitmix(x: int) -> int:
 def test_hash_is_the_definition(words: list[int]) -> None:
     state = 0
     for word in words:
-        state = splitmix(state ^ splitmix((word + draws.GOLDEN) % 2**64))
-    assert int(draws.hashed(*words)[0]) == state
+        state = splitmix(state ^ splitmix((word + GOLDEN) % 2**64))
+    assert int(hashed(*words)[0]) == state
 
 
 def test_first_number_of_splitmix() -> None:
     """The first output of the published generator with seed 0."""
-    assert splitmix(draws.GOLDEN) == 0xE220A8397B1DCDAF
+    assert splitmix(GOLDEN) == 0xE220A8397B1DCDAF
 
 
 def test_negative_seed() -> None:
-    assert draws.hashed(-1) == draws.hashed(2**64 - 1)
+    assert hashed(-1) == hashed(2**64 - 1)
 
 
 def test_any_subset_of_samples_has_the_same_numbers() -> None:
-    whole = keys(20).uniform(draws.FLIP, 5)
-    some = draws.Keys(0, 0, np.array([3, 17]), np.zeros(2, np.int64)).uniform(draws.FLIP, 5)
+    whole = keys(20).uniform(FLIP, 5)
+    some = Keys(0, 0, np.array([3, 17]), np.zeros(2, np.int64)).uniform(FLIP, 5)
     assert (whole[[3, 17]] == some).all()
 
 
 def test_purpose_epoch_seed_and_repeat_give_other_numbers() -> None:
-    base = keys(50).uniform(draws.FLIP, 2)
-    repeated = draws.Keys(0, 0, np.arange(50), np.ones(50, np.int64))
-    for other in (keys(50).uniform(draws.CROP, 2), keys(50, epoch=1).uniform(draws.FLIP, 2),
-                  keys(50, seed=1).uniform(draws.FLIP, 2), repeated.uniform(draws.FLIP, 2)):  # fmt: skip
+    base = keys(50).uniform(FLIP, 2)
+    repeated = Keys(0, 0, np.arange(50), np.ones(50, np.int64))
+    for other in (keys(50).uniform(CROP, 2), keys(50, epoch=1).uniform(FLIP, 2),
+                  keys(50, seed=1).uniform(FLIP, 2), repeated.uniform(FLIP, 2)):  # fmt: skip
         assert not (base == other).any()
 
 
 def test_uniform() -> None:
-    u = keys(20_000).uniform(draws.FLIP, 2)
+    u = keys(20_000).uniform(FLIP, 2)
     assert 0 <= u.min() <= u.max() < 1
     assert abs(u.mean() - 0.5) < 0.005
     assert abs(np.corrcoef(u.T)[0, 1]) < 0.02
@@ -58,17 +58,17 @@ def test_uniform() -> None:
 
 
 def test_permutation() -> None:
-    first, second = draws.permutation(100, 0, 0), draws.permutation(100, 0, 1)
+    first, second = permutation(100, 0, 0), permutation(100, 0, 1)
     assert sorted(first) == sorted(second) == list(range(100))
     assert (first != second).any()
     # A change here would silently change what a resumed run sees.
-    assert draws.permutation(10, 42, 3).tolist() == [0, 5, 4, 2, 1, 6, 3, 8, 9, 7]
+    assert permutation(10, 42, 3).tolist() == [0, 5, 4, 2, 1, 6, 3, 8, 9, 7]
 
 
 def test_device_normal_is_the_hash_and_normal() -> None:
     key = -(2**61) - 12345
-    noise = draws.device_normal(torch.tensor([key, 7]), 4000)
-    bits = splitmix((key + 3 * draws.GOLDEN) % 2**64)
+    noise = device_normal(torch.tensor([key, 7]), 4000)
+    bits = splitmix((key + 3 * GOLDEN) % 2**64)
     expected = np.sqrt(-2 * np.log(((bits & 0xFFFFFF) + 1) / 2**24)) * np.cos(2 * np.pi * (bits >> 40) / 2**24)
     assert abs(float(noise[0, 2]) - expected) < 1e-4
     assert abs(float(noise.mean())) < 0.03
@@ -77,7 +77,7 @@ def test_device_normal_is_the_hash_and_normal() -> None:
 
 
 def test_host_normal() -> None:
-    u = keys(20_000).uniform(draws.FLIP, 2)
-    noise = draws.normal(u[:, 0], u[:, 1])
+    u = keys(20_000).uniform(FLIP, 2)
+    noise = normal(u[:, 0], u[:, 1])
     assert abs(noise.mean()) < 0.03
     assert abs(noise.std() - 1) < 0.02

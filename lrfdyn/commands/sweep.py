@@ -1,0 +1,134 @@
+"""Train a list of recipes, seeds and overrides, some of them side by side, and compare them in one table.
+
+FILE is YAML: a list of runs, or keys that all of them share and the list as `runs`. A run has a recipe, seeds, epochs,
+a name, and any key of the recipe (attention: lrf_dyn, model.options: {dim: 64}). Options --section.key are for all
+runs. Every run has its folder in OUT/runs; sweep.json and table.csv hold the table. Started again, the same command
+goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import TaskID
+from rich.table import Table
+
+from lrfdyn.commands.arguments import add_keys, command_line, given_keys
+from lrfdyn.commands.bar import bars
+from lrfdyn.training.sweep import Sweep, SweepReporter, SweepRun, group_rows, load_sweep
+from lrfdyn.training.tasks import describe_results
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "lrfdyn sweep FILE [--option ...] [--section.key VALUE ...]"
+    add = parser.add_argument
+    add("file", type=Path, help="the list of runs, a .yaml file")
+    add("--out", type=Path, help="folder of the sweep; default results/sweeps/FILE")
+    add("--together", type=int, default=1, metavar="N", help="runs at a time")
+    add("--restart", action="store_true", help="discard what the folder holds of these runs")
+    add("--keep", type=Path, metavar="FOLDER", help="copy summary, log and recipe of every run there, for the record")
+    add("--dry-run", action="store_true", help="print the runs, and stop")
+    add("--json", action="store_true", help="print the table as JSON")
+    add_keys(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    out = arguments.out or Path("results") / "sweeps" / arguments.file.stem
+    sweep = Sweep(
+        load_sweep(arguments.file, given_keys(arguments)), out, together=arguments.together, command=command_line()
+    )
+    if arguments.dry_run:
+        for each in sweep.runs:
+            state = " (ended)" if sweep.ended(each) else ""
+            print(f"{each.name}{state}: {shlex.join(['lrfdyn', *each.command(sweep.folder(each))])}")
+        return 0
+    rows = run_with_bars(sweep, Console(stderr=arguments.json), arguments.restart)
+    if arguments.keep is not None:
+        sweep.keep(arguments.keep)
+    if arguments.json:
+        print(json.dumps({"runs": rows, "groups": group_rows(rows)}, indent=1))
+    else:
+        Console().print(sweep_table(rows))
+    return 1 if sweep.failed else 0
+
+
+def run_with_bars(sweep: Sweep, console: Console, restart: bool) -> list[dict[str, Any]]:
+    """Makes the runs of a sweep with a bar for each, and returns the rows of its table."""
+    try:
+        with Bars(sweep, console) as reporter:
+            return sweep.run(reporter, restart)
+    except KeyboardInterrupt:
+        console.print(f"Stopped. The same command goes on from here; checkpoints are in {sweep.out}.")
+        raise
+
+
+class Bars(SweepReporter):
+    """A bar for every run, of its epochs, and a line where a run ends."""
+
+    def __init__(self, sweep: Sweep, console: Console) -> None:
+        self.sweep, self.shown = sweep, bars(console)
+        self.tasks: dict[str, TaskID] = {}
+        self.tested: dict[str, str] = {}
+
+    def __enter__(self) -> Bars:
+        width = max(len(each.name) for each in self.sweep.runs)
+        for each in self.sweep.runs:
+            total = each.config.schedule.total_epochs
+            self.tasks[each.name] = self.shown.add_task(each.name.ljust(width), start=False, total=total, news="")
+        self.shown.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shown.stop()
+
+    def progress(self, run: SweepRun, record: Mapping[str, Any]) -> None:
+        ended = record["kind"] == "epoch"
+        if ended:
+            self.tested[run.name] = describe_results(dict(record), num_classes=0)
+        loss = record["train_loss" if ended else "loss"]
+        news = f"loss {loss:.3f}  {self.tested.get(run.name, '')}"
+        self.shown.start_task(self.tasks[run.name])
+        self.shown.update(self.tasks[run.name], completed=record["epoch"] - (not ended), news=news)
+
+    def end(self, run: SweepRun, row: Mapping[str, Any]) -> None:
+        task = self.tasks[run.name]
+        if row["state"] == "failed":
+            text = f"{run.name}: failed, see {self.sweep.console(run)}"
+        else:
+            results = describe_results({row["measure"]: row["accuracy"]}, num_classes=0)
+            text = f"{run.name}: {results}, {row['wall_s']:,.0f} s"
+            self.shown.update(task, completed=run.config.schedule.total_epochs, news=results)
+        self.shown.stop_task(task)
+        self.shown.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def sweep_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The runs, and behind those of several seeds their mean and standard deviation."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("run", no_wrap=True)
+    for name in ("attention", "options"):
+        table.add_column(name, overflow="fold")
+    for name in ("accuracy", "best", "parameters", "images/s", "wall s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for group in group_rows(rows):
+        members = [row for row in rows if row["group"] == group["group"]]
+        for row in members:
+            numbers = [_number(row[key], form) for key, form in
+                       (("accuracy", ".2f"), ("best", ".2f"), ("parameters", ","), ("images_per_s", ",.0f"),
+                        ("wall_s", ",.0f"))]  # fmt: skip
+            table.add_row(row["name"], row["attention"] or "", row["options"], *numbers)
+        if group["accuracy_std"] is not None:
+            mean = f"{group['accuracy_mean']:.2f} ± {group['accuracy_std']:.2f}"
+            table.add_row(f"{group['group']}, mean of {group['runs']}", "", "", mean, style="bold")
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,202 @@
+"""A list of runs: how it is read, that it goes on where it stopped, and what it leaves behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from lrfdyn.cli import main
+from lrfdyn.errors import LrfdynError
+from lrfdyn.files import sole_user
+from lrfdyn.io.checkpoints import list_checkpoints
+from lrfdyn.training.recipes import dump_yaml
+from lrfdyn.training.stopping import PARENT, Stop
+from lrfdyn.training.sweep import Sweep, SweepReporter, group_rows, load_sweep, plan_runs
+from tests.training.runs import STEPS, assert_same_end, tiny, train, write_recipe
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def names(values, **keys):
+    return [run.name for run in plan_runs(values, **keys)]
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return str(write_recipe(tmp_path / "tiny.yaml"))
+
+
+def test_names_come_from_what_tells_runs_apart(recipe):
+    runs = [{"attention": "ssa"}, {"attention": "lrf_dyn", "dilations": [1, 3]}, {"attention": "ssa", "name": "mine"}]
+    values = {"recipe": recipe, "seeds": [0, 2], "epochs": 1, "runs": runs}
+    assert names(values) == ["ssa-seed0", "ssa-seed2", "lrf_dyn-dilations_1_3-seed0", "lrf_dyn-dilations_1_3-seed2",
+                             "mine-seed0", "mine-seed2"]  # fmt: skip
+    assert names({"runs": [recipe]}) == ["tiny-seed0"]
+    with pytest.raises(LrfdynError, match="two runs are called ssa-seed0; give one of them a `name`"):
+        names({"recipe": recipe, "runs": [{"attention": "ssa"}, {"attention": "ssa"}]})
+
+
+def test_a_run_has_the_settings_of_its_recipe_its_entry_and_the_command(recipe):
+    values = {"recipe": recipe, "epochs": 1, "model.time_steps": 2, "runs": [{"attention": "ssa", "seeds": [3]}]}
+    (run,) = plan_runs(values, {"optimizer.learning_rate": "0.1"})
+    assert (run.config.model.attention, run.config.model.time_steps) == ("ssa", 2)
+    assert (run.config.run.seed, run.config.schedule.epochs) == (3, 1)
+    assert run.config.optimizer.learning_rate == 0.1
+    assert run.options == "time_steps 2, learning_rate 0.1"
+    assert run.command(Path("out"))[:4] == ["train", recipe, "--epochs", "1"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"runs": []}, "runs: expected a list of at least one"),
+        ({"runs": [3]}, "runs: expected keys with values, got 3"),
+        ({"runs": [{"attention": "ssa"}]}, "ssa: expected the name of a recipe, got None"),
+        ({"runs": [{"recipe": "tiny", "atention": "ssa"}]}, "key: unknown name 'atention'; did you mean attention"),
+        ({"runs": [{"recipe": "tiny", "seeds": 3}]}, "seeds: expected at least one integer >= 0, got 3"),
+        ({"runs": [{"recipe": "tiny", "seeds": [1, 1]}]}, r"seeds: expected different ones"),
+        ({"runs": [{"recipe": "tiny", "run.seed": 1}]}, "run.seed: has a key of its own, seeds"),
+        ({"runs": [{"recipe": "tiny", "epochs": "two"}]}, "epochs: expected an integer, got 'two'"),
+        ({"runs": ["nothing"]}, "recipe: unknown name 'nothing'"),
+        ("text", "expected a list of runs, or keys and `runs`, got 'text'"),
+    ],
+)
+def test_a_file_that_is_no_sweep_is_refused(values, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path / "tiny.yaml")
+    (tmp_path / "sweep.yaml").write_text(json.dumps(values))
+    with pytest.raises(LrfdynError, match=message):
+        load_sweep(tmp_path / "sweep.yaml")
+
+
+def test_the_runs_of_the_cifar100_table_have_their_recipe():
+    runs = load_sweep(BENCHMARKS / "cifar100.yaml", {"data.root": "/data"})
+    assert [run.group for run in runs] == [
+        "ssa_100", "lrf_dyn_100", "lrf_ssa_100", "causal_ssa_100", "lrf_dyn_omega5_100", "lrf_ssa_omega5_100",
+        "lrf_dyn_omega0_100", "lrf_dyn_qkv_100",
+    ]  # fmt: skip
+    assert {run.config.schedule.total_epochs for run in runs} == {100}
+    assert {run.config.model.name for run in runs} == {"spikformer_4_384"}
+    assert [run.config.model.dilations for run in runs][4:7] == [(1, 3, 5), (1, 3, 5), ()]
+
+
+def write_sweep(path: Path, **values):
+    path.write_text(dump_yaml(values), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="starts processes")
+def test_runs_side_by_side_and_one_that_fails(tmp_path, recipe, capsys, monkeypatch):
+    pytest.importorskip("accelerate")
+    root, out, keep = str(tmp_path / "data"), tmp_path / "out", tmp_path / "keep"
+    runs = [{"name": "good", "seeds": [0, 1]}, {"name": "bad", "model.weights": "nowhere.safetensors"}]
+    file = write_sweep(tmp_path / "sweep.yaml", recipe=recipe, epochs=1, runs=runs)
+    command = ["sweep", file, "--out", str(out), "--together", "2", "--keep", str(keep), "--data.root", root]
+    assert main([*command, "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("lrfdyn train") == 3
+    assert not out.exists()
+    assert main(command) == 1
+    text = capsys.readouterr().out.replace("\n", "")
+    assert f"bad-seed0: failed, see {out / 'runs' / 'bad-seed0' / 'console.txt'}" in text
+    assert "nowhere.safetensors" in (out / "runs" / "bad-seed0" / "console.txt").read_text()
+    found = json.loads((out / "sweep.json").read_text())
+    assert [row["state"] for row in found["runs"]] == ["ended", "ended", "failed"]
+    first, second = (row["accuracy"] for row in found["runs"][:2])
+    assert found["groups"][0]["accuracy_mean"] == pytest.approx((first + second) / 2)
+    assert "good, mean of 2" in text
+    with (out / "table.csv").open() as table:
+        assert [row["name"] for row in csv.DictReader(table)] == ["good-seed0", "good-seed1", "bad-seed0"]
+    assert sorted(path.name for path in keep.iterdir()) == ["good-seed0", "good-seed1"]
+    summary = json.loads((keep / "good-seed0" / "summary.json").read_text())
+    assert summary["beside"] == "1 of good-seed1, bad-seed0"
+    assert str(out) not in summary["command"]
+    assert all(root not in path.read_text() for path in (keep / "good-seed0").iterdir())
+
+    # Again, without the one that fails: nothing is trained a second time, and no process is started.
+    monkeypatch.setattr(subprocess, "Popen", pytest.fail)
+    file = write_sweep(tmp_path / "sweep.yaml", recipe=recipe, epochs=1, runs=runs[:1])
+    assert main(["sweep", file, "--out", str(out), "--json"]) == 0
+    assert [row["accuracy"] for row in json.loads(capsys.readouterr().out)["runs"]] == [first, second]
+    # Other settings under the same name are an error before anything else happens.
+    assert main(["sweep", file, "--out", str(out), "--optimizer.learning_rate", "0.5"]) == 2
+    assert "optimizer.learning_rate: 0.005 there, 0.5 here" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="starts processes")
+def test_ctrl_c_and_again_gives_the_same_weights(tmp_path):
+    pytest.importorskip("accelerate")
+    recipe = str(write_recipe(tmp_path / "tiny.yaml"))
+    file = write_sweep(tmp_path / "sweep.yaml", runs=[{"recipe": recipe, "name": "tiny"}])
+    out = tmp_path / "out"
+    folder = out / "runs" / "tiny-seed0"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lrfdyn", "sweep", file, "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        # A shell without job control starts what is in the background deaf to Ctrl-C, and that is inherited.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 120
+    while not list_checkpoints(folder / "checkpoints") and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    with pytest.raises(LrfdynError, match="another process is using"), sole_user(out):
+        pass
+    os.killpg(process.pid, signal.SIGINT)
+    output = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == 130, output
+    assert "goes on from here" in output
+    assert "Traceback" not in output
+    assert not list(out.glob("**/.*.tmp"))
+    assert f"of {STEPS} (SIGTERM)" in (folder / "console.txt").read_text()
+    assert not (folder / "summary.json").exists()
+
+    train(tiny(), tmp_path / "whole")
+    ended: list[str] = []
+
+    class Watch(SweepReporter):
+        def end(self, run, row):
+            ended.append(row["state"])
+
+    Sweep(load_sweep(Path(file)), out).run(Watch())
+    assert ended == ["ended"]
+    assert "resuming at step" in (folder / "console.txt").read_text()
+    assert_same_end(folder, tmp_path / "whole")
+
+
+def test_a_run_does_not_outlive_its_sweep(monkeypatch):
+    monkeypatch.setenv(PARENT, str(os.getppid()))
+    assert Stop().reason == 0
+    monkeypatch.setenv(PARENT, "1" if os.getppid() != 1 else "2")
+    assert Stop().reason == signal.SIGTERM
+
+
+def test_restart_removes_what_is_of_its_runs(tmp_path, recipe, monkeypatch):
+    monkeypatch.setattr(Sweep, "_each_end", lambda *_: iter(()))
+    sweep = Sweep(plan_runs({"runs": [{"recipe": recipe, "name": "a"}]}), tmp_path / "out")
+    ours, mine = ["summary.json", "model/config.json"], ["notes.txt", "../b-seed0/summary.json"]
+    for name in (*ours, *mine):
+        path = sweep.folder(sweep.runs[0]) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    sweep.run(restart=True)
+    assert [(sweep.folder(sweep.runs[0]) / name).exists() for name in (*ours, *mine)] == [False, False, True, True]
+
+
+def test_spread_over_seeds():
+    rows = [{"group": g, "accuracy": a} for g, a in (("x", 1.0), ("y", None), ("x", 3.0))]
+    assert group_rows(rows) == [
+        {"group": "x", "runs": 2, "accuracy_mean": 2.0, "accuracy_std": pytest.approx(2**0.5)},
+        {"group": "y", "runs": 0, "accuracy_mean": None, "accuracy_std": None},
+    ]
