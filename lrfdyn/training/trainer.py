@@ -43,6 +43,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Trainer:
+    """A run under way: model, data, optimiser and step of a configuration. `train()` runs it to its end or until `stop`
+    asks; `save()` and `resume()` write and read checkpoints in `out`."""
+
     def __init__(
         self, config: TrainConfig, out: Path, reporter: Reporter | None = None, stop: Stop | None = None
     ) -> None:
