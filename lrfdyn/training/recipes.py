@@ -44,15 +44,16 @@ def list_recipes() -> dict[str, Path]:
     return found
 
 
-def find_recipe(name: str) -> Path:
-    """The file of a recipe's name, or of a path that ends as such files do."""
-    path, known = Path(name), list_recipes()
-    if path.suffix in ENDINGS:
-        require(path.is_file(), f"recipe: no such file: {name}")
-        return path
-    if name in known:
-        return known[name]
-    raise unknown_name("recipe", name, known or ["a path to a .yaml file"])
+def find_recipe(name: str, beside: Path | None = None) -> Path:
+    """The file of a recipe, by its name or its path. A recipe that extends it lies `beside` it, where it is looked for
+    first, or the name is one of the package's."""
+    is_path = Path(name).suffix in ENDINGS
+    file, argument = name if is_path else f"{name}.yaml", "recipe: extends" if beside else "recipe"
+    for folder in (beside, *FOLDERS) if beside else (Path(),) if is_path else FOLDERS:
+        if (folder / file).is_file():
+            return folder / file
+    require(not is_path, f"{argument}: no such file: {name}")
+    raise unknown_name(argument, name, list_recipes() or ["a path to a .yaml file"])
 
 
 def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) -> TrainConfig:
@@ -138,18 +139,7 @@ def _read(path: Path, seen: Sequence[Path]) -> dict[str, Any]:
     if base is None:
         return values
     require(isinstance(base, str), f"{path}: extends: expected a file or the name of a recipe, got {base!r}")
-    return merge(_read(_find_base(path.parent, base), [*seen, path.resolve()]), values)
-
-
-def _find_base(folder: Path, base: str) -> Path:
-    """A file beside the recipe that extends it, or a recipe of the package: both with or without their ending."""
-    file = base if Path(base).suffix in ENDINGS else f"{base}.yaml"
-    for place in (folder, *FOLDERS):
-        if (place / file).is_file():
-            return place / file
-    require(file != base, f"recipe: extends: cannot find {base} in {folder} or among the recipes of the package")
-    named = {path.stem: path for place in reversed(FOLDERS) for path in place.glob("*.yaml")}
-    raise unknown_name("recipe: extends", base, named)
+    return merge(_read(find_recipe(base, path.parent), [*seen, path.resolve()]), values)
 
 
 def _yaml() -> ModuleType:

@@ -11,8 +11,11 @@ import pytest
 import torch
 
 from lrfdyn import LrfdynError
-from lrfdyn.data import Augmentation, DataSource, create_data
+from lrfdyn.data import DATA, Augmentation, DataSource, create_data, data_class, register_data
 from lrfdyn.data.digits import load_digits
+from lrfdyn.data.resident import ResidentData
+from lrfdyn.training.estimate import estimate
+from lrfdyn.training.recipes import load_recipe
 from tests.data.make import EVERYTHING, assert_equal, joined, write_cifar, write_folder, write_shards
 
 Create = Callable[..., DataSource]
@@ -201,3 +204,34 @@ def test_no_folder(name: str, tmp_path: Path) -> None:
         create_data(name, tmp_path / "absent", Augmentation())
     with pytest.raises(LrfdynError, match=str(tmp_path)):
         create_data(name, tmp_path, Augmentation())
+
+
+def test_own_data_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registered class is created by its name, its options are checked, and a recipe can name it."""
+    monkeypatch.setattr(DATA, "_items", dict(DATA._items))
+
+    @register_data("stripes")
+    class Stripes(ResidentData):
+        num_classes, image_size, in_channels, train_images = 2, 8, 1, 12
+        mean, deviation = (0.5,), (0.5,)
+        needs_root = False
+
+        def __init__(self, root: Path | None, augment: Augmentation, *, level: int = 255) -> None:
+            images = torch.zeros(12, 1, 8, 8, dtype=torch.uint8)
+            images[::2, :, ::2] = level
+            split = images, torch.arange(12) % 2
+            super().__init__(split, split, augment)
+
+    assert data_class("stripes") is Stripes
+    data = create_data("stripes", None, Augmentation(flip=0.5), level=100)
+    assert {batch.images.shape for batch in data.train_batches(epoch=0, seed=0, batch_size=4)} == {(4, 1, 8, 8)}
+    with pytest.raises(LrfdynError, match="option of stripes: unknown name 'lever'; did you mean level"):
+        create_data("stripes", None, Augmentation(), lever=1)
+    with pytest.raises(LrfdynError, match=r"augmentation.scale: is not for images of stripes, got \(0.5, 2.0\)"):
+        create_data("stripes", None, Augmentation(scale=(0.5, 2.0)))
+    with pytest.raises(LrfdynError, match="data: the name 'stripes' is taken"):
+        register_data("stripes")(type("Other", (Stripes,), {}))
+    with pytest.raises(LrfdynError, match="expected a subclass of"):
+        register_data("number")(int)
+    config = load_recipe("digits", {"data.name": "stripes", "run.batch_size": 4, "attention": "lrf_dyn"})
+    assert estimate(config, memory=False)["train_images"] == 12

@@ -86,7 +86,7 @@ def test_extends(tmp_path):
     with pytest.raises(LrfdynError, match=r"recipe: .*loop.yaml extends itself"):
         load_recipe(tmp_path / "loop.yaml")
     (tmp_path / "lost.yaml").write_text("extends: nowhere.yaml\n")
-    with pytest.raises(LrfdynError, match=r"recipe: extends: cannot find nowhere.yaml in "):
+    with pytest.raises(LrfdynError, match=r"recipe: extends: no such file: nowhere.yaml"):
         load_recipe(tmp_path / "lost.yaml")
     (tmp_path / "bad.yaml").write_text("model:\n  name: [\n")
     with pytest.raises(LrfdynError, match=r"bad.yaml is not YAML in line 3"):
