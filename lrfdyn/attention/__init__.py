@@ -14,6 +14,7 @@ from lrfdyn.attention.registry import (
     register_attention,
     unknown_option,
 )
+from lrfdyn.attention.row_stream import RowStream
 from lrfdyn.attention.sdsa import SDSA
 from lrfdyn.attention.ssa import SSA
 from lrfdyn.attention.vsa import VSA
@@ -29,6 +30,7 @@ __all__ = [
     "CausalSSA",
     "LRFDyn",
     "Operations",
+    "RowStream",
     "StateTerm",
     "attention_label",
     "attention_options",

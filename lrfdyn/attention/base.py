@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from lrfdyn.attention.host import AttentionHost
-from lrfdyn.errors import require, require_integer, require_integers
+from lrfdyn.errors import LrfdynError, require, require_integer, require_integers
+
+if TYPE_CHECKING:
+    from lrfdyn.attention.row_stream import RowStream
 
 Grid = tuple[int, int]  # rows and columns of tokens
 Spikes = Mapping[str, Tensor]  # of the projections by name, `[T, B, C, H, W]` each
@@ -115,6 +118,18 @@ class Attention(nn.Module):
     def state_terms(self, grid: Grid | None = None) -> list[StateTerm] | None:
         """What must be held at inference on this grid (default: the layer's own), term by term."""
         return None
+
+    def row_stream(
+        self, time_steps: int = 1, batch: int = 1, grid: Grid | None = None, buffers: str = "spikes"
+    ) -> RowStream:
+        """The layer's mixing one row of tokens at a time, with all its state allocated. A kind that can stream defines
+        this and returns an object with the methods of `RowStream`."""
+        raise LrfdynError(f"attention: {self.kind!r} has no streaming form")
+
+    @property
+    def streams(self) -> bool:
+        """Whether this kind defines `row_stream`."""
+        return type(self).row_stream is not Attention.row_stream
 
     def missing(self, what: str) -> str:
         """A line for reports about a fact that this kind leaves out."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lrfdyn.errors import require, require_integers
 from lrfdyn.ops.lrf import lrf, lrf_reference
-from lrfdyn.ops.spike_bits import bits_of
+from lrfdyn.ops.step_bits import step_bits_of
 
 
 class LocalReceptiveFields(nn.Module):
@@ -41,7 +41,7 @@ class LocalReceptiveFields(nn.Module):
         tokens = x.flatten(0, 1)
         added = tokens if residual is x else residual.flatten(0, 1)
         # Spikes come with their bits from the kernels of a GPU.
-        y = lrf(tokens, self.weight, self.dilations, added, bits_of(x))
+        y = lrf(tokens, self.weight, self.dilations, added, step_bits_of(x))
         return y.unflatten(0, x.shape[:2])
 
     def taps(self, queries: range, grid: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -20,17 +20,16 @@ from lrfdyn.attention.host import AttentionHost
 from lrfdyn.attention.layout import from_tokens, query_blocks, to_tokens
 from lrfdyn.attention.local import LocalReceptiveFields
 from lrfdyn.attention.registry import register_attention
+from lrfdyn.attention.row_stream import BUFFERS, RowStream
 from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.nn.neurons import fused_dynamics, fused_norm
 from lrfdyn.ops.bn_lif import bn_lif
 from lrfdyn.ops.dendrite import dendrite, initial_dendrites, mode_kernel, paired_modes
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf
-from lrfdyn.ops.spike_bits import bits_of
+from lrfdyn.ops.step_bits import step_bits_of
 
 TOKENS = ("value", "qkv")
-# What streaming holds of the rows that the stencils still reach, the least first.
-BUFFERS = ("spikes", "states", "potentials")
 
 
 class Dendrites(nn.Module):
@@ -57,7 +56,7 @@ class Dendrites(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """Soma potentials of `u` `[T, B, C, H, W]` along the raster order of each time step."""
-        bits = bits_of(u)  # left with spikes by the kernels of a GPU
+        bits = step_bits_of(u)  # left with spikes by the kernels of a GPU
         packed = None if bits is None else to_tokens(bits.unsqueeze(0))
         soma, _ = dendrite(to_tokens(u), *self.modes(u.shape[-1]), packed=packed)
         return from_tokens(soma, like=u)
@@ -140,8 +139,13 @@ class LRFDyn(Attention):
             counts["lrf"] = Operations(multiply_accumulates=frames * float(self.lrf.uses(grid).sum()))
         return counts
 
+    def row_stream(
+        self, time_steps: int = 1, batch: int = 1, grid: Grid | None = None, buffers: str = BUFFERS[0]
+    ) -> RowStream:
+        return RowStream(self, time_steps, batch, grid, buffers)
+
     def state_terms(self, grid: Grid | None = None, buffers: str = BUFFERS[0]) -> list[StateTerm]:
-        """With the rows that the stencils reach held as `buffers` says (see `deploy.streaming`)."""
+        """With the rows that the stencils reach held as `buffers` says (see `row_stream.py`)."""
         if buffers not in BUFFERS:
             raise unknown_name("buffers", buffers, BUFFERS)
         height, width = grid or self.grid

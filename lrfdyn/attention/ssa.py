@@ -11,7 +11,7 @@ from lrfdyn.attention.layout import from_heads, query_blocks, to_heads
 from lrfdyn.attention.registry import register_attention
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
-from lrfdyn.ops.spike_bits import attach_bits, bits_of
+from lrfdyn.ops.step_bits import attach_step_bits, step_bits_of
 
 
 @register_attention("ssa", label="SSA")
@@ -36,12 +36,12 @@ class SSA(Attention):
         by_heads = (to_heads(q, self.heads), to_heads(k, self.heads), to_heads(v, self.heads))
         y, again = spike_attention(*by_heads, self.scale, packed, fork=True)
         again = from_heads(again, like=v)
-        attach_bits(again, bits_of(v))
+        attach_step_bits(again, step_bits_of(v))
         return from_heads(y, like=v), again
 
     def _packed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """The bits that the kernels of a GPU leave with spikes, by heads."""
-        bits = [bits_of(x) for x in (q, k, v)]
+        bits = [step_bits_of(x) for x in (q, k, v)]
         if any(x is None for x in bits):
             return None
         q, k, v = (to_heads(x.unsqueeze(0), self.heads) for x in bits if x is not None)

@@ -3,10 +3,11 @@ that run elsewhere."""
 
 from __future__ import annotations
 
+from lrfdyn.attention import RowStream
 from lrfdyn.deploy.export.write import Exported, export_model
 from lrfdyn.deploy.lowmem.model import LowMemoryModel, compile_for_inference
 from lrfdyn.deploy.predict import Predictor
-from lrfdyn.deploy.streaming.attention import RowStream, StreamingAttention
+from lrfdyn.deploy.streaming_attention import StreamingAttention
 
 __all__ = [
     "Exported",

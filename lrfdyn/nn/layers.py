@@ -15,9 +15,9 @@ from lrfdyn.nn.neurons import FoldedNorm, fused_dynamics, fused_norm, observed
 from lrfdyn.nn.sections import Section, lean_max_pool, mixes_tokens, residual_section, row_halo
 from lrfdyn.ops.bn_lif import bn_lif, joined
 from lrfdyn.ops.dispatch import autocast_dtype, use_triton
-from lrfdyn.ops.spike_bits import attach_bits, bits_of
 from lrfdyn.ops.spike_conv import spike_conv
-from lrfdyn.ops.split_channels import split
+from lrfdyn.ops.split_channels import split_channels
+from lrfdyn.ops.step_bits import attach_step_bits, step_bits_of
 
 
 def fold_time(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class SpikingConv(ConvBN):
         if norm is None:
             return None
         repeats = x.shape[0] if is_repeated(x) else 1
-        packed = bits_of(x)
+        packed = step_bits_of(x)
         dtype = autocast_dtype(x)
         steps = x[:1] if repeats > 1 else x
         # The norm takes the bias of the convolution, so that no pass over memory is spent on adding it.
@@ -195,7 +195,7 @@ def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor],
     if norms[0].training:
         counts = [layer.bn.num_batches_tracked for layer in layers]
         torch._foreach_add_([count for count in counts if count is not None], 1)
-    dtype, packed = autocast_dtype(x), bits_of(x)
+    dtype, packed = autocast_dtype(x), step_bits_of(x)
     weights = [c.weight.to(dtype) for c in convs]
     # Not by a name: nothing holds the joined weights while the neurons run, unless a backward pass needs them.
     y, shortcut = spike_conv(
@@ -209,11 +209,11 @@ def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor],
     with joined(norms) as norm:
         spikes = bn_lif(y, norm, kinds[0], offset=offset)
     sizes = [c.out_channels for c in convs]
-    parts = split(spikes, sizes, 2)
-    bits = bits_of(spikes)
+    parts = split_channels(spikes, sizes, 2)
+    bits = step_bits_of(spikes)
     if bits is not None:
         for part, of_part in zip(parts, bits.split(sizes, 1), strict=True):
-            attach_bits(part, of_part)
+            attach_step_bits(part, of_part)
     return parts, shortcut
 
 

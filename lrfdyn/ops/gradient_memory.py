@@ -25,7 +25,7 @@ def _holders(tensor: Any) -> Counts:
 
 
 def _through(tensor: Tensor) -> Counts:
-    """From one call deeper, as `exclusive` sees it."""
+    """From one call deeper, as `may_overwrite` sees it."""
     return _holders(tensor)
 
 
@@ -43,9 +43,9 @@ class _Probe(torch.autograd.Function):
 
 
 @cache
-def learn_counts() -> Counts | None:
-    """The counts of a gradient that only its operation holds; None if this torch does not tell. To be called before
-    the first backward pass, not inside it."""
+def learn_reference_counts() -> Counts | None:
+    """The counts of a gradient that only its operation holds; None if this torch does not tell. This must be called
+    before the first backward pass, not inside it."""
     if not (hasattr(Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")):
         return None
     with torch.inference_mode(False), torch.enable_grad():
@@ -54,10 +54,10 @@ def learn_counts() -> Counts | None:
     return _Probe.seen
 
 
-def exclusive(gradient: Tensor) -> bool:
+def may_overwrite(gradient: Tensor) -> bool:
     """Whether nobody but the calling backward function, which must pass `grads[i]` itself, holds the memory of this
     gradient."""
     if gradient._base is not None or gradient.untyped_storage().nbytes() != gradient.numel() * gradient.element_size():
         return False
-    free = learn_counts()
+    free = learn_reference_counts()
     return free is not None and all(count <= most for count, most in zip(_holders(gradient), free, strict=True))

@@ -40,7 +40,7 @@ class _Split(torch.autograd.Function):
         return torch.cat(grads, dim) if whole is None else whole, None, None
 
 
-def split(x: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
+def split_channels(x: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
     """`x.split(sizes, dim)`; operations that leave the gradients of all parts in one tensor save the copy of joining
     them."""
     return _Split.apply(x, tuple(sizes), dim)

@@ -8,7 +8,7 @@ import torch
 from lrfdyn import create_model
 from lrfdyn.analysis.measure.memory import attention_state, peak_allocation
 from lrfdyn.analysis.measure.profile import held_state_bytes
-from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.deploy import RowStream, compile_for_inference
 from lrfdyn.ops.dispatch import plain_operations
 from tests.deploy.small import live

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from lrfdyn import create_model
-from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy import RowStream, compile_for_inference
-from lrfdyn.deploy.bits import pack, unpack
+from lrfdyn.ops.channel_bits import pack_channels, unpack_channels
 from tests.deploy.small import live
 from tests.ops.kernels import GPU
 
@@ -43,18 +43,18 @@ def test_bits(channels, dtype):
     """Whole and in rows of a map, from tensors in either order of memory: the same bytes, and the same spikes back."""
     spikes = (torch.rand(3, 2, 6, 5, channels) < 0.4).to(dtype)
     with dispatch(to_kernels=False):
-        expected = pack(spikes)
+        expected = pack_channels(spikes)
     with dispatch(to_kernels=True) as asked:
-        assert torch.equal(pack(spikes), expected)
-        assert torch.equal(pack(spikes.transpose(-1, -2).contiguous().transpose(-1, -2)), expected)
+        assert torch.equal(pack_channels(spikes), expected)
+        assert torch.equal(pack_channels(spikes.transpose(-1, -2).contiguous().transpose(-1, -2)), expected)
         held = torch.zeros_like(expected)
         for first, last in ((0, 4), (4, 6)):
-            pack(spikes[1:, :, first:last], held[1:, :, first:last])
+            pack_channels(spikes[1:, :, first:last], held[1:, :, first:last])
         assert torch.equal(held[1:], expected[1:])
         assert not held[0].any()
-        assert torch.equal(unpack(expected, channels, dtype), spikes)
-        assert torch.equal(unpack(expected[1:2, :, 2:5], channels, dtype), spikes[1:2, :, 2:5])
-        assert torch.equal(unpack(pack(spikes[0, 0]), channels, dtype), spikes[0, 0])
+        assert torch.equal(unpack_channels(expected, channels, dtype), spikes)
+        assert torch.equal(unpack_channels(expected[1:2, :, 2:5], channels, dtype), spikes[1:2, :, 2:5])
+        assert torch.equal(unpack_channels(pack_channels(spikes[0, 0]), channels, dtype), spikes[0, 0])
     assert len(asked) == 8
 
 

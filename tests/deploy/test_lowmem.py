@@ -19,7 +19,7 @@ from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy import compile_for_inference
 from lrfdyn.deploy.lowmem.feature_maps import Map, MapShape, arena_bytes, lay_out
 from lrfdyn.deploy.lowmem.stepped_neurons import SteppedNeuron
-from lrfdyn.deploy.streaming.attention import StreamingAttention
+from lrfdyn.deploy.streaming_attention import StreamingAttention
 from lrfdyn.nn.layers import max_pool
 from lrfdyn.nn.neurons import IF, LIF, MSLIF, PaperLIF
 from lrfdyn.nn.sections import lean_max_pool
@@ -298,7 +298,7 @@ def test_bad_input():
         ({"tile_mib": float("inf")}, "tile_mib: expected a positive number, got inf"),
         ({"steps": "single"}, "steps: unknown name 'single'"),
         ({"mixing": "stream"}, "mixing: unknown name 'stream'; did you mean streaming"),
-        ({"mixing": "streaming"}, "mixing: 'streaming' is for models with attention lrf_dyn"),
+        ({"mixing": "streaming"}, "mixing: attention 'ssa' has no streaming form"),
     ):
         with pytest.raises(LrfdynError, match=message):
             compile_for_inference(model, **options)

@@ -14,7 +14,7 @@ from lrfdyn import LrfdynError, create_model
 from lrfdyn.analysis.measure.memory import SpanPeaks, attention_state, layer_states, resident_growth
 from lrfdyn.analysis.measure.profile import held_state_bytes, measure_inference, profile_model
 from lrfdyn.analysis.report.memory_plot import plot_memory
-from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.cli import main
 
 SMALL = ["profile", "sdt_v3_t", "--image-size", "64", "--batch", "1", "--device", "cpu", "--repeats", "1"]

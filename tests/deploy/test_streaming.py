@@ -9,9 +9,9 @@ from torch import nn
 from lrfdyn import LrfdynError, create_model
 from lrfdyn.analysis.measure.memory import peak_allocation
 from lrfdyn.attention import Attention, LRFDyn
-from lrfdyn.attention.lrf_dyn import BUFFERS
-from lrfdyn.deploy.bits import pack, pack_codes, unpack, unpack_codes
-from lrfdyn.deploy.streaming.attention import RowStream, StreamingAttention
+from lrfdyn.attention.row_stream import BUFFERS
+from lrfdyn.deploy import RowStream, StreamingAttention
+from lrfdyn.ops.channel_bits import pack_channels, pack_integers, unpack_channels, unpack_integers
 from tests.models.host_checks import randomize, wake_attention
 
 HOSTS = {
@@ -153,26 +153,28 @@ def test_rows_that_are_no_spikes(host, steps):
 @pytest.mark.parametrize("channels", [1, 8, 13, 40])
 def test_bits(channels):
     spikes = (torch.rand(3, 5, channels) < 0.5).float()
-    packed = pack(spikes)
+    packed = pack_channels(spikes)
     assert packed.shape == (3, 5, -(-channels // 8))
     assert packed.dtype == torch.uint8
-    assert torch.equal(unpack(packed, channels, torch.float32), spikes)
+    assert torch.equal(unpack_channels(packed, channels, torch.float32), spikes)
     for other in (spikes.transpose(0, 1), spikes[:1, :1].mT.contiguous().mT, spikes[:, ::2]):
-        assert torch.equal(unpack(pack(other), channels, torch.float32), other)
+        assert torch.equal(unpack_channels(pack_channels(other), channels, torch.float32), other)
     codes = torch.randint(0, 17, (3, 5, channels)).double()
     planes = torch.zeros(5, 3, 5, -(-channels // 8), dtype=torch.uint8)
-    pack_codes(codes, planes)
-    assert torch.equal(unpack_codes(planes, channels, torch.float64), codes)
+    pack_integers(codes, planes)
+    assert torch.equal(unpack_integers(planes, channels, torch.float64), codes)
 
 
 def test_bad_input():
     attention = layer()
     with pytest.raises(LrfdynError, match="buffers: unknown name 'spike'; did you mean spikes"):
         StreamingAttention(attention, "spike")
-    with pytest.raises(LrfdynError, match="attention: expected LRFDyn, got Identity"):
-        RowStream(nn.Identity())  # type: ignore[arg-type]
-    with pytest.raises(LrfdynError, match="attention: expected LRFDyn, got Identity"):
+    with pytest.raises(LrfdynError, match="attention: expected an attention, got Identity"):
         StreamingAttention(nn.Identity())  # type: ignore[arg-type]
+    other = create_model("spikformer_4_384", depth=1).blocks[0].attn.eval()
+    for build in (other.row_stream, lambda: StreamingAttention(other)):
+        with pytest.raises(LrfdynError, match="attention: 'ssa' has no streaming form"):
+            build()
     for grid in ((0, 6), (6,)):
         with pytest.raises(LrfdynError, match="grid: expected height and width of at least 1"):
             RowStream(attention, 2, 1, grid)  # type: ignore[arg-type]

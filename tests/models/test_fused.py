@@ -16,7 +16,7 @@ from lrfdyn.nn.neurons import LIF
 from lrfdyn.ops import dispatch
 from lrfdyn.ops.dispatch import plain_operations
 from lrfdyn.ops.lif import Dynamics, lif
-from lrfdyn.ops.spike_bits import bits_of
+from lrfdyn.ops.step_bits import step_bits_of
 from tests.ops.kernels import DEVICE
 
 SMALL = {"dim": 32, "depth": 1, "heads": 2, "image_size": 16, "num_classes": 5, "time_steps": 3}
@@ -133,9 +133,9 @@ def test_spikes_changed_in_place_lose_their_bits(kernels_everywhere):
     layer = spiking_conv()
     with torch.no_grad():
         spikes = lif(potentials(), Dynamics.lif(threshold=0.1))[0]
-        assert bits_of(spikes) is not None
+        assert step_bits_of(spikes) is not None
         spikes[:, :, :4] = 0
-    assert bits_of(spikes) is None
+    assert step_bits_of(spikes) is None
     layer(spikes).sum().backward()
     assert not layer.conv.weight.grad[:, :4].any()
     assert layer.conv.weight.grad[:, 4:].any()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lrfdyn.ops.dendrite import dendrite
-from lrfdyn.ops.dendrite.triton import dendrite_triton, dendrite_triton_stateful
+from lrfdyn.ops.dendrite.triton import dendrite_triton
 from lrfdyn.ops.lrf.reference import lrf_reference
 from lrfdyn.ops.lrf.triton import lrf_triton
 from lrfdyn.ops.spike_attention import spike_attention_reference
@@ -74,7 +74,7 @@ def test_dendrite(shape, dtype):
     batch, tokens, channels, count = shape
     u = spikes(batch, tokens, channels, dtype=dtype)
     compare(
-        lambda u, *m: dendrite_triton(u, *m, dtype=dtype),
+        lambda u, *m: dendrite_triton(u, *m, dtype=dtype)[0],
         lambda u, *m: dendrite(u, *m, form="scan")[0],
         [u, *modes(channels, count)],
         TOLERANCE[dtype],
@@ -85,7 +85,7 @@ def test_dendrite(shape, dtype):
 def test_dendrite_carries_its_state(given):
     u, m = rand(2, 11, 20), modes(20, 3)
     state = rand(2, 20, 3, 2, seed=8) if given else None
-    soma, last = dendrite_triton_stateful(u, *m, state)
+    soma, last = dendrite_triton(u, *m, initial_state=state, output_final_state=True)
     given_state = None if state is None else state.double()
     double = (u.double(), *(t.double() for t in m))
     want, want_last = dendrite(*double, form="step", initial_state=given_state, output_final_state=True)
@@ -97,7 +97,7 @@ def test_dendrite_gives_the_same_bits_twice():
     u, m = rand(6, 10, 8).requires_grad_(), [t.requires_grad_() for t in modes(8, 2)]
 
     def run():
-        y = dendrite_triton(u, *m)
+        y, _ = dendrite_triton(u, *m)
         return y, *torch.autograd.grad(y, (u, *m), torch.ones_like(y))
 
     same_bits_twice(run)
@@ -146,6 +146,6 @@ def test_packed_spikes_give_the_same_gradients():
     grads = []
     for packed in (None, bits[0].transpose(1, 2).flatten(2)):
         leaves = [x.detach().requires_grad_() for x in (tokens_full, *modes(heads * d, 2))]
-        out = dendrite_triton(*leaves, packed=packed)
+        out, _ = dendrite_triton(*leaves, packed=packed)
         grads.append(torch.autograd.grad(out, leaves, rand(*out.shape, seed=9)))
     same_bits_twice(iter(grads).__next__)

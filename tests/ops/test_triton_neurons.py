@@ -9,9 +9,9 @@ from lrfdyn.ops.bn_lif import Integer, Norm, bn_lif_reference
 from lrfdyn.ops.bn_lif.triton import bn_lif_triton
 from lrfdyn.ops.lif import Dynamics, integer_spike, lif_reference
 from lrfdyn.ops.lif.triton import integer_spike_triton, lif_triton
-from lrfdyn.ops.spike_bits import bits_of
 from lrfdyn.ops.spike_conv import spike_conv
-from lrfdyn.ops.spike_conv.triton import unpack
+from lrfdyn.ops.spike_conv.triton import unpack_steps
+from lrfdyn.ops.step_bits import step_bits_of
 from tests.ops.kernels import DTYPES, GPU, TOLERANCE, close, compare, rand, same_bits_twice
 
 DYNAMICS = {
@@ -50,7 +50,7 @@ def test_lif_reads_any_layout_and_packs_the_spikes():
     x = 2 * rand(4, 2, 6, 3, 5).permute(0, 1, 4, 2, 3)
     spikes, _ = lif_triton(x, Dynamics.lif())
     assert torch.equal(spikes, lif_reference(x, Dynamics.lif())[0])
-    assert torch.equal(unpack(bits_of(spikes), 4, torch.float32), spikes)
+    assert torch.equal(unpack_steps(step_bits_of(spikes), 4, torch.float32), spikes)
     strided = torch.cat((x, x), -1)[..., ::2]
     assert torch.equal(lif_triton(strided, Dynamics.lif())[0], lif_reference(strided, Dynamics.lif())[0])
 
@@ -173,11 +173,11 @@ def test_in_inference_mode_the_spikes_are_the_same_and_nothing_is_kept(pool, ste
     norm = Norm(zero + 2, zero, zero, zero + 1, False)
     expected = bn_lif_triton(x, norm, Dynamics.lif(), pool=pool)
     assert 0.05 < expected.mean() < 0.95
-    assert bits_of(expected) is not None
+    assert step_bits_of(expected) is not None
     with torch.inference_mode():
         spikes = bn_lif_triton(x, norm, Dynamics.lif(), pool=pool)
-        assert bits_of(spikes) is None
-        assert bits_of(lif_triton(x, Dynamics.lif())[0]) is None
+        assert step_bits_of(spikes) is None
+        assert step_bits_of(lif_triton(x, Dynamics.lif())[0]) is None
     assert torch.equal(spikes, expected)
 
 
@@ -185,7 +185,7 @@ def test_in_inference_mode_the_spikes_are_the_same_and_nothing_is_kept(pool, ste
 @pytest.mark.parametrize("packed", [False, True])
 def test_convolution_of_packed_spikes(kernel, stride, packed):
     x, _ = lif_triton(3 * rand(4, 2, 5, 5, 8).permute(0, 1, 4, 2, 3), Dynamics.lif())
-    bits = bits_of(x) if packed else None
+    bits = step_bits_of(x) if packed else None
     weight = rand(6, 8, kernel, kernel, seed=1)
     padding = (kernel // 2,) * 2
     compare(

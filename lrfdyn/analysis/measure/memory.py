@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lrfdyn.attention import Attention, LRFDyn
-from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.errors import require
-from lrfdyn.silence import quiet_stderr
+from lrfdyn.stderr import discard_stderr
 
 SPAN = "memory span: "
 
 
 def layer_states(model: nn.Module, buffers: str = BUFFERS[0]) -> dict[str, list[dict[str, Any]]]:
     """The terms of every attention layer that says what it holds, for one image and time step. `buffers` is what
-    LRF-Dyn holds of rows (see `deploy.streaming`)."""
+    LRF-Dyn holds of rows (see `RowStream`)."""
     attentions = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
     require(bool(attentions), f"model: expected one with attention layers, got {type(model).__name__}")
     layers = {
@@ -114,7 +114,7 @@ class SpanPeaks:
         if self.device.type == "cuda":
             run()
             return self.peaks
-        with quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as made:
+        with discard_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as made:
             run()
         recording: Any = made.profiler and made.profiler.kineto_results
         events = sorted(recording.events(), key=lambda event: event.start_ns())

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from lrfdyn.analysis.measure.memory import SpanPeaks, layer_states, peak_allocation, resident_growth, state_notes
 from lrfdyn.analysis.measure.model import seconds_of
-from lrfdyn.attention import LRFDyn
-from lrfdyn.attention.lrf_dyn import BUFFERS
-from lrfdyn.deploy import RowStream, compile_for_inference
+from lrfdyn.attention import Attention, RowStream
+from lrfdyn.attention.row_stream import BUFFERS
+from lrfdyn.deploy import compile_for_inference
 from lrfdyn.devices import device_name
 from lrfdyn.models import SpikingModel
 from lrfdyn.ops.dispatch import plain_operations
@@ -23,19 +23,19 @@ IMPLEMENTATIONS = ("eager", "low-memory")
 
 
 def held_state_bytes(model: SpikingModel, buffers: str = BUFFERS[0]) -> int | None:
-    """Bytes that the largest streaming LRF-Dyn layer really allocates for one image and time step."""
-    layers = [m for m in model.modules() if isinstance(m, LRFDyn)]
+    """Bytes that the largest layer that streams really allocates for one image and time step."""
+    layers = [m for m in model.modules() if isinstance(m, Attention) and m.streams]
     return max((_allocated_by(layer, buffers) for layer in layers), default=None)
 
 
-def _allocated_by(layer: LRFDyn, buffers: str) -> int:
-    device = layer.dendrites.weight.device
+def _allocated_by(layer: Attention, buffers: str) -> int:
+    device = next(layer.parameters()).device
     made: list[RowStream] = []
     if device.type == "cuda":  # as asked for: the allocator rounds every tensor up to 512 bytes
         before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
-        made.append(RowStream(layer, buffers=buffers))
+        made.append(layer.row_stream(buffers=buffers))
         return torch.cuda.memory_stats(device)["requested_bytes.all.current"] - before
-    return peak_allocation(lambda: made.append(RowStream(layer, buffers=buffers)), device)
+    return peak_allocation(lambda: made.append(layer.row_stream(buffers=buffers)), device)
 
 
 def profile_model(

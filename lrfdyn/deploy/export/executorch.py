@@ -17,7 +17,7 @@ from torch import nn
 from lrfdyn.deploy.export.onnx import tracing
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import read_json, write_json
-from lrfdyn.silence import quiet_stderr
+from lrfdyn.stderr import discard_stderr
 
 MISSING = "needs executorch; pip install 'lrfdyn[executorch]'"
 
@@ -31,7 +31,7 @@ def write_executorch(
 ) -> None:
     """The program and its description. Memory is planned for `most_images`, and no more can be shown at once."""
     try:
-        with quiet_stderr(), tracing():
+        with discard_stderr(), tracing():
             from executorch.backends.xnnpack.partition.config import (
                 AddmmConfig,
                 BMMConfig,
@@ -82,7 +82,7 @@ class ExecutorchRunner:
 
     def __init__(self, path: Path) -> None:
         try:
-            with quiet_stderr(), tracing():
+            with discard_stderr(), tracing():
                 from executorch.runtime import Runtime, Verification
         except ImportError:
             raise LrfdynError(f"runtime: executorch {MISSING}") from None
@@ -90,7 +90,7 @@ class ExecutorchRunner:
         self.facts = read_facts(path)
         self.most_images: int | None = self.facts["most_images"]
         try:
-            with quiet_stderr():
+            with discard_stderr():
                 self.program = Runtime.get().load_program(path, verification=Verification.InternalConsistency)
                 self.method = self.program.load_method("forward")
         except (RuntimeError, ValueError, OSError) as error:

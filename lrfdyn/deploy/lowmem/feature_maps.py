@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lrfdyn.deploy.bits import pack, packed_width, unpack
 from lrfdyn.errors import require
+from lrfdyn.ops.channel_bits import pack_channels, packed_width, unpack_channels
 
 ALIGNMENT = 64
 
@@ -52,7 +52,7 @@ class Map:
         """The rows as `[T, B, C, rows, W]` in channels-last memory."""
         rows = self.data[time, :, first:last]
         if self.shape.holds == "bits":
-            values = unpack(rows, self.shape.channels, self.shape.dtype)
+            values = unpack_channels(rows, self.shape.channels, self.shape.dtype)
         else:
             values = rows.to(self.shape.dtype).contiguous()
         return values.permute(0, 1, 4, 2, 3)
@@ -62,7 +62,7 @@ class Map:
         values = values.permute(0, 1, 3, 4, 2)
         rows = self.data[time, :, first : first + values.shape[2]]
         if self.shape.holds == "bits":
-            pack(values, rows)
+            pack_channels(values, rows)
         else:
             rows.copy_(values)
 

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lrfdyn.attention import LRFDyn
-from lrfdyn.attention.lrf_dyn import BUFFERS
+from lrfdyn.attention import Attention, RowStream
+from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy.call_lock import CallLock
 from lrfdyn.deploy.lowmem.feature_maps import Map, MapShape, arena_bytes, lay_out
 from lrfdyn.deploy.lowmem.stepped_neurons import SteppedNeuron, step_neurons
-from lrfdyn.deploy.streaming.attention import RowStream, StreamingAttention
+from lrfdyn.deploy.streaming_attention import StreamingAttention
 from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.models import SpikingModel
 from lrfdyn.nn.layers import is_repeated
@@ -175,6 +175,7 @@ class LowMemoryModel(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
+        """Logits `[B, classes]`, as the model itself gives them."""
         with self._lock:  # the clones are ordinary tensors, which may be changed in place and trained on
             logits = [self._chunk(chunk).clone() for chunk in self._split(images)]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
@@ -310,7 +311,7 @@ def compile_for_inference(
     Batch norms are folded. `images_at_once` images pass the network together (default: 1 on a CPU, 16 on a GPU), in
     tiles of rows of about `tile_mib` MiB an image (default: an eighth of what the largest section takes whole), and the
     time steps in "sequence" (CPU) or "together" (GPU, where kernels hold them in registers). `mixing="streaming"` runs
-    LRF-Dyn row by row in k d numbers plus `buffers` (see `deploy.streaming`). On a GPU every shape of input becomes a
+    LRF-Dyn row by row in k d numbers plus `buffers` (see `RowStream`). On a GPU every shape of input becomes a
     CUDA graph, unless `graph` is off.
     """
     require(isinstance(model, SpikingModel), f"model: expected a model of this package, got {type(model).__name__}")
@@ -331,8 +332,8 @@ def compile_for_inference(
     folded = folded.to(memory_format=torch.channels_last).requires_grad_(False)  # type: ignore[call-overload]
     if mixing == "streaming":
         layers = [(parent, name, child) for parent in folded.modules() for name, child in parent.named_children()]
-        streamed = [entry for entry in layers if isinstance(entry[2], LRFDyn)]
-        require(bool(streamed), "mixing: 'streaming' is for models with attention lrf_dyn")
+        streamed = [entry for entry in layers if isinstance(entry[2], Attention) and entry[2].streams]
+        require(bool(streamed), f"mixing: attention {folded.config.get('attention')!r} has no streaming form")
         for parent, name, child in streamed:
             setattr(parent, name, StreamingAttention(child, buffers))
     batch_is_time = folded.config.get("legacy_neuron_axis", False)

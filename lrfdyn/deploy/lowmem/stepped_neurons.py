@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lrfdyn.deploy.streaming.attention import StreamingAttention
+from lrfdyn.deploy.streaming_attention import StreamingAttention
 from lrfdyn.errors import LrfdynError
 from lrfdyn.nn.neurons import IntegerSpike, Neuron, SpikingNeuron
 from lrfdyn.ops.lif import Dynamics

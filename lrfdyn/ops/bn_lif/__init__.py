@@ -22,11 +22,25 @@ def bn_lif(
     residual: Tensor | None = None,
     pool: bool = False,
 ) -> Tensor:
-    """`residual` + maxpool?(SN{BN(x + offset)}) of currents `x` `[T, B, C, H, W]`.
+    """Spikes of a neuron behind a batch norm, `residual + pool(SN(BN(x + offset)))`, as one operation.
 
-    `offset` `[C]` is the bias of the convolution before: in training the norm takes it away again, so its gradient is
-    zero and only the running mean sees it. `repeats` > 1 says that `x` `[1, B, C, H, W]` stands for that many equal
-    time steps. `pool` halves the grid with a 3x3 max pool on the spikes.
+    Args:
+        x: Currents `[T, B, C, H, W]`, best in channels-last memory; `[1, B, C, H, W]` with `repeats` > 1.
+        norm: The batch norm over the C channels. In training its running statistics are updated in place.
+        dynamics: The neuron, or `Integer` for the integer spike.
+        offset: `[C]`, the bias of the convolution before. In training the norm takes it away again, so its gradient is
+            zero and only the running mean sees it.
+        repeats: How many equal time steps a single one in `x` stands for.
+        residual: `[T, B, C, H, W]`, added to the spikes; not with `pool`.
+        pool: Halves the grid with a 3x3 max pool of stride 2 on the spikes.
+
+    Returns:
+        `[T, B, C, H, W]`, T = `repeats` where that is more than 1, and half of H and W (rounded up) with `pool`.
+
+    Example:
+        >>> norm = Norm(torch.ones(8), torch.zeros(8), torch.zeros(8), torch.ones(8), training=True)
+        >>> bn_lif(torch.randn(4, 2, 8, 6, 6), norm, Dynamics.lif(), pool=True).shape
+        torch.Size([4, 2, 8, 3, 3])
     """
     require(x.dim() == 5, f"x: expected [T, B, C, H, W], got {list(x.shape)}")
     require(repeats == 1 or x.shape[0] == 1, f"repeats: expected one time step in x, got {x.shape[0]}")

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from lrfdyn.ops.lif.triton import current_gradients, fires, potentials, rounded
+from lrfdyn.ops.tiles_triton import tile_of_program
 
 
 @triton.jit
@@ -103,12 +104,7 @@ def apply_kernel(
     INTEGER: tl.constexpr, RESIDUAL: tl.constexpr, WRITE: tl.constexpr, PACK: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    cols = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = cols < C
-    start = tl.program_id(0).to(tl.int64) * BM
-    at = tl.arange(0, BM)
-    mask = (at < M - start)[:, None] & inside[None, :]
-    local = at[:, None] * C + cols[None, :]
+    start, cols, inside, local, mask = tile_of_program(M, C, BM, BC)
     plane = tl.cast(M, tl.int64) * C
     mean, scale, bias = load_norm(stats, shift, cols, inside, CHANNELS)
     tiles = load_steps(x + start * C, local, mask, plane, T, REPEATED)
@@ -251,12 +247,7 @@ def apply_backward_kernel(
     x, stats, shift, grad, means, grad_x, M, C, CHANNELS, D: tl.constexpr, T: tl.constexpr,
     REPEATED: tl.constexpr, INTEGER: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    cols = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = cols < C
-    start = tl.program_id(0).to(tl.int64) * BM
-    at = tl.arange(0, BM)
-    mask = (at < M - start)[:, None] & inside[None, :]
-    local = at[:, None] * C + cols[None, :]
+    start, cols, inside, local, mask = tile_of_program(M, C, BM, BC)
     plane = tl.cast(M, tl.int64) * C
     tiles = load_steps(x + start * C, local, mask, plane, T, REPEATED)
     grads = load_steps(grad + start * C, local, mask, plane, T, False)

@@ -59,15 +59,9 @@ def joined(norms: Sequence[Norm]) -> Iterator[Norm]:
 
 
 def bn_lif_reference(
-    x: Tensor,
-    norm: Norm,
-    dynamics: Dynamics | Integer,
-    *,
-    offset: Tensor | None = None,
-    repeats: int = 1,
-    residual: Tensor | None = None,
-    pool: bool = False,
-) -> Tensor:
+    x: Tensor, norm: Norm, dynamics: Dynamics | Integer, *, offset: Tensor | None = None, repeats: int = 1,
+    residual: Tensor | None = None, pool: bool = False,
+) -> Tensor:  # fmt: skip
     """See `bn_lif`."""
     if offset is not None:
         x = x + offset.to(x.dtype).reshape(-1, 1, 1)

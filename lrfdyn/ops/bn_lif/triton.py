@@ -35,9 +35,9 @@ from lrfdyn.ops.bn_lif.passes_triton import (
 from lrfdyn.ops.bn_lif.pool_triton import pool_kernel, unpool_kernel
 from lrfdyn.ops.bn_lif.reference import Integer, Norm
 from lrfdyn.ops.dispatch import first_derivative_only
-from lrfdyn.ops.gradient_memory import exclusive, learn_counts
+from lrfdyn.ops.gradient_memory import learn_reference_counts, may_overwrite
 from lrfdyn.ops.lif.reference import Dynamics
-from lrfdyn.ops.spike_bits import attach_bits
+from lrfdyn.ops.step_bits import attach_step_bits
 
 MOST_STEPS = 8
 # Elements of one time step per program: apply kernels, sums, statistics (several such tiles at once).
@@ -99,7 +99,7 @@ class _BnLif(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, residual: Tensor | None, norm: Norm,
         d: Dynamics | Integer, repeats: int, pool: bool, pack: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        learn_counts()
+        learn_reference_counts()
         x = channels_last(x)
         steps, batch, channels, height, width = x.shape
         neurons = batch * height * width
@@ -158,7 +158,7 @@ class _BnLif(torch.autograd.Function):
         x, stats, weight, bias, codes = ctx.saved_tensors
         d, repeats, training, offset, count = ctx.given
         with_residual = ctx.needs_input_grad[4]
-        mine = not with_residual and exclusive(grads[0])
+        mine = not with_residual and may_overwrite(grads[0])
         grad = channels_last(grads[0])
         steps, batch, channels, height, width = x.shape
         time, neurons = steps * repeats, batch * height * width
@@ -203,17 +203,13 @@ class _BnLif(torch.autograd.Function):
 
 
 def bn_lif_triton(
-    x: Tensor,
-    norm: Norm,
-    dynamics: Dynamics | Integer,
-    offset: Tensor | None = None,
-    repeats: int = 1,
-    residual: Tensor | None = None,
-    pool: bool = False,
-) -> Tensor:
+    x: Tensor, norm: Norm, dynamics: Dynamics | Integer, offset: Tensor | None = None, repeats: int = 1,
+    residual: Tensor | None = None, pool: bool = False,
+) -> Tensor:  # fmt: skip
+    """See `bn_lif`; up to `MOST_STEPS` time steps, and no pool of integer spikes."""
     # For backward passes, this one's and that of whoever reads the spikes; tensors of inference mode have none. Sums
     # with a residual are no spikes, and integer spikes no bits.
     pack = not torch.is_inference_mode_enabled() and residual is None and not isinstance(dynamics, Integer)
     out, packed = _BnLif.apply(x, norm.weight, norm.bias, offset, residual, norm, dynamics, repeats, pool, pack)
-    attach_bits(out, packed)
+    attach_step_bits(out, packed)
     return out

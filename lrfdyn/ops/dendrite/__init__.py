@@ -49,11 +49,27 @@ def dendrite(
     output_final_state: bool = False,
     packed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Soma potentials of the tokens `u` `[B, N, C]`: the causal convolution with the kernel of the modes.
+    """Soma potentials of a sequence of tokens: its causal convolution with the kernel of the modes, per channel.
 
-    `decay` >= 0 and `frequency` are `[C, M]`, `weight` is `[C, M, 2]` (real, imaginary). The state that goes in and
-    comes out is `[B, C, M, 2]`: k = 2M numbers per channel. Computed in float32 at least. `packed` `[B / T, N, C]` may
-    hold the same tokens as bits: on a GPU they are kept for the backward pass instead.
+    Args:
+        u: Tokens `[B, N, C]`.
+        decay: `[C, M]`, >= 0, of each mode and token.
+        frequency: `[C, M]`, in radians per token.
+        weight: `[C, M, 2]`, real and imaginary part.
+        form: "fft", "scan" (in chunks), "step" (token by token), or "auto": the fastest here, on a GPU a kernel.
+        initial_state: The modes before the first token, `[B, C, M, 2]`: k = 2M numbers per channel. Zeros without it.
+        output_final_state: Whether the modes after the last token are wanted.
+        packed: `[B / T, N, C]` bytes, bit t for time step t of the same tokens, B = T * images: on a GPU these are
+            kept for the backward pass instead of `u`.
+
+    Returns:
+        Potentials `[B, N, C]`, computed in float32 at least, and the last state `[B, C, M, 2]` or None.
+
+    Example:
+        >>> decay, frequency, weight = paired_modes(*initial_dendrites(channels=16, dendrites=8, width=6))
+        >>> soma, state = dendrite(torch.rand(2, 36, 16), decay, frequency, weight, output_final_state=True)
+        >>> soma.shape, state.shape
+        (torch.Size([2, 36, 16]), torch.Size([2, 16, 4, 2]))
     """
     require(u.dim() == 3 and u.shape[1] >= 1, f"u: expected [B, N, C] with N >= 1, got {list(u.shape)}")
     require(weight.dim() == 3, f"weight: expected [C, M, 2], got {list(weight.shape)}")
@@ -68,16 +84,13 @@ def dendrite(
             require(value.shape == shape, f"{name}: expected {list(shape)}, got {list(value.shape)}")
     if form == "auto" and modes <= MOST_KERNEL_MODES and use_triton(u, decay, frequency, weight, initial_state):
         stateful = initial_state is not None or output_final_state
-        if not stateful or not torch.is_grad_enabled():
-            from lrfdyn.ops.dendrite.triton import dendrite_triton, dendrite_triton_stateful
+        if not (stateful and torch.is_grad_enabled()):
+            from lrfdyn.ops.dendrite.triton import dendrite_triton
 
             # Under autocast the potentials are stored in its type, like any other activation.
             autocast = torch.is_autocast_enabled(u.device.type)
             out = u.dtype if autocast else torch.promote_types(u.dtype, weight.dtype)
-            if not stateful:
-                return dendrite_triton(u, decay, frequency, weight, out, packed), None
-            soma, state = dendrite_triton_stateful(u, decay, frequency, weight, initial_state, out)
-            return soma, state if output_final_state else None
+            return dendrite_triton(u, decay, frequency, weight, out, packed, initial_state, output_final_state)
     if form == "auto":
         # Measured on CPUs: the Toeplitz products win for one or two chunks, the FFT beyond.
         form = "scan" if u.shape[1] <= 2 * CHUNK else "fft"

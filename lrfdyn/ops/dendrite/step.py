@@ -9,7 +9,8 @@ from lrfdyn.ops.dendrite.modes import LARGEST_DECAY
 
 
 def dendrite_step(u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Soma `[B, C]` and next state `[B, C, M, 2]` after the token `u` `[B, C]`."""
+    """One token of `dendrite`: the soma potential `[B, C]` and the next state `[B, C, M, 2]` after the token `u`
+    `[B, C]`; `decay` and `frequency` are `[C, M]`, `weight` is `[C, M, 2]` and `state` `[B, C, M, 2]`."""
     modulus = torch.exp(-decay.clamp(max=LARGEST_DECAY))
     cos, sin = modulus * torch.cos(frequency), modulus * torch.sin(frequency)
     re, im = state.unbind(-1)

@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lrfdyn.ops.column_mask_triton import existing_columns
 from lrfdyn.ops.dendrite.modes import LARGEST_DECAY
 from lrfdyn.ops.dispatch import first_derivative_only
+from lrfdyn.ops.tiles_triton import existing_columns, spike_source, spike_values, zero_tiles
 
 # Tokens loaded together, so that enough loads are in flight while the recurrence waits for none of them.
 TOKENS = 8
@@ -48,35 +48,16 @@ def _modes(decay, frequency, weight, cols, inside, M: tl.constexpr, LARGEST: tl.
 
 
 @triton.jit
-def _load_tokens(x, start, step: tl.constexpr, N, C: tl.constexpr, cols, inside, L: tl.constexpr):
-    """L tokens from `start` on in steps of +1 or -1; zeros beyond the sequence."""
+def _load_tokens(
+    x, start, step: tl.constexpr, bit, N, C: tl.constexpr, cols, inside, L: tl.constexpr, PACKED: tl.constexpr
+):
+    """L tokens from `start` on in steps of +1 or -1, PACKED those of time step `bit`; zeros beyond the sequence."""
     tokens = ()
     for k in tl.static_range(L):
         n = start + step * k
-        tokens = tokens + (tl.load(x + n * C + cols, mask=inside & (n >= 0) & (n < N), other=0.0).to(tl.float32),)
+        loaded = tl.load(x + n * C + cols, mask=inside & (n >= 0) & (n < N), other=0)
+        tokens = tokens + (spike_values(loaded, bit, PACKED),)
     return tokens
-
-
-@triton.jit
-def _load_spikes(x, start, bit, N, C: tl.constexpr, cols, inside, L: tl.constexpr, PACKED: tl.constexpr):
-    """L tokens from `start` backwards; packed, the spikes of one time step out of bytes that hold all of them."""
-    if PACKED:
-        tokens = ()
-        for k in tl.static_range(L):
-            n = start - k
-            byte = tl.load(x + n * C + cols, mask=inside & (n >= 0), other=0).to(tl.int32)
-            tokens = tokens + (((byte >> bit) & 1).to(tl.float32),)
-    else:
-        tokens = _load_tokens(x, start, -1, N, C, cols, inside, L)
-    return tokens
-
-
-@triton.jit
-def _zeros(M: tl.constexpr, BC: tl.constexpr):
-    out = ()
-    for _m in tl.static_range(M):
-        out = out + (tl.zeros((BC,), tl.float32),)
-    return out
 
 
 @triton.jit
@@ -101,13 +82,13 @@ def _dendrite_forward(
     z_re, z_im, w_re, w_im = _modes(decay, frequency, weight, cols, inside, M, LARGEST)
     u += b * N * C
     out += b * N * C
-    re = _zeros(M, BC)
-    im = _zeros(M, BC)
+    re = zero_tiles(M, BC)
+    im = zero_tiles(M, BC)
     if HAS_STATE:
         re, im = _load_state(state_in + b * C * M * 2, cols, inside, M)
-    tokens = _load_tokens(u, 0, 1, N, C, cols, inside, L)
+    tokens = _load_tokens(u, 0, 1, 0, N, C, cols, inside, L, False)
     for start in range(0, N, L):
-        following = _load_tokens(u, start + L, 1, N, C, cols, inside, L)
+        following = _load_tokens(u, start + L, 1, 0, N, C, cols, inside, L, False)
         for k in tl.static_range(L):
             soma = tl.zeros((BC,), tl.float32)
             new_re = ()
@@ -143,25 +124,22 @@ def _dendrite_backward(
     cols = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = existing_columns(cols, C, BC)
     z_re, z_im, w_re, w_im = _modes(decay, frequency, weight, cols, inside, M, LARGEST)
-    uq_re = _zeros(M, BC)
-    uq_im = _zeros(M, BC)
-    up_re = _zeros(M, BC)
-    up_im = _zeros(M, BC)
+    uq_re = zero_tiles(M, BC)
+    uq_im = zero_tiles(M, BC)
+    up_re = zero_tiles(M, BC)
+    up_im = zero_tiles(M, BC)
     for sequence in range(tl.program_id(1), B, tl.num_programs(1)):
         base = tl.cast(sequence, tl.int64) * N * C
-        bit = sequence // STEP_IMAGES
-        source = u + base
-        if PACKED:
-            source = u + tl.cast(sequence % STEP_IMAGES, tl.int64) * N * C
-        q_re = _zeros(M, BC)
-        q_im = _zeros(M, BC)
-        p_re = _zeros(M, BC)
-        p_im = _zeros(M, BC)
-        tokens = _load_spikes(source, N - 1, bit, N, C, cols, inside, L, PACKED)
-        grads = _load_tokens(grad + base, N - 1, -1, N, C, cols, inside, L)
+        source, bit = spike_source(u, sequence, N * C, STEP_IMAGES, PACKED)
+        q_re = zero_tiles(M, BC)
+        q_im = zero_tiles(M, BC)
+        p_re = zero_tiles(M, BC)
+        p_im = zero_tiles(M, BC)
+        tokens = _load_tokens(source, N - 1, -1, bit, N, C, cols, inside, L, PACKED)
+        grads = _load_tokens(grad + base, N - 1, -1, 0, N, C, cols, inside, L, False)
         for start in range(0, N, L):
-            next_tokens = _load_spikes(source, N - 1 - start - L, bit, N, C, cols, inside, L, PACKED)
-            next_grads = _load_tokens(grad + base, N - 1 - start - L, -1, N, C, cols, inside, L)
+            next_tokens = _load_tokens(source, N - 1 - start - L, -1, bit, N, C, cols, inside, L, PACKED)
+            next_grads = _load_tokens(grad + base, N - 1 - start - L, -1, 0, N, C, cols, inside, L, False)
             for k in tl.static_range(L):
                 total = tl.zeros((BC,), tl.float32)
                 new = ((), (), (), ())
@@ -223,14 +201,22 @@ class _Dendrite(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, dtype: torch.dtype,
-        packed: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+        packed: Tensor | None, state: Tensor | None, keep_state: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         u = u.contiguous()
         decay, frequency, weight = (t.float().contiguous() for t in (decay, frequency, weight))
-        out, _ = _forward(u, decay, frequency, weight, None, False, dtype)
+        state = None if state is None else state.float().contiguous()
+        batch, tokens, channels = u.shape
+        modes, bc = weight.shape[1], FORWARD_CHANNELS
+        out = torch.empty_like(u, dtype=dtype)
+        state_out = weight.new_empty(batch, channels, modes, 2) if keep_state else None
+        _dendrite_forward[(triton.cdiv(channels, bc) * batch,)](
+            u, decay, frequency, weight, state, out, state_out, N=tokens, C=channels, M=modes, L=TOKENS,
+            LARGEST=LARGEST_DECAY, HAS_STATE=state is not None, KEEP_STATE=keep_state, BC=bc, num_warps=1,
+        )  # fmt: skip
         ctx.save_for_backward(u if packed is None else packed.contiguous(), decay, frequency, weight)
         ctx.given = (packed is not None, u.dtype)
-        return out
+        return out, state_out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -251,46 +237,13 @@ class _Dendrite(torch.autograd.Function):
         )  # fmt: skip
         out = tuple(torch.empty_like(t) for t in (decay, frequency, weight))
         _finish[(triton.cdiv(channels, 32), modes)](partial, weight, *out, programs, channels, M=modes, BG=32, BC=32)
-        return grad_u, *out, None, None
-
-
-def _forward(
-    u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, state: Tensor | None, keep: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
-    batch, tokens, channels = u.shape
-    modes = weight.shape[1]
-    out = torch.empty_like(u, dtype=dtype)
-    state_out = weight.new_empty(batch, channels, modes, 2) if keep else None
-    bc = FORWARD_CHANNELS
-    _dendrite_forward[(triton.cdiv(channels, bc) * batch,)](
-        u, decay, frequency, weight, state, out, state_out, N=tokens, C=channels, M=modes, L=TOKENS,
-        LARGEST=LARGEST_DECAY, HAS_STATE=state is not None, KEEP_STATE=keep, BC=bc, num_warps=1,
-    )  # fmt: skip
-    return out, state_out
+        return grad_u, *out, None, None, None, None
 
 
 def dendrite_triton(
-    u: Tensor,
-    decay: Tensor,
-    frequency: Tensor,
-    weight: Tensor,
-    dtype: torch.dtype = torch.float32,
-    packed: Tensor | None = None,
-) -> Tensor:
-    """Soma potentials in `dtype` of tokens `u` `[B, N, C]`; float32 inside. `packed` `[B / T, N, C]` holds the same
-    tokens as bits, a byte for all T time steps, and is then what is kept for the backward pass."""
-    return _Dendrite.apply(u, decay, frequency, weight, dtype, packed)
-
-
-def dendrite_triton_stateful(
-    u: Tensor,
-    decay: Tensor,
-    frequency: Tensor,
-    weight: Tensor,
-    initial_state: Tensor | None,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor | None]:
-    """Without gradients, from `initial_state` to the last state."""
-    given = (t.detach().float().contiguous() for t in (decay, frequency, weight))
-    state = None if initial_state is None else initial_state.float().contiguous()
-    return _forward(u.contiguous(), *given, state, True, dtype)
+    u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32,
+    packed: Tensor | None = None, initial_state: Tensor | None = None, output_final_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """See `dendrite`; potentials in `dtype`, float32 inside. With a state, going in or coming out, nothing is
+    differentiated."""
+    return _Dendrite.apply(u, decay, frequency, weight, dtype, packed, initial_state, output_final_state)

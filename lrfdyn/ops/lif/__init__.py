@@ -23,7 +23,22 @@ def lif(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Spikes of the currents `x` `[T, ...]`, and H[T] if asked for. Without `initial_state`, H[0] = 0."""
+    """Spikes of a multi-step neuron, differentiable with its surrogate.
+
+    Args:
+        x: Currents `[T, ...]` of T time steps, floating point.
+        dynamics: The neuron: leak, threshold, reset and surrogate.
+        initial_state: The membrane H[0] `[...]`; zeros without it.
+        output_final_state: Whether the membrane H[T] is wanted.
+
+    Returns:
+        Spikes `[T, ...]`, 0 or 1 in the type of `x`, and H[T] `[...]` or None.
+
+    Example:
+        >>> spikes, _ = lif(torch.full((4, 1), 1.0), Dynamics.lif(tau=2.0, threshold=0.8))
+        >>> spikes.flatten().tolist()
+        [0.0, 0.0, 1.0, 0.0]
+    """
     require(x.dim() >= 1 and x.shape[0] >= 1, f"x: expected at least one time step [T, ...], got {list(x.shape)}")
     require(x.is_floating_point(), f"x: expected floating-point currents, got {x.dtype}")
     if initial_state is not None:

@@ -26,8 +26,22 @@ class _IntegerSpike(torch.autograd.Function):
 
 
 def integer_spike(x: Tensor, levels: int = 4, normalize: bool = True) -> Tensor:
-    """`round(clamp(x, 0, D)) / D` (halves to even); the gradient is 1/D inside [0, D]. Without `normalize`
-    neither is divided by D."""
+    """The integer spike of SDT-V3: `round(clamp(x, 0, D)) / D`, halves to even, D = `levels`.
+
+    The gradient is 1/D where 0 <= x <= D and 0 elsewhere. Without `normalize` neither is divided by D.
+
+    Args:
+        x: Currents of any shape.
+        levels: D, the largest integer.
+        normalize: Whether the result is divided by D.
+
+    Returns:
+        A tensor of the shape and type of `x`.
+
+    Example:
+        >>> integer_spike(torch.tensor([-1.0, 0.6, 2.2, 9.0])).tolist()
+        [0.0, 0.25, 0.5, 1.0]
+    """
     require(levels >= 1, f"levels: expected an integer >= 1, got {levels}")
     scale = 1 / levels if normalize else 1.0
     if use_triton(x):
@@ -38,7 +52,7 @@ def integer_spike(x: Tensor, levels: int = 4, normalize: bool = True) -> Tensor:
 
 
 def integer_to_binary(spikes: Tensor, levels: int = 4) -> Tensor:
-    """`levels` binary steps `[levels, ...]` whose mean is the normalised integer spike `[...]`."""
+    """The binary steps `[levels, ...]` whose mean is the normalised integer spike `spikes` `[...]`."""
     count = (spikes * levels).round()
     steps = torch.arange(levels, device=spikes.device).reshape(-1, *[1] * spikes.dim())
     return (count.unsqueeze(0) > steps).to(spikes.dtype)

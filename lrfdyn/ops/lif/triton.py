@@ -15,7 +15,8 @@ from torch import Tensor
 
 from lrfdyn.ops.dispatch import first_derivative_only
 from lrfdyn.ops.lif.reference import Dynamics
-from lrfdyn.ops.spike_bits import attach_bits
+from lrfdyn.ops.step_bits import attach_step_bits
+from lrfdyn.ops.tiles_triton import block_of_program
 
 BLOCK = 1024
 # The spikes of one neuron, a bit per step, fit a byte up to here.
@@ -84,9 +85,7 @@ def _lif_forward(
     x, h0, spikes, packed, h_out, n, D: tl.constexpr, T: tl.constexpr,
     HAS_STATE: tl.constexpr, KEEP_STATE: tl.constexpr, PACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    at = tl.arange(0, BLOCK)
-    mask = at < n - start
+    start, at, mask = block_of_program(n, BLOCK)
     # All loads before the first store: the compiler may not move a load over a store.
     currents = ()
     pointer = x + start
@@ -116,9 +115,7 @@ def _lif_backward(
     HAS_STATE: tl.constexpr, HAS_GRAD: tl.constexpr, HAS_GRAD_STATE: tl.constexpr, STATE_GRAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    at = tl.arange(0, BLOCK)
-    mask = at < n - start
+    start, at, mask = block_of_program(n, BLOCK)
     currents = ()
     grads = ()
     x += start
@@ -215,7 +212,7 @@ def lif_triton(
     # For the backward pass of whoever reads the spikes; tensors of inference mode have none.
     pack = not torch.is_inference_mode_enabled() and x.shape[0] <= MOST_PACKED_STEPS
     spikes, state, packed = _Lif.apply(x, initial_state, dynamics, output_final_state, pack)
-    attach_bits(spikes, packed)
+    attach_step_bits(spikes, packed)
     return spikes, state
 
 
@@ -227,18 +224,14 @@ def rounded(x, LEVELS: tl.constexpr):
 
 @triton.jit
 def _integer_forward(x, out, n, LEVELS: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr):
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    at = tl.arange(0, BLOCK)
-    mask = at < n - start
+    start, at, mask = block_of_program(n, BLOCK)
     value = tl.load(x + start + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + start + at, (rounded(value, LEVELS) * SCALE).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _integer_backward(x, grad, grad_x, n, LEVELS: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr):
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    at = tl.arange(0, BLOCK)
-    mask = at < n - start
+    start, at, mask = block_of_program(n, BLOCK)
     value = tl.load(x + start + at, mask=mask, other=0.0).to(tl.float32)
     g = tl.load(grad + start + at, mask=mask, other=0.0).to(tl.float32)
     g = tl.where((value >= 0) & (value <= LEVELS), g * SCALE, 0.0)

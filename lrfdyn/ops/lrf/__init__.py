@@ -25,11 +25,23 @@ def lrf(
     residual: Tensor | None = None,
     packed: Tensor | None = None,
 ) -> Tensor:
-    """`residual` + sum over dilations of the depth-wise 3x3 convolution of `x` `[B, C, H, W]`.
+    """Local receptive fields: the sum over dilations of depth-wise 3x3 convolutions of `x`, added to `residual`.
 
-    `weight` is `[len(dilations), C, 3, 3]`; zero padding keeps the size. Without dilations nothing is computed:
-    `residual` itself comes back (zeros if there is none). `packed` `[B / T, C, H, W]` may hold the same `x`, spikes of
-    T time steps, as bits: on a GPU they are kept for the backward pass instead.
+    Args:
+        x: Tokens on their grid, `[B, C, H, W]`. Zero padding keeps the size.
+        weight: `[len(dilations), C, 3, 3]`.
+        dilations: Integers >= 1; without any nothing is computed, and `residual` itself comes back (zeros if None).
+        residual: `[B, C, H, W]`.
+        packed: `[B / T, C, H, W]` bytes, bit t for time step t of the same spikes `x`, B = T * images: on a GPU these
+            are kept for the backward pass instead of `x`.
+
+    Returns:
+        `[B, C, H, W]`.
+
+    Example:
+        >>> x = torch.rand(2, 16, 14, 14)
+        >>> lrf(x, torch.randn(2, 16, 3, 3), dilations=(3, 5), residual=x).shape
+        torch.Size([2, 16, 14, 14])
     """
     require(x.dim() == 4, f"x: expected [B, C, H, W], got {list(x.shape)}")
     require(all(d >= 1 for d in dilations), f"dilations: expected integers >= 1, got {tuple(dilations)}")

@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lrfdyn.ops.column_mask_triton import existing_columns
 from lrfdyn.ops.dispatch import first_derivative_only
+from lrfdyn.ops.tiles_triton import existing_columns, spike_source, spike_values, zero_tiles
 
 # Channels and images per program.
 FORWARD, BACKWARD, BACKWARD_WHOLE = (64, 2), (64, 2), (32, 8)
@@ -51,41 +51,12 @@ def _load_tokens(x, cols, inside, S: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _grid_row(grid, i: tl.constexpr, W: tl.constexpr):
-    """Row i of a grid in registers, in float32."""
+def _row_of(tokens, i: tl.constexpr, step, W: tl.constexpr, PACKED: tl.constexpr):
+    """Row i of loaded tokens in float32; PACKED, their spikes at one time step."""
     row = ()
     for j in tl.static_range(W):
-        row = row + (grid[i * W + j].to(tl.float32),)
+        row = row + (spike_values(tokens[i * W + j], step, PACKED),)
     return row
-
-
-@triton.jit
-def _spike_values(tokens, step, W: tl.constexpr, PACKED: tl.constexpr):
-    """W loaded tokens in float32; packed, the spikes of one time step out of bytes that hold all of them."""
-    out = ()
-    for j in tl.static_range(W):
-        if PACKED:
-            out = out + (((tokens[j].to(tl.int32) >> step) & 1).to(tl.float32),)
-        else:
-            out = out + (tokens[j].to(tl.float32),)
-    return out
-
-
-@triton.jit
-def _image(x, image, size, IMAGES, PACKED: tl.constexpr):
-    """An image of x, and its time step: packed, all steps of an image share their bytes."""
-    step = image // IMAGES
-    if PACKED:
-        image = image % IMAGES
-    return x + tl.cast(image, tl.int64) * size, step
-
-
-@triton.jit
-def _zeros(COUNT: tl.constexpr, BC: tl.constexpr):
-    zeros = ()
-    for _k in tl.static_range(COUNT):
-        zeros = zeros + (tl.zeros((BC,), tl.float32),)
-    return zeros
 
 
 @triton.jit
@@ -154,7 +125,7 @@ def _stencils(
         for side in tl.static_range(2):  # above, below
             if WHOLE:
                 if i + (2 * side - 1) * DILATIONS[n] >= 0 and i + (2 * side - 1) * DILATIONS[n] < H:
-                    row = _grid_row(grid, i + (2 * side - 1) * DILATIONS[n], W)
+                    row = _row_of(grid, i + (2 * side - 1) * DILATIONS[n], 0, W, False)
                     acc, sums = _row_taps(
                         acc, sums, row, value, taps, 9 * n + 6 * side, DILATIONS[n], W, COUNT, PRODUCTS
                     )  # fmt: skip
@@ -179,7 +150,7 @@ def _forward_row(
     WHOLE: tl.constexpr,
 ):  # fmt: skip
     if WHOLE:
-        here = _grid_row(grid, i, W)
+        here = _row_of(grid, i, 0, W, False)
     else:
         here = _load_row(x, i, cols, inside, XS, H, W)
     if RESIDUAL:
@@ -187,7 +158,7 @@ def _forward_row(
     elif IDENTITY:
         acc = here
     else:
-        acc = _zeros(W, BC)
+        acc = zero_tiles(W, BC)
     acc, _none = _stencils(
         acc, (), here, (), x, grid, i, taps, cols, inside, XS, H, DILATIONS, COUNT, W, False, WHOLE
     )  # fmt: skip
@@ -230,7 +201,7 @@ def _backward_row(
     if IDENTITY:
         acc = here
     else:
-        acc = _zeros(W, BC)
+        acc = zero_tiles(W, BC)
     acc, sums = _stencils(
         acc, sums, here, value, grad, grid, i, taps, cols, inside, C, H, DILATIONS, COUNT, W, True, WHOLE
     )  # fmt: skip
@@ -248,24 +219,24 @@ def _lrf_backward(
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = existing_columns(cols, C, BC)
     taps = _load_taps(weight, cols, inside, C, COUNT, True)
-    sums = _zeros(9 * COUNT, BC)
+    sums = zero_tiles(9 * COUNT, BC)
     for image in range(tl.program_id(0) * IMAGES, tl.minimum(B, (tl.program_id(0) + 1) * IMAGES)):
         base = tl.cast(image, tl.int64) * H * W * C
-        source, step = _image(x, image, H * W * XS, STEP_IMAGES, PACKED)
+        source, step = spike_source(x, image, H * W * XS, STEP_IMAGES, PACKED)
         if ROWS > 0:
             grid = _load_tokens(grad + base, cols, inside, C, ROWS * W)
             following = _load_tokens(source, cols, inside, XS, W)
             for i in tl.static_range(ROWS):
-                value = _spike_values(following, step, W, PACKED)
+                value = _row_of(following, 0, step, W, PACKED)
                 if i + 1 < ROWS:
                     following = _load_tokens(source + (i + 1) * W * XS, cols, inside, XS, W)
                 sums = _backward_row(
-                    sums, value, _grid_row(grid, i, W), grad + base, grid, grad_x + base, i, taps, cols, inside, ROWS,
-                    C, DILATIONS, COUNT, W, IDENTITY, BC, True,
+                    sums, value, _row_of(grid, i, 0, W, False), grad + base, grid, grad_x + base, i, taps, cols, inside,
+                    ROWS, C, DILATIONS, COUNT, W, IDENTITY, BC, True,
                 )  # fmt: skip
         else:
             for i in range(H):
-                value = _spike_values(_load_tokens(source + i * W * XS, cols, inside, XS, W), step, W, PACKED)
+                value = _row_of(_load_tokens(source + i * W * XS, cols, inside, XS, W), 0, step, W, PACKED)
                 here = _load_row(grad + base, i, cols, inside, C, H, W)
                 sums = _backward_row(
                     sums, value, here, grad + base, (), grad_x + base, i, taps, cols, inside, H,

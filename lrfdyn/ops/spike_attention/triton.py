@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lrfdyn.ops.dispatch import first_derivative_only
 from lrfdyn.ops.spike_attention.reference import Packed
+from lrfdyn.ops.tiles_triton import spike_source, spike_values
 
 
 @triton.jit
@@ -28,19 +29,10 @@ def _tile(base, start, N, stride, width: tl.constexpr, BN: tl.constexpr, BW: tl.
 
 
 @triton.jit
-def _head(x, batch_stride, head_stride, HEADS: tl.constexpr):
-    pid = tl.program_id(0)
-    return x + (pid // HEADS).to(tl.int64) * batch_stride + (pid % HEADS) * head_stride
-
-
-@triton.jit
-def _spike_head(x, batch_stride, head_stride, HEADS: tl.constexpr, IMAGES, PACKED: tl.constexpr):
-    """A head of spikes, and the time step whose bit to take: packed, all steps of an image share their bytes."""
-    image = tl.program_id(0) // HEADS
-    step = image // IMAGES
-    if PACKED:
-        image = image % IMAGES
-    return x + image.to(tl.int64) * batch_stride + (tl.program_id(0) % HEADS) * head_stride, step
+def _load(base, start, N, stride, width: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr):
+    """A tile of tokens as they are stored; zeros beyond the sequence."""
+    at, mask = _tile(base, start, N, stride, width, BN, BW)
+    return tl.load(at, mask=mask, other=0)
 
 
 @triton.jit
@@ -48,17 +40,30 @@ def _load_spikes(
     x, start, N, stride, width: tl.constexpr, step, BN: tl.constexpr, BW: tl.constexpr, dtype: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    at, mask = _tile(x, start, N, stride, width, BN, BW)
-    value = tl.load(at, mask=mask, other=0)
+    value = _load(x, start, N, stride, width, BN, BW)
     if PACKED:
-        value = ((value.to(tl.int32) >> step) & 1).to(tl.float32).to(dtype)
+        value = spike_values(value, step, True).to(dtype)
     return value
 
 
 @triton.jit
-def _below(BN: tl.constexpr):
+def _store(base, start, N, stride, width: tl.constexpr, value, BN: tl.constexpr, BW: tl.constexpr):
+    at, mask = _tile(base, start, N, stride, width, BN, BW)
+    tl.store(at, value.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _head(x, batch_stride, head_stride, HEADS: tl.constexpr, IMAGES, PACKED: tl.constexpr):
+    """The head of this program, and the time step whose bit to take."""
+    image, step = spike_source(x, tl.program_id(0) // HEADS, batch_stride, IMAGES, PACKED)
+    return image + (tl.program_id(0) % HEADS) * head_stride, step
+
+
+@triton.jit
+def _masked_scores(a, b, BN: tl.constexpr, PRECISION: tl.constexpr):
+    """a b^T of the tokens `[BN, width]` of a chunk; zero where the second token is after the first."""
     n = tl.arange(0, BN)
-    return n[:, None] >= n[None, :]
+    return tl.where(n[:, None] >= n[None, :], tl.dot(a, tl.trans(b), input_precision=PRECISION), 0.0)
 
 
 @triton.jit
@@ -67,32 +72,26 @@ def _attention_forward(
     CAUSAL: tl.constexpr, DW: tl.constexpr, EW: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    q = _head(q, qb, qh, HEADS)
-    k = _head(k, kb, kh, HEADS)
-    v = _head(v, vb, vh, HEADS)
-    out = _head(out, ob, oh, HEADS)
+    q, _step = _head(q, qb, qh, HEADS, 1, False)
+    k, _step = _head(k, kb, kh, HEADS, 1, False)
+    v, _step = _head(v, vb, vh, HEADS, 1, False)
+    out, _step = _head(out, ob, oh, HEADS, 1, False)
     state = tl.zeros((BD, BE), tl.float32)
     if not CAUSAL:
         for start in range(0, N, BN):
-            at, mask = _tile(k, start, N, kn, DW, BN, BD)
-            kt = tl.load(at, mask=mask, other=0.0)
-            at, mask = _tile(v, start, N, vn, EW, BN, BE)
-            vt = tl.load(at, mask=mask, other=0.0)
+            kt = _load(k, start, N, kn, DW, BN, BD)
+            vt = _load(v, start, N, vn, EW, BN, BE)
             state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
     for start in range(0, N, BN):
-        at, mask = _tile(q, start, N, qn, DW, BN, BD)
-        qt = tl.load(at, mask=mask, other=0.0)
+        qt = _load(q, start, N, qn, DW, BN, BD)
         y = tl.dot(qt, state.to(qt.dtype), input_precision=PRECISION)
         if CAUSAL:
-            at, mask = _tile(k, start, N, kn, DW, BN, BD)
-            kt = tl.load(at, mask=mask, other=0.0)
-            at, mask = _tile(v, start, N, vn, EW, BN, BE)
-            vt = tl.load(at, mask=mask, other=0.0)
-            score = tl.where(_below(BN), tl.dot(qt, tl.trans(kt), input_precision=PRECISION), 0.0)
+            kt = _load(k, start, N, kn, DW, BN, BD)
+            vt = _load(v, start, N, vn, EW, BN, BE)
+            score = _masked_scores(qt, kt, BN, PRECISION)
             y = tl.dot(score.to(vt.dtype), vt, y, input_precision=PRECISION)
             state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
-        at, mask = _tile(out, start, N, on, EW, BN, BE)
-        tl.store(at, (y * scale).to(out.dtype.element_ty), mask=mask)
+        _store(out, start, N, on, EW, y * scale, BN, BE)
 
 
 @triton.jit
@@ -101,77 +100,67 @@ def _attention_backward(
     gvn, xb, xh, xn, HEADS: tl.constexpr, CAUSAL: tl.constexpr, DW: tl.constexpr, EW: tl.constexpr, BN: tl.constexpr,
     BD: tl.constexpr, BE: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr, EXTRA: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of q, k and v, heads side by side in rows of any width. `extra` is added to that of v."""
+    """Gradients of q, k and v, heads side by side in rows of any width. `extra` is added to that of v.
+
+    The first loop makes k^T v and, unless causal, q^T grad of all tokens. The causal form takes the gradient of q from
+    the tokens before, in the first loop, and those of k and v from the tokens after, from the last chunk to the first.
+    """
     dtype = grad.dtype.element_ty
-    q, step = _spike_head(q, qb, qh, HEADS, IMAGES, PACKED)
-    k, step = _spike_head(k, kb, kh, HEADS, IMAGES, PACKED)
-    v, step = _spike_head(v, vb, vh, HEADS, IMAGES, PACKED)
-    grad = _head(grad, ob, oh, HEADS)
-    gq = _head(gq, gqb, DW, HEADS)
-    gk = _head(gk, gqb, DW, HEADS)
-    gv = _head(gv, gvb, EW, HEADS)
+    q, step = _head(q, qb, qh, HEADS, IMAGES, PACKED)
+    k, step = _head(k, kb, kh, HEADS, IMAGES, PACKED)
+    v, step = _head(v, vb, vh, HEADS, IMAGES, PACKED)
+    grad, _step = _head(grad, ob, oh, HEADS, 1, False)
+    gq, _step = _head(gq, gqb, DW, HEADS, 1, False)
+    gk, _step = _head(gk, gqb, DW, HEADS, 1, False)
+    gv, _step = _head(gv, gvb, EW, HEADS, 1, False)
     if EXTRA:
-        extra = _head(extra, xb, xh, HEADS)
+        extra, _step = _head(extra, xb, xh, HEADS, 1, False)
     state = tl.zeros((BD, BE), tl.float32)  # k^T v
     other = tl.zeros((BD, BE), tl.float32)  # q^T grad
-    if not CAUSAL:
-        for start in range(0, N, BN):
-            kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
-            vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
+    for start in range(0, N, BN):
+        kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
+        vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
+        if CAUSAL:
+            gt = (_load(grad, start, N, on, EW, BN, BE) * scale).to(dtype)
+            score = _masked_scores(gt, vt, BN, PRECISION)
+            y = tl.dot(gt, tl.trans(state.to(dtype)), input_precision=PRECISION)
+            y = tl.dot(score.to(dtype), kt, y, input_precision=PRECISION)
+            _store(gq, start, N, gqn, DW, y, BN, BD)
+            state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
+        else:
             qt = _load_spikes(q, start, N, qn, DW, step, BN, BD, dtype, PACKED)
-            at, mask = _tile(grad, start, N, on, EW, BN, BE)
-            gt = (tl.load(at, mask=mask, other=0.0) * scale).to(qt.dtype)
+            gt = (_load(grad, start, N, on, EW, BN, BE) * scale).to(dtype)
             state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
             other = tl.dot(tl.trans(qt), gt, other, input_precision=PRECISION)
-        for start in range(0, N, BN):
-            at, mask = _tile(grad, start, N, on, EW, BN, BE)
-            gt = (tl.load(at, mask=mask, other=0.0) * scale).to(dtype)
-            y = tl.dot(gt, tl.trans(state.to(gt.dtype)), input_precision=PRECISION)
-            at, mask = _tile(gq, start, N, gqn, DW, BN, BD)
-            tl.store(at, y.to(gq.dtype.element_ty), mask=mask)
-            vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
-            y = tl.dot(vt, tl.trans(other.to(gt.dtype)), input_precision=PRECISION)
-            at, mask = _tile(gk, start, N, gqn, DW, BN, BD)
-            tl.store(at, y.to(gk.dtype.element_ty), mask=mask)
-            kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
-            y = tl.dot(kt, other.to(gt.dtype), input_precision=PRECISION)
-            if EXTRA:
-                at, mask = _tile(extra, start, N, xn, EW, BN, BE)
-                y += tl.load(at, mask=mask, other=0.0).to(tl.float32)
-            at, mask = _tile(gv, start, N, gvn, EW, BN, BE)
-            tl.store(at, y.to(gv.dtype.element_ty), mask=mask)
-    else:
-        for start in range(0, N, BN):
-            kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
-            vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
-            at, mask = _tile(grad, start, N, on, EW, BN, BE)
-            gt = (tl.load(at, mask=mask, other=0.0) * scale).to(kt.dtype)
-            score = tl.where(_below(BN), tl.dot(gt, tl.trans(vt), input_precision=PRECISION), 0.0)
-            y = tl.dot(gt, tl.trans(state.to(gt.dtype)), input_precision=PRECISION)
-            y = tl.dot(score.to(kt.dtype), kt, y, input_precision=PRECISION)
-            at, mask = _tile(gq, start, N, gqn, DW, BN, BD)
-            tl.store(at, y.to(gq.dtype.element_ty), mask=mask)
-            state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
-        for back in range(0, N, BN):
-            start = (tl.cdiv(N, BN) - 1) * BN - back
+    for passed in range(0, N, BN):
+        start = passed
+        if CAUSAL:
+            start = (tl.cdiv(N, BN) - 1) * BN - passed
             qt = _load_spikes(q, start, N, qn, DW, step, BN, BD, dtype, PACKED)
             kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
             vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
-            at, mask = _tile(grad, start, N, on, EW, BN, BE)
-            gt = (tl.load(at, mask=mask, other=0.0) * scale).to(kt.dtype)
-            score = tl.where(_below(BN), tl.dot(gt, tl.trans(vt), input_precision=PRECISION), 0.0)
-            y = tl.dot(vt, tl.trans(other.to(vt.dtype)), input_precision=PRECISION)
-            y = tl.dot(tl.trans(score.to(qt.dtype)), qt, y, input_precision=PRECISION)
-            at, mask = _tile(gk, start, N, gqn, DW, BN, BD)
-            tl.store(at, y.to(gk.dtype.element_ty), mask=mask)
-            score = tl.where(_below(BN), tl.dot(qt, tl.trans(kt), input_precision=PRECISION), 0.0)
-            y = tl.dot(kt, other.to(kt.dtype), input_precision=PRECISION)
-            y = tl.dot(tl.trans(score.to(gt.dtype)), gt, y, input_precision=PRECISION)
-            if EXTRA:
-                at, mask = _tile(extra, start, N, xn, EW, BN, BE)
-                y += tl.load(at, mask=mask, other=0.0).to(tl.float32)
-            at, mask = _tile(gv, start, N, gvn, EW, BN, BE)
-            tl.store(at, y.to(gv.dtype.element_ty), mask=mask)
+            gt = (_load(grad, start, N, on, EW, BN, BE) * scale).to(dtype)
+            score = _masked_scores(gt, vt, BN, PRECISION)
+        else:
+            gt = (_load(grad, start, N, on, EW, BN, BE) * scale).to(dtype)
+            y = tl.dot(gt, tl.trans(state.to(dtype)), input_precision=PRECISION)
+            _store(gq, start, N, gqn, DW, y, BN, BD)
+            vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
+        y = tl.dot(vt, tl.trans(other.to(dtype)), input_precision=PRECISION)
+        if CAUSAL:
+            y = tl.dot(tl.trans(score.to(dtype)), qt, y, input_precision=PRECISION)
+        _store(gk, start, N, gqn, DW, y, BN, BD)
+        if CAUSAL:
+            score = _masked_scores(qt, kt, BN, PRECISION)
+        else:
+            kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
+        y = tl.dot(kt, other.to(dtype), input_precision=PRECISION)
+        if CAUSAL:
+            y = tl.dot(tl.trans(score.to(dtype)), gt, y, input_precision=PRECISION)
+        if EXTRA:
+            y += _load(extra, start, N, xn, EW, BN, BE).to(tl.float32)
+        _store(gv, start, N, gvn, EW, y, BN, BE)
+        if CAUSAL:
             other = tl.dot(tl.trans(qt), gt, other, input_precision=PRECISION)
 
 

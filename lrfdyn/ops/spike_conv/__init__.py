@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lrfdyn.ops.dispatch import first_derivative_only
-from lrfdyn.ops.gradient_memory import exclusive, learn_counts
+from lrfdyn.ops.gradient_memory import learn_reference_counts, may_overwrite
 
 __all__ = ["spike_conv"]
 
@@ -31,7 +31,7 @@ class _SpikeConv(torch.autograd.Function):
         ctx: Any, x: Tensor, packed: Tensor | None, weight: Tensor, stride: tuple[int, ...], padding: tuple[int, ...],
         groups: int, fork: bool,
     ) -> Any:  # fmt: skip
-        learn_counts()
+        learn_reference_counts()
         ctx.set_materialize_grads(False)  # a shortcut that nobody took has no gradient
         given, x = x, _channels_last(x)
         pointwise = weight.shape[2:] == (1, 1) and set(stride) == {1} and set(padding) == {0} and groups == 1
@@ -53,15 +53,15 @@ class _SpikeConv(torch.autograd.Function):
         saved, weight = ctx.saved_tensors
         shape, strides, dtype, packed, pointwise, stride, padding, groups = ctx.given
         other = grads[1] if len(grads) > 1 else None
-        mine = other is not None and exclusive(grads[1])
+        mine = other is not None and may_overwrite(grads[1])
         if grads[0] is None:
             return other, None, None, None, None, None, None
         grad = _channels_last(grads[0])
         for_x, _, for_weight = ctx.needs_input_grad[:3]
         if packed and (for_weight or not pointwise):
-            from lrfdyn.ops.spike_conv.triton import unpack
+            from lrfdyn.ops.spike_conv.triton import unpack_steps
 
-            saved = unpack(saved, shape[0], dtype)
+            saved = unpack_steps(saved, shape[0], dtype)
         grad_x = grad_weight = None
         if pointwise:
             rows, matrix = _rows(grad), weight.flatten(1)
@@ -95,10 +95,21 @@ def spike_conv(
     packed: Tensor | None = None,
     fork: bool = False,
 ) -> Any:
-    """`conv2d` without bias of every time step of `x` `[T, B, C, H, W]`, best in channels-last memory.
+    """The convolution without bias of every time step of `x`.
 
-    `packed` `[B, C, H, W]` holds binary `x` as one byte per neuron, a bit per time step; then that is what is kept for
-    the backward pass instead of `x`. With `fork`, `x` comes back as a second output, for a shortcut around the layers
-    that follow: the gradient of the shortcut is then added inside the product that makes the gradient of `x`.
+    Args:
+        x: `[T, B, C, H, W]`, best in channels-last memory.
+        weight: `[D, C / groups, kernel, kernel]`.
+        stride, padding, groups: As in `torch.nn.functional.conv2d`.
+        packed: `[B, C, H, W]` bytes, bit t for time step t of binary `x`: kept for the backward pass instead of `x`.
+        fork: Whether `x` is a second output, for a shortcut around the layers that follow: the gradient of the
+            shortcut is then added inside the product that makes the gradient of `x`.
+
+    Returns:
+        `[T, B, D, H', W']`, or that and `x` with `fork`.
+
+    Example:
+        >>> spike_conv(torch.ones(4, 2, 8, 6, 6), torch.randn(16, 8, 3, 3), padding=(1, 1)).shape
+        torch.Size([4, 2, 16, 6, 6])
     """
     return _SpikeConv.apply(x, packed, weight, stride, padding, groups, fork)

@@ -1,4 +1,4 @@
-"""Spikes to bits and back in one pass over memory each."""
+"""Spikes to bits over channels and back, in one pass over memory each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _places(n, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _pack(
+def _pack_channels(
     spikes, out, n, frames, st, sb, sn, sc, ot, ob, on, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
     frame = tl.program_id(1).to(tl.int64)
@@ -35,7 +35,7 @@ def _pack(
 
 
 @triton.jit
-def _unpack(packed, out, n, frames, st, sb, sn, sw, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _unpack_channels(packed, out, n, frames, st, sb, sn, sw, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     frame = tl.program_id(1).to(tl.int64)
     pixel, byte, channel, inside, exists = _places(n, C, WIDTH, BLOCK)
     packed += (frame // frames) * st + (frame % frames) * sb
@@ -53,7 +53,7 @@ def _frames(x: Tensor) -> Tensor:
     return x[(None,) * (4 - x.dim())]
 
 
-def pack_triton(spikes: Tensor, out: Tensor | None = None) -> Tensor:
+def pack_channels_triton(spikes: Tensor, out: Tensor | None = None) -> Tensor:
     """Bytes `[..., ceil(C / 8)]` of `spikes` `[..., C]`. Rows of `out` must follow each other without a gap."""
     given = _frames(spikes)
     outer, frames, n, channels = given.shape
@@ -61,17 +61,18 @@ def pack_triton(spikes: Tensor, out: Tensor | None = None) -> Tensor:
         out = torch.empty(*spikes.shape[:-1], -(-channels // 8), dtype=torch.uint8, device=spikes.device)
     taken = out.view(outer, frames, n, -1)
     width = taken.shape[-1]
-    _pack[(triton.cdiv(n * width, BLOCK), outer * frames)](
+    _pack_channels[(triton.cdiv(n * width, BLOCK), outer * frames)](
         given, taken, n, frames, *given.stride(), *taken.stride()[:3], C=channels, WIDTH=width, BLOCK=BLOCK
     )
     return out
 
 
-def unpack_triton(packed: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+def unpack_channels_triton(packed: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    """The spikes `[..., C]` of the bytes `packed` `[..., ceil(C / 8)]`."""
     out = torch.empty(*packed.shape[:-1], channels, dtype=dtype, device=packed.device)
     given = _frames(packed)
     outer, frames, n, width = given.shape
-    _unpack[(triton.cdiv(n * width, BLOCK), outer * frames)](
+    _unpack_channels[(triton.cdiv(n * width, BLOCK), outer * frames)](
         given, out, n, frames, *given.stride(), C=channels, WIDTH=width, BLOCK=BLOCK
     )
     return out

@@ -1,4 +1,4 @@
-"""Spikes as bits: eight channels of one bit plane in a byte."""
+"""Spikes as bits over channels: eight channels of one bit plane in a byte. Bits over time steps are in `step_bits`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ GATHER = sum(1 << (56 - 7 * i) for i in range(8))
 
 
 def packed_width(channels: int) -> int:
+    """How many bytes hold a bit of each of so many channels."""
     return -(-channels // 8)
 
 
-def pack(spikes: Tensor, out: Tensor | None = None) -> Tensor:
+def pack_channels(spikes: Tensor, out: Tensor | None = None) -> Tensor:
     """Bytes `[..., ceil(C / 8)]` of `spikes` `[..., C]`, where all that is not 0 is a spike."""
     if use_triton(spikes):
-        from lrfdyn.deploy.bits_triton import pack_triton
+        from lrfdyn.ops.channel_bits.triton import pack_channels_triton
 
-        return pack_triton(spikes, out)
+        return pack_channels_triton(spikes, out)
     channels = spikes.shape[-1]
     fires = (spikes != 0).contiguous()
     if channels % 8:
@@ -43,29 +44,30 @@ def pack(spikes: Tensor, out: Tensor | None = None) -> Tensor:
     return packed if out is None else out.copy_(packed)
 
 
-def unpack(packed: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
-    """The spikes `[..., C]` as 0 and 1."""
+def unpack_channels(packed: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    """The spikes `[..., C]`, as 0 and 1 in `dtype`, of the bytes `packed` `[..., ceil(C / 8)]`."""
     table = _spread(packed.device, dtype)
     if use_triton(table):
-        from lrfdyn.deploy.bits_triton import unpack_triton
+        from lrfdyn.ops.channel_bits.triton import unpack_channels_triton
 
-        return unpack_triton(packed, channels, dtype)
+        return unpack_channels_triton(packed, channels, dtype)
     spread = torch.nn.functional.embedding(packed.int(), table).flatten(-2)
     return spread if spread.shape[-1] == channels else spread[..., :channels]
 
 
-def pack_codes(codes: Tensor, out: Tensor) -> None:
-    """Integers `[..., C]` in as many bit planes as `out` `[bits, ..., ceil(C / 8)]` has."""
+def pack_integers(codes: Tensor, out: Tensor) -> None:
+    """Puts the integers `codes` `[..., C]` into as many bit planes as `out` `[bits, ..., ceil(C / 8)]` has."""
     if out.shape[0] == 1:
-        pack(codes, out[0])
+        pack_channels(codes, out[0])
         return
     codes = codes.round().to(torch.uint8)
     for bit, plane in enumerate(out):
-        pack(codes & (1 << bit), plane)
+        pack_channels(codes & (1 << bit), plane)
 
 
-def unpack_codes(planes: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
-    codes = unpack(planes[0], channels, dtype)
+def unpack_integers(planes: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    """The integers `[..., C]` in `dtype` of the bit planes `[bits, ..., ceil(C / 8)]`."""
+    codes = unpack_channels(planes[0], channels, dtype)
     for bit, plane in enumerate(planes[1:], start=1):
-        codes = codes.add_(unpack(plane, channels, dtype), alpha=1 << bit)
+        codes = codes.add_(unpack_channels(plane, channels, dtype), alpha=1 << bit)
     return codes

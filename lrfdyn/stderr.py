@@ -1,4 +1,4 @@
-"""Silence for libraries that write past Python."""
+"""The error stream of the process, for libraries that write to it past Python."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def quiet_stderr() -> Iterator[None]:
-    """Keeps what libraries write to the error stream themselves (a profiler's start and stop, parts that a processor
-    lacks) off the terminal."""
+def discard_stderr() -> Iterator[None]:
+    """Discards what is written to the error stream inside the context, by libraries in C too (a profiler's start and
+    stop, parts that a processor lacks)."""
     kept = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)

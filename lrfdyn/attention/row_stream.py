@@ -1,0 +1,230 @@
+"""LRF-Dyn row by row: the O(kd) form, with a state that is allocated once and whose size is known beforehand.
+
+Output row i needs the potentials X of the rows i + o, o = 0 and +-d for every dilation d, so it comes out when row
+i + reach has arrived, reach being the largest d. What is held of the rows in between is `buffers`:
+
+    "potentials"  k d numbers of dendrites, and X of 2 reach + 1 rows                     every row is scanned once
+    "states"      bits of the tokens of 2 reach + 1 rows, and dendrites for every o       once for every o
+    "spikes"      bits of the tokens of 2 reach + 1 rows, and dendrites at row i - reach  2 reach + 1 times
+
+All three compute the same function: dendrites and stencils are linear, so the stencils may run over X that is computed
+anew from spikes. Beyond the state a row of X and a row of sums exist while a row is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lrfdyn.errors import require, require_integer, require_integers
+from lrfdyn.nn.neurons import IntegerSpike
+from lrfdyn.ops.channel_bits import pack_integers, packed_width, unpack_integers
+from lrfdyn.ops.dendrite import dendrite, mode_powers
+from lrfdyn.ops.dispatch import use_triton
+
+if TYPE_CHECKING:
+    from lrfdyn.attention.lrf_dyn import LRFDyn
+
+# What is held of the rows that the stencils still reach, the least first.
+BUFFERS = ("spikes", "states", "potentials")
+
+
+class RowStream:
+    """The mixing of one `LRFDyn` layer, one row of the grid at a time, for T * B frames side by side.
+
+    `attention` is a layer in evaluation mode and `grid` the rows and columns of tokens (default: the layer's own).
+    `buffers` says what is held of the rows that the stencils still reach. All memory is allocated here. Example:
+
+        stream = layer.row_stream(time_steps=4, batch=1)
+        for row in range(height):
+            currents = stream.push(v[..., row, :])       # [T, B, C, W] of row - reach, or None
+        for currents in stream.drain():                  # the last `reach` rows
+            ...
+    """
+
+    def __init__(
+        self, attention: LRFDyn, time_steps: int = 1, batch: int = 1, grid: tuple[int, int] | None = None,
+        buffers: str = BUFFERS[0],
+    ) -> None:  # fmt: skip
+        require(not attention.training, "attention: expected evaluation mode (batch statistics need all rows)")
+        require_integer("time_steps", time_steps, 1)
+        require_integer("batch", batch, 1)
+        self.attention, self.buffers = attention, buffers
+        grid = attention.grid if grid is None else grid
+        require_integers("grid", grid)
+        require(len(grid) == 2 and min(grid) >= 1, f"grid: expected height and width of at least 1, got {grid!r}")
+        self.height, self.width = grid
+        attention.state_terms((self.height, self.width), buffers)  # an unknown name is told here
+        self.shape, frames = (time_steps, batch), time_steps * batch
+        self.reach = attention.lrf.reach(self.height)
+        dilations = [d for d in attention.lrf.dilations if d < self.height]
+        self.offsets = sorted({0, *dilations, *(-d for d in dilations)})
+        # The largest integer that a spike of q, k or v stands for: 1 for binary spikes.
+        neurons = attention.get_submodule("v").modules()
+        self.levels = next((m.levels for m in neurons if isinstance(m, IntegerSpike)), 1)
+        self.token_levels = self.levels if attention.token == "value" else self.levels**2
+
+        weight = attention.dendrites.weight
+        channels = attention.value_dim
+        held: Any = {"dtype": torch.promote_types(weight.dtype, torch.float32), "device": weight.device}
+        bits: Any = {"dtype": torch.uint8, "device": weight.device}
+        states = len(self.offsets) if buffers == "states" else 1
+        self.rows = min(2 * self.reach + 1, self.height) if self.reach else 0
+        self.state = torch.zeros(states, frames, channels, weight.shape[1], 2, **held)
+        self.potentials = self.tokens = self.queries = None
+        if self.reach and buffers == "potentials":
+            self.potentials = torch.zeros(self.rows, frames, self.width, channels, **held)
+        elif self.reach:
+            shape = (self.rows, attention.token_bits, frames, self.width, packed_width(channels))
+            self.tokens = torch.zeros(shape, **bits)
+        if self.reach and attention.token == "qkv":
+            rows = min(self.reach + 1, self.height)
+            shape = (rows, attention.spike_bits, frames, self.width, packed_width(attention.dim))
+            self.queries = torch.zeros(shape, **bits)
+        self.arrived = 0
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What is held between rows."""
+        return [t for t in (self.state, self.potentials, self.tokens, self.queries) if t is not None]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of `tensors`."""
+        return sum(t.nbytes for t in self.tensors)
+
+    def reset(self) -> None:
+        """Goes back to the first row; what the buffers hold is overwritten before it is read."""
+        self.state.zero_()
+        self.arrived = 0
+
+    def push(self, *spikes: Tensor) -> Tensor | None:
+        """Takes a row of the projections' spikes, `[T, B, C, W]` each in their order, and returns the normalised
+        currents `[T, B, C, W]` of the row that is complete now, `reach` rows above, or None."""
+        names = self.attention.projections
+        require(len(spikes) == len(names), f"spikes: expected rows of {', '.join(names)}, got {len(spikes)}")
+        require(self.arrived < self.height, f"spikes: all {self.height} rows have arrived; reset() starts anew")
+        for name, row in zip(names, spikes, strict=True):
+            wide = self.attention.value_dim if name == "v" else self.attention.dim
+            expected = (*self.shape, wide, self.width)
+            require(isinstance(row, Tensor), f"{name}: expected a tensor, got {type(row).__name__}")
+            require(row.shape == expected, f"{name}: expected a row {list(expected)}, got {list(row.shape)}")
+            if row.device.type == "cpu":  # a GPU would have to be waited for
+                codes = row * self.levels
+                known = ((codes >= 0) & (codes <= self.levels) & ((codes - codes.round()).abs() < 1e-3)).all()
+                steps = "0 or 1" if self.levels == 1 else f"multiples of 1/{self.levels} up to 1"
+                require(bool(known), f"{name}: expected spikes ({steps}), got numbers from {row.min()} to {row.max()}")
+        return self.take(*spikes)
+
+    @torch.no_grad()
+    def take(self, *spikes: Tensor) -> Tensor | None:
+        """Does the same as `push` for rows that are known to be right."""
+        rows = [row.flatten(0, 1).mT for row in spikes]  # [frames, W, C]
+        token = rows[-1]
+        if self.attention.token == "qkv":
+            token = self._widen(rows[1]) * token
+            if self.queries is not None:
+                pack_integers(rows[0] * self.levels, self.queries[self.arrived % len(self.queries)])
+        if self.tokens is not None:
+            pack_integers(token * self.token_levels, self.tokens[self.arrived % self.rows])
+        return self._next(token, rows[0])
+
+    @torch.no_grad()
+    def drain(self) -> Iterator[Tensor]:
+        """Yields the currents `[T, B, C, W]` of the rows that were waiting for rows below the last."""
+        require(
+            self.height <= self.arrived <= self.height + self.reach,
+            f"drain: expected all {self.height} rows before, {self.arrived} have arrived",
+        )
+        while self.arrived < self.height + self.reach:
+            row = self._next(None, None)
+            assert row is not None
+            yield row
+
+    def _next(self, token: Tensor | None, query: Tensor | None) -> Tensor | None:
+        """One row further; `token` and `query` are those of the row that has just arrived."""
+        self.arrived += 1
+        out, y = self.arrived - 1 - self.reach, None
+        for offset, x in self._rows_around(out, token):
+            if out >= 0:
+                y = torch.zeros_like(x) if y is None else y
+                self._add_taps(y, x, offset)
+        if y is None:
+            return None
+        if self.queries is not None:
+            codes = unpack_integers(self.queries[out % len(self.queries)], self.attention.dim, y.dtype)
+            query = codes.div_(self.levels)
+        if self.attention.token == "qkv":
+            assert query is not None
+            y = y * self._widen(query)
+        image = y.to(self.attention.dendrites.weight.dtype).mT.unsqueeze(2)  # [frames, C, 1, W]
+        return self.attention.norm(image).squeeze(2).unflatten(0, self.shape)
+
+    def _rows_around(self, out: int, token: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+        """The offsets of the rows that the stencils of row `out` read, and their potentials X; states go on."""
+        inside = [offset for offset in self.offsets if 0 <= out + offset < self.height]
+        if self.potentials is not None:
+            if token is not None:
+                self.potentials[(self.arrived - 1) % self.rows] = self._scan(token, self.state[0])
+            for offset in inside if out >= 0 else ():
+                yield offset, self.potentials[(out + offset) % self.rows]
+        elif self.buffers == "states" or not self.reach:
+            for offset in inside:
+                tokens = self._token(out + offset) if token is None or self.reach else token
+                yield offset, self._scan(tokens, self.state[self.offsets.index(offset)])
+        elif out >= 0:
+            # What is kept is the state in front of the first row that is read here, then that of the next output.
+            kept = self.state[0]
+            state = kept if out >= self.reach else kept.clone()
+            for row in range(max(out - self.reach, 0), min(out + self.reach + 1, self.height)):
+                x = self._scan(self._token(row), state)
+                if row - out in inside:
+                    yield row - out, x
+                if row == out - self.reach:
+                    state = kept.clone()
+
+    def _token(self, row: int) -> Tensor:
+        assert self.tokens is not None
+        codes = unpack_integers(self.tokens[row % self.rows], self.attention.value_dim, self.state.dtype)
+        return codes if self.token_levels == 1 else codes.div_(self.token_levels)
+
+    def _scan(self, u: Tensor, state: Tensor) -> Tensor:
+        """Potentials `[frames, W, C]` of a row of tokens; `state` is moved on in place."""
+        decay, frequency, weight = self.attention.dendrites.modes(self.width)
+        if use_triton(u, decay, frequency, weight, state):
+            soma, after = dendrite(
+                u.contiguous(), decay, frequency, weight, initial_state=state.contiguous(), output_final_state=True
+            )
+            assert after is not None
+            state.copy_(after)
+            return soma
+        # `ops.dendrite.dendrite_step` over the row, in place.
+        u = u.to(state.dtype)
+        one = torch.ones(1, device=u.device, dtype=torch.long)
+        pole = mode_powers(decay.to(u.dtype), frequency.to(u.dtype), one)[0]
+        readout = torch.view_as_complex(2 * weight.to(u.dtype))
+        soma, modes = torch.empty_like(u), torch.view_as_complex(state)
+        for n in range(u.shape[1]):
+            modes.mul_(pole).add_(u[:, n].unsqueeze(-1))
+            torch.sum((modes * readout).real, -1, out=soma[:, n])
+        return soma
+
+    def _add_taps(self, y: Tensor, x: Tensor, row: int) -> None:
+        """Adds what the row of potentials `x`, `row` below that of `y`, gives to it."""
+        if row == 0:
+            y += x
+        for weight, d in zip(self.attention.lrf.weight, self.attention.lrf.dilations, strict=True):
+            if row not in (-d, 0, d):
+                continue
+            taps = weight[:, 1 + (row > 0) - (row < 0)].to(x.dtype)
+            y.addcmul_(x, taps[:, 1])
+            if d < self.width:
+                y[:, d:].addcmul_(x[:, :-d], taps[:, 0])
+                y[:, :-d].addcmul_(x[:, d:], taps[:, 2])
+
+    def _widen(self, tokens: Tensor) -> Tensor:
+        ratio = self.attention.value_dim // self.attention.dim
+        return tokens.repeat_interleave(ratio, -1) if ratio > 1 else tokens

@@ -1,1 +1,0 @@
-"""Attention row by row, in the state that it must hold."""
