@@ -67,7 +67,7 @@ def test_experiments(name: str):
             assert key not in choice or tuple(facts[key]) == tuple(choice[key])
         assert facts["steps"] == facts["steps_per_epoch"] * config.schedule.total_epochs
         for processes in (2, 4, 8):
-            config.run.micro_batch(processes)
+            config.micro_batch(processes)
 
 
 def test_short_names_are_keys():
@@ -100,8 +100,8 @@ def test_list_of_recipes(capsys):
     assert max(map(len, printed.splitlines())) < 160
     assert main(["train"]) == 0
     assert capsys.readouterr().out == printed
-    assert main(["recipes", "cifar10_qkformer"]) == 0
-    assert "\n  name: qkformer_4_384\n" in capsys.readouterr().out
+    assert main(["recipes", "cifar10_qkformer", "--attention", "vsa"]) == 0
+    assert "\n  name: qkformer_4_384\n  attention: vsa\n" in capsys.readouterr().out
 
 
 def test_memory_is_counted():
