@@ -42,8 +42,8 @@ ORDER_NOTE = (
 @dataclass(frozen=True)
 class TheorySettings:
     """The numbers of the theorems: `n` tokens, similarity `alpha` at distance 0 and its fall `beta` per token, the
-    `share` of local weights and their dilations. `alpha` None takes 1 + beta (n - 1), the smallest with which the order of
-    Theorem 1 is sure."""
+    `share` of local weights and their dilations. `alpha` None takes 1 + beta (n - 1), the smallest with which the order
+    of Theorem 1 is sure."""
 
     n: int = 196
     beta: float = 0.1

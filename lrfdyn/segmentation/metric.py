@@ -26,8 +26,8 @@ def build_confusion(classes: int) -> Any:
 
 
 def iou_and_accuracy(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return intersection over union and accuracy of every class; nan for one that neither occurs nor is predicted (IoU), or
-    that does not occur (accuracy)."""
+    """Return intersection over union and accuracy of every class; nan for one that neither occurs nor is predicted
+    (IoU), or that does not occur (accuracy)."""
     hits, true, predicted = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
     return hits / (true + predicted - hits), hits / true
 
