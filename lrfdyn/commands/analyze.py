@@ -88,7 +88,7 @@ def analyze_with_bar(sources: list[Source], images: Images, console: Console, **
 COLUMNS = (  # title, field of an entry, format and unit
     ("accuracy", "accuracy_mean", "{:.1%}", 1),
     ("±", "accuracy_spread", "{:.1%}", 1),
-    ("params", "parameters", "{:.2f} M", 1e6),
+    ("params", "parameters", "{:,.0f}", 1),
     ("state\nKiB", "state_bytes", "{:,.1f}", 1024),
     ("peak\nMiB", "peak_inference_bytes", "{:,.1f}", 2**20),
     ("firing", "firing_rate", "{:.1%}", 1),

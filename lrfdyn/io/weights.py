@@ -35,6 +35,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def save_weights(path: Path, model: nn.Module, meta: Mapping[str, Any] | None = None) -> None:
+    """Writes the parameters and buffers of `model` as a safetensors file, with `meta` as JSON in its header."""
     save_tensors(path, model.state_dict(), meta)
 
 

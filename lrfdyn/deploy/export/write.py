@@ -28,6 +28,9 @@ FACTS_FORMAT = 1
 
 @dataclass(frozen=True)
 class Exported:
+    """A file that `export_model` wrote: `format` is "onnx" or "executorch", `check` what its comparison with PyTorch
+    found."""
+
     path: Path
     format: str
     bytes: int

@@ -175,6 +175,7 @@ class LowMemoryModel(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
+        """Logits `[B, classes]`, as the model itself gives them."""
         with self._lock:  # the clones are ordinary tensors, which may be changed in place and trained on
             logits = [self._chunk(chunk).clone() for chunk in self._split(images)]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
