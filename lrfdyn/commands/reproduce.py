@@ -24,10 +24,10 @@ from lrfdyn.commands.analyze import analyze_with_bar, table
 from lrfdyn.commands.arguments import add_keys, comma_list, command_line, given_keys, integer_list
 from lrfdyn.commands.sweep import run_with_bars, sweep_table
 from lrfdyn.errors import require
+from lrfdyn.sources import PAPER_ORDER
 from lrfdyn.training.estimate import estimate
 from lrfdyn.training.sweep import Sweep, SweepRun, plan_runs
 
-PAPER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")
 NOTES = (
     "Digits are 8x8 images: the table shows that every attention trains and what it costs, not which one wins on "
     "natural images. Differences of less than a percent are within the spread of the seeds.",
@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "lrfdyn reproduce [--option ...] [--section.key VALUE ...]"
     add = parser.add_argument
     add("--out", type=Path, default=Path("demo"), help="folder for runs, results and report")
-    add("--attentions", type=comma_list, default=",".join(PAPER), metavar="A,B", help=f"of {', '.join(ATTENTIONS)}")
+    kinds = ",".join(PAPER_ORDER)
+    add("--attentions", type=comma_list, default=kinds, metavar="A,B", help=f"of {', '.join(ATTENTIONS)}")
     add("--seeds", type=integer_list, default="0,1", metavar="N,M", help="one run each")
     add("--epochs", type=int, metavar="N", help="the whole schedule in N epochs; default that of the recipe")
     add("--together", type=int, default=os.cpu_count() or 1, metavar="N", help="runs at a time")
