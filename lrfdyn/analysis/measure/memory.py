@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from lrfdyn.attention import Attention, LRFDyn
+from lrfdyn.attention import Attention
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.errors import require
 from lrfdyn.stderr import discard_stderr
@@ -27,10 +27,8 @@ def layer_states(model: nn.Module, buffers: str = BUFFERS[0]) -> dict[str, list[
     LRF-Dyn holds of rows (see `RowStream`)."""
     attentions = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
     require(bool(attentions), f"model: expected one with attention layers, got {type(model).__name__}")
-    layers = {
-        name: module.state_terms(buffers=buffers) if isinstance(module, LRFDyn) else module.state_terms()
-        for name, module in attentions.items()
-    }
+    held: Any = {"buffers": buffers}
+    layers = {name: module.state_terms(**(held if module.streams else {})) for name, module in attentions.items()}
     return {
         name: [
             {"name": term.name, "formula": term.formula, "elements": term.elements, "bytes": term.bytes}
