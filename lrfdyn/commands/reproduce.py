@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from lrfdyn.analysis.measure.images import load_images
 from lrfdyn.analysis.report.style import NEEDED
@@ -22,6 +21,7 @@ from lrfdyn.analysis.sources import find_sources
 from lrfdyn.attention import ATTENTIONS, attention_options
 from lrfdyn.commands.analyze import analyze_with_bar, table
 from lrfdyn.commands.arguments import add_keys, comma_list, command_line, given_keys, integer_list
+from lrfdyn.commands.models import wide_console
 from lrfdyn.commands.sweep import run_with_bars, sweep_table
 from lrfdyn.errors import require
 from lrfdyn.sources import PAPER_ORDER
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     formats, out = check_formats(arguments.figures), arguments.out
     sweep = Sweep(plan(arguments), out, together=arguments.together, threads=1, command=command_line())
-    console = Console()
+    console = wide_console(100)
     rows = run_with_bars(sweep, console, arguments.restart)
     console.print(sweep_table(rows))
     if sweep.failed:

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from lrfdyn.commands.arguments import add_keys, command_line, given_keys
 from lrfdyn.commands.bar import bars
+from lrfdyn.commands.models import wide_console
 from lrfdyn.training.sweep import Sweep, SweepReporter, SweepRun, group_rows, load_sweep
 from lrfdyn.training.tasks import describe_results
 
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"runs": rows, "groups": group_rows(rows)}, indent=1))
     else:
-        Console().print(sweep_table(rows))
+        wide_console(100).print(sweep_table(rows))
     return 1 if sweep.failed else 0
 
 
@@ -112,9 +113,9 @@ class Bars(SweepReporter):
 def sweep_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The runs, and behind those of several seeds their mean and standard deviation."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("run", no_wrap=True)
-    for name in ("attention", "options"):
-        table.add_column(name, overflow="fold")
+    for name in ("run", "attention"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("options", overflow="fold")
     for name in ("accuracy", "best", "parameters", "images/s", "wall s"):
         table.add_column(name, justify="right", no_wrap=True)
     for group in group_rows(rows):

@@ -59,7 +59,7 @@ def find_recipe(name: str, beside: Path | None = None) -> Path:
 def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) -> TrainConfig:
     """The configuration of a recipe, by its name or its file. `overrides` are values by `section.key` or by a short
     name (`SHORT_NAMES`); texts are read as on a command line."""
-    path = find_recipe(str(name))
+    path = name if isinstance(name, Path) else find_recipe(name)
     values = _read(path, ())
     for key, value in (overrides or {}).items():
         apply_override(values, key, value)
