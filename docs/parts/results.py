@@ -196,8 +196,8 @@ def seed_deviation(found: Accuracies) -> tuple[float, int]:
 
 
 def least_difference(found: Accuracies, first: Cell, second: Cell) -> float:
-    """What a difference of two cells must reach to be told: its 95 % interval by Student's t, or `TELLS` where there are
-    too few seeds to know their spread."""
+    """What a difference of two cells must reach to be told: its 95 % interval by Student's t, or `TELLS` where there
+    are too few seeds to know their spread."""
     deviation, freedom = seed_deviation(found)
     if freedom < min(STUDENT):
         return TELLS
