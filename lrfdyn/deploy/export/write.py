@@ -51,21 +51,20 @@ def export_model(
 
     A file that does not compute the model is an error, and none is left.
 
-    Args:
-        model: A classifier in evaluation mode.
-        out: The file to write, which ends in .onnx or .pte. It takes images `[B, C, size, size]` in float32 of the
-            size that the model's preprocessing states, and gives logits `[B, classes]`.
-        format: "onnx" or "executorch"; without it the ending of `out` says which.
-        weights: Where the weights are from, for the file's own description.
-        images: Image files for the check; without any, scikit-learn's digits where it is installed.
-        random_images: How many random images the check shows beside them.
-        most_images: The largest B of an ExecuTorch file; that of an ONNX file is free.
-        tolerance: How far logits may be off where no spike flipped, relative to the largest logit.
+    - `model`: A classifier in evaluation mode.
+    - `out`: The file to write, which ends in .onnx or .pte. It takes images `[B, C, size, size]` in float32 of the
+      size that the model's preprocessing states, and gives logits `[B, classes]`.
+    - `format`: "onnx" or "executorch"; without it the ending of `out` says which.
+    - `weights`: Where the weights are from, for the file's own description.
+    - `images`: Image files for the check; without any, scikit-learn's digits where it is installed.
+    - `random_images`: How many random images the check shows beside them.
+    - `most_images`: The largest B of an ExecuTorch file; that of an ONNX file is free.
+    - `tolerance`: How far logits may be off where no spike flipped, relative to the largest logit.
 
-    Returns:
-        The file's path, format and size in bytes, and the check's numbers.
+    Returns the file's path, format and size in bytes, and the check's numbers.
 
     Example:
+
         made = export_model(model.eval(), "model.onnx")
         print(made.bytes, made.check)
     """

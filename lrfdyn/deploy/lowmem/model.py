@@ -299,21 +299,20 @@ def compile_for_inference(
 ) -> LowMemoryModel:
     """A copy of a classifier, norms folded, that computes the same logits in a fraction of the memory.
 
-    Args:
-        model: A model of this package in evaluation mode.
-        images_at_once: Images that pass the network together (default: 1 on a CPU, 16 on a GPU).
-        tile_mib: MiB an image for the tiles of rows inside a section (default: an eighth of what the largest section
-            takes whole).
-        steps: The time steps in "sequence" (default on a CPU) or "together" (on a GPU, where kernels hold them in
-            registers).
-        mixing: "parallel", or "streaming" for attention row by row where its kind can (LRF-Dyn: in k d numbers).
-        buffers: What streaming holds of rows, see `RowStream`.
-        graph: Whether on a GPU every shape of input becomes a CUDA graph.
+    - `model`: A model of this package in evaluation mode.
+    - `images_at_once`: Images that pass the network together (default: 1 on a CPU, 16 on a GPU).
+    - `tile_mib`: MiB an image for the tiles of rows inside a section (default: an eighth of what the largest
+      section takes whole).
+    - `steps`: The time steps in "sequence" (default on a CPU) or "together" (on a GPU, where kernels hold them in
+      registers).
+    - `mixing`: "parallel", or "streaming" for attention row by row where its kind can (LRF-Dyn: in k d numbers).
+    - `buffers`: What streaming holds of rows, see `RowStream`.
+    - `graph`: Whether on a GPU every shape of input becomes a CUDA graph.
 
-    Returns:
-        A module that takes images `[B, C, H, W]` or frames `[T, B, C, H, W]` and returns logits `[B, classes]`.
+    Returns a module that takes images `[B, C, H, W]` or frames `[T, B, C, H, W]` and returns logits `[B, classes]`.
 
     Example:
+
         compiled = compile_for_inference(model.eval(), mixing="streaming")
         logits = compiled(images)
     """
