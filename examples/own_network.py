@@ -49,10 +49,11 @@ class Network(nn.Module):
 
 
 def groups(model: nn.Module) -> list[dict[str, object]]:
-    """Norms and biases are not decayed, and not the dendrites' decays and frequencies: zero is no neutral value."""
-    kept = {n: p for n, p in model.named_parameters() if p.dim() <= 1 or n.endswith((".raw_decay", ".turns"))}
-    rest = [p for n, p in model.named_parameters() if n not in kept]
-    return [{"params": rest}, {"params": list(kept.values()), "weight_decay": 0.0}]
+    """Norms and biases are not decayed, nor what a layer says, such as the decays and frequencies of dendrites."""
+    kept = {getattr(m, name) for m in model.modules() for name in getattr(m, "without_weight_decay", ())}
+    kept |= {p for p in model.parameters() if p.dim() <= 1}
+    rest = [p for p in model.parameters() if p not in kept]
+    return [{"params": rest}, {"params": [p for p in model.parameters() if p in kept], "weight_decay": 0.0}]
 
 
 def main() -> None:

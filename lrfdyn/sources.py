@@ -24,13 +24,13 @@ from lrfdyn.attention import attention_options
 from lrfdyn.errors import LrfdynError, near_names, require
 from lrfdyn.files import read_json, read_json_lines
 from lrfdyn.io.checkpoints import list_checkpoints, model_weights, newest_checkpoint, read_checkpoint
-from lrfdyn.io.hub import CONFIG_FILE, REPO_ID, WEIGHTS_FILE, build_trained, check_config
+from lrfdyn.io.hub import CONFIG_FILE, REPO_ID, WEIGHTS_FILE, build_trained
 from lrfdyn.io.weights import check_fit, load_tensors
 from lrfdyn.models import SpikingModel, create_model, list_models
 from lrfdyn.models.registry import model_class
 
 EXPORTED = {"onnx": ".onnx", "executorch": ".pte"}  # runtimes and the endings of their files
-USUAL_ORDER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")  # of the paper: reference, base, ours
+PAPER_ORDER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")  # reference, base, ours
 RECIPE_FILE = "recipe.yaml"  # of a run
 WEIGHTS_ENDING = ".safetensors"
 
@@ -76,7 +76,7 @@ class Source:
                 return SpikingModel.from_pretrained(self.path.parent if self.kind == "saved" else self.origin)
             tensors, config = self._read()
             require(bool(config), f"source: {self.path} does not say which model its weights are of")
-            return build_trained(check_config(config, self.path), tensors, self.path, self.path, host=SpikingModel)
+            return build_trained(config, tensors, self.path, self.path, host=SpikingModel)
 
     def weights(self, raw: bool = False) -> dict[str, Tensor]:
         """The trained weights by name. Of a checkpoint they are the moving average where it has one, or with `raw`
@@ -155,14 +155,13 @@ def find_sources(text: str | os.PathLike[str], argument: str = "model", say: Say
 def _is_model(path: Path) -> bool:
     """Whether a path is a run with a model or a checkpoint, the checkpoints of one, a saved model or a weight file."""
     saved = any((path / inner).is_file() for inner in (CONFIG_FILE, f"model/{CONFIG_FILE}"))
-    return (
-        saved or path.suffix == WEIGHTS_ENDING or bool(list_checkpoints(path) + list_checkpoints(path / "checkpoints"))
-    )
+    checkpoints = list_checkpoints(path) or list_checkpoints(path / "checkpoints")
+    return saved or path.suffix == WEIGHTS_ENDING or bool(checkpoints)
 
 
 def _models_in(folder: Path) -> list[Path]:
     """The models in a folder that is none itself, in the paper's order."""
-    places = [place for place in (folder / "runs", folder / "weights", folder) if place.is_dir()]
+    places = [place for place in (folder / "runs", folder) if place.is_dir()]
     if not places or _is_model(folder):
         return []
     found = ([path for path in place.iterdir() if _is_model(path)] for place in places)
@@ -171,7 +170,7 @@ def _models_in(folder: Path) -> list[Path]:
 
 def _paper_order(path: Path) -> tuple[int, str]:
     kind = path.stem.rpartition("-seed")[0]
-    return (USUAL_ORDER.index(kind) if kind in USUAL_ORDER else len(USUAL_ORDER), path.stem)
+    return (PAPER_ORDER.index(kind) if kind in PAPER_ORDER else len(PAPER_ORDER), path.stem)
 
 
 def _find_folder(origin: str, path: Path, argument: str, say: Say) -> Source:
@@ -220,9 +219,7 @@ def _find_file(origin: str, path: Path, argument: str, say: Say) -> Source:
     _, meta = load_tensors(path)
     if "checksum" in meta:
         return Source(origin, "checkpoint", path, argument, run=path.parent.parent)
-    curve = meta.get("curve") or []
-    accuracy = curve[-1]["test_accuracy"] if curve else None
-    return Source(origin, "weights", path, argument, seed=meta.get("seed"), accuracy=accuracy, curve=curve)
+    return Source(origin, "weights", path, argument)
 
 
 def _find_name(origin: str, path: Path, argument: str) -> Source:

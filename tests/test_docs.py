@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 pytest.importorskip("yaml")
 import yaml
 
+import lrfdyn
 from docs import fill
 from docs.parts import findings, segmentation
 from lrfdyn.cli import build_parser
@@ -121,3 +125,35 @@ def test_every_page_is_in_the_site():
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
     assert pages <= set(re.findall(r"[\w/]+\.md", str(nav)))
+
+
+def reference() -> dict[str, object]:
+    """What the API pages name, by name."""
+    found = {}
+    for page in (DOCS / "api").glob("*.md"):
+        for name in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.MULTILINE):
+            module, _, last = name.rpartition(".")
+            try:
+                found[name] = getattr(importlib.import_module(module), last)
+            except AttributeError:
+                found[name] = importlib.import_module(name)
+    return found
+
+
+def test_every_public_name_is_in_the_reference():
+    """Functions and classes that the top level and its packages list in `__all__`."""
+    shown = list(reference().values())
+    names = [module.name for module in pkgutil.iter_modules(lrfdyn.__path__) if module.ispkg]
+    for package in [lrfdyn, *(importlib.import_module(f"lrfdyn.{name}") for name in names)]:
+        for name in getattr(package, "__all__", []):
+            value = getattr(package, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                assert any(value is other for other in shown), f"{package.__name__}.{name}"
+
+
+def test_everything_in_the_reference_says_what_it_is():
+    for name, value in reference().items():
+        text = value.__doc__ or ""
+        made = f"{name.rpartition('.')[2]}("  # how the docstring begins that a dataclass makes from its fields
+        assert text.strip(), name
+        assert not text.startswith(made), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -70,15 +71,15 @@ def installed(tmp_path_factory) -> Installed:
 
 
 COMMANDS = [
-    "models spikformer_4_384 --attention window --json",
+    "models one_block_16 --attention bare --json",
     "train recipe.yaml --out run-window",
-    "train recipe.yaml --out run-bare --model.attention bare",
+    "sweep sweep.yaml --out sweep",
     "evaluate run-window --json",
-    "analyze run-window run-bare --data stripes --images 8 --out analysis --figures svg",
+    "analyze run-window sweep/runs/bare-seed0 --data stripes --images 8 --out analysis --figures svg",
     "profile run-window --batch 1 --repeats 1 --json",
-    "profile run-bare --batch 1 --repeats 1",
-    "export run-window --out window.onnx",
-    "export run-bare --out bare.onnx",
+    "profile sweep/runs/bare-seed0 --batch 1 --repeats 1",
+    "export run-window --check 1 --out window.onnx",
+    "export sweep/runs/bare-seed0 --check 1 --out bare.onnx",
     "predict image.png --model run-window --json -",
     "predict image.png --model window.onnx --json -",
     "predict image.png --model bare.onnx --json -",
@@ -88,15 +89,17 @@ COMMANDS = [
 @pytest.fixture(scope="module")
 def said(installed) -> dict[str, str]:
     """What every command prints; all of them end well."""
-    options = {"dim": 16, "depth": 1, "heads": 2, "mlp_ratio": 1, "pooling": [True, False, False, False]}
     recipe = {
-        "model": {"name": "spikformer_4_384", "attention": "window", "time_steps": 2, "options": options},
+        "model": {"name": "one_block_16", "attention": "window", "time_steps": 2},
         "data": {"name": "stripes"},
         "optimizer": {"learning_rate": 0.02},
         "schedule": {"epochs": 8, "warmup_epochs": 0},
         "run": {"batch_size": 32, "device": "cpu"},
     }
     (installed.folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (installed.folder / "sweep.yaml").write_text(
+        yaml.safe_dump({"recipe": "recipe.yaml", "runs": [{"attention": "bare"}]})
+    )
     Image.effect_noise((8, 8), 60).save(installed.folder / "image.png")
     results = installed.lrfdyn(COMMANDS)
     for command, (code, out, err) in results.items():
@@ -106,8 +109,8 @@ def said(installed) -> dict[str, str]:
 
 def test_names_are_known(said):
     row = json.loads(said[COMMANDS[0]])
-    assert row["attention"] == "window"
-    assert {"window", "bare"} < set(row["attentions"])
+    assert (row["attention"], row["default_attention"]) == ("bare", "window")
+    assert {"window", "bare", "ssa"} < set(row["attentions"])
 
 
 PYTHON = """
@@ -204,3 +207,34 @@ def test_exported_files_say_what_the_model_says(said):
     first = [json.loads(said[command])["images"][0]["predictions"][0] for command in COMMANDS[-3:]]
     assert first[0]["name"] == first[1]["name"]
     assert first[0]["score"] == pytest.approx(first[1]["score"], abs=1e-3)
+
+
+PAGE_CHECK = """
+import sys
+from lrfdyn.analysis import energy, locality
+from lrfdyn.data import Augmentation, create_data
+from lrfdyn.training.recipes import load_recipe
+
+config = load_recipe(sys.argv[1])
+source = create_data(config.data.name, None, Augmentation())
+facts = dict(in_channels=source.in_channels, num_classes=source.num_classes)
+assert lrfdyn.create_model(config.model.name, attention=config.model.attention, **facts).config["dim"] == 16
+told = lrfdyn.create_model(config.model.name, attention="told_mean", window=5, **facts)
+batch = next(iter(source.test_batches(batch_size=16)))
+assert locality(told, batch.images)["mean_distance"] > 1
+assert any(layer["name"] == "attn.window" for layer in energy(told, batch.images)["layers"])
+assert told.attn.state_terms()[0].elements == 4 * 4 * 16
+assert model.config["attention_options"] == {"window": 5}
+"""
+
+
+def test_the_page_shows_what_works(tmp_path):
+    page = (ROOT / "docs" / "extending.md").read_text("utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)) + PAGE_CHECK
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "recipe.yaml")],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )

@@ -38,14 +38,6 @@ class StandIn(ModuleType):
         for function in (self.register_model, self.generate_default_cfgs, self.resolve_pretrained_cfg):
             setattr(self.models, function.__name__, function)
         self.models.FeatureInfo = FeatureInfo  # type: ignore[attr-defined]
-        self.factory = ModuleType("timm.models._factory")
-        self.factory.parse_model_name = self.parse_model_name  # type: ignore[attr-defined]
-
-    @staticmethod
-    def parse_model_name(name: str) -> tuple[None, str]:
-        if "/" in name:  # as timm does since it tells paths from names
-            raise ValueError(f"Model name {name!r} looks like a path")
-        return None, name
 
     def register_model(self, entry: Any) -> Any:
         module = sys.modules[entry.__module__]
@@ -64,7 +56,8 @@ class StandIn(ModuleType):
     def create_model(self, name: str, pretrained: bool = False, **options: Any) -> Any:
         options = {key: value for key, value in options.items() if value is not None}
         fixed = {"pretrained_cfg": None, "pretrained_cfg_overlay": None, "cache_dir": None}
-        _, name = self.factory.parse_model_name(name)
+        if "/" in name:  # timm tells paths from names
+            raise ValueError(f"Model name {name!r} looks like a path")
         return self.entry_points[name](pretrained=pretrained, **{**fixed, **options})
 
 
@@ -89,7 +82,7 @@ def timm() -> Iterator[Any]:
         yield timm
         return
     stand_in = StandIn()
-    modules = {"timm": stand_in, "timm.models": stand_in.models, "timm.models._factory": stand_in.factory}
+    modules = {"timm": stand_in, "timm.models": stand_in.models}
     sys.modules.update(modules)
     import lrfdyn.timm
 
@@ -119,7 +112,7 @@ def busy(model: nn.Module, channels: int = 3) -> Any:
 
 def test_it_is_the_model_of_this_package(timm):
     torch.manual_seed(0)
-    theirs = timm.create_model("lrfdyn/spikformer_8_512", attention="lrf_dyn", dilations=(1, 3), **SMALL)
+    theirs = timm.create_model("spikformer_8_512", attention="lrf_dyn", dilations=(1, 3), **SMALL)
     torch.manual_seed(0)
     options = {"dim": 16, "heads": 2, "depth": 1, "image_size": 32}
     ours = lrfdyn.create_model("spikformer_8_512", attention="lrf_dyn", dilations=(1, 3), **options)
@@ -131,19 +124,13 @@ def test_it_is_the_model_of_this_package(timm):
     assert torch.equal(logits, busy(ours)(images()))
 
 
-def test_prefix_is_for_the_reader(timm):
-    assert type(timm.create_model("spikformer_8_384", **SMALL)) is type(
-        timm.create_model("lrfdyn/spikformer_8_384", **SMALL)
-    )
-
-
 def test_every_model_is_registered_with_its_configuration(timm):
     from lrfdyn.timm import default_cfgs, default_config
 
     assert sorted(default_cfgs) == list_models()
     for name in list_models():
         with torch.device("meta"):
-            model = timm.create_model(f"lrfdyn/{name}")
+            model = timm.create_model(f"{name}")
         config = model.pretrained_cfg
         assert model.default_cfg is config
         assert config["architecture"] == name
@@ -233,7 +220,7 @@ def test_pretrained_weights_are_refused_with_the_way_out(timm):
     with pytest.raises(
         LrfdynError, match=r"pretrained: timm has no weights of spikformer_8_512.*lrfdyn\.from_pretrained"
     ):
-        timm.create_model("lrfdyn/spikformer_8_512", pretrained=True)
+        timm.create_model("spikformer_8_512", pretrained=True)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +233,7 @@ def test_pretrained_weights_are_refused_with_the_way_out(timm):
     ],
 )
 def test_features_only(timm, name, options, channels, strides):
-    net = busy(timm.create_model(f"lrfdyn/{name}", features_only=True, **options))
+    net = busy(timm.create_model(f"{name}", features_only=True, **options))
     assert net.feature_info.channels() == channels
     assert net.feature_info.reduction() == strides
     assert "num_classes" not in net.pretrained_cfg
@@ -285,7 +272,7 @@ def test_backbone_trains(timm):
 
 
 def test_saved_and_loaded(timm, tmp_path):
-    model = busy(timm.create_model("lrfdyn/spikformer_8_512", attention="lrf_ssa", num_classes=9, **SMALL))
+    model = busy(timm.create_model("spikformer_8_512", attention="lrf_ssa", num_classes=9, **SMALL))
     model.reset_classifier(5)
     model.save_pretrained(tmp_path)
     loaded = SpikingModel.from_pretrained(tmp_path)
@@ -315,7 +302,7 @@ def test_timm_s_own_lists(timm):
 def test_timm_s_data_configuration(timm):
     from timm.data import resolve_model_data_config
 
-    config = resolve_model_data_config(timm.create_model("lrfdyn/spikformer_4_384"))
+    config = resolve_model_data_config(timm.create_model("spikformer_4_384"))
     assert config["input_size"] == (3, 32, 32)
     assert config["mean"] == (0.4914, 0.4822, 0.4465)
 
@@ -327,7 +314,7 @@ def test_timm_s_checkpoint_path(timm, tmp_path):
     model = busy(timm.create_model("spikformer_8_512", **SMALL))
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     path = str(tmp_path / "model.safetensors")
-    loaded = timm.create_model("lrfdyn/spikformer_8_512", checkpoint_path=path, **SMALL).eval()
+    loaded = timm.create_model("spikformer_8_512", checkpoint_path=path, **SMALL).eval()
     assert torch.equal(loaded(images()), model(images()))
 
 

@@ -23,6 +23,20 @@ def table(header: Sequence[str], body: Iterable[Sequence[str]], numbers: bool = 
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *body))
 
 
+class Blank:
+    """Stands for a value that is not there: nothing, in any format."""
+
+    def __format__(self, _: str) -> str:
+        return ""
+
+
+def listing(records: Iterable[dict[str, Any]], columns: dict[str, str], numbers: bool = False) -> str:
+    """A table with a row for each record; `columns` are formats of its values by their headers."""
+    known = [{key: Blank() if value is None else value for key, value in record.items()} for record in records]
+    body = [[form.format(**record).replace(" ()", "") for form in columns.values()] for record in known]
+    return table(list(columns), body, numbers)
+
+
 def percent(share: float | None, digits: int = 1) -> str:
     """A share in percent, with a space that does not break."""
     return "–" if share is None else f"{100 * share:.{digits}f}\u00a0%"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from docs.parts import ROOT, kib, read, table
+from docs.parts import ROOT, kib, listing, read, table
 from lrfdyn.analysis.measure.memory import attention_state
 from lrfdyn.attention import attention_label
 from lrfdyn.attention.row_stream import BUFFERS
@@ -60,36 +60,30 @@ def measured(name: str) -> str:
         return f"Not measured yet (`results/performance/{name}.json`)."
     first = rows[0]
     machine = first["machine"]["gpu"] if first["device"] != "cpu" else f"CPU, {first['threads']} threads"
-    body = []
-    for r in rows:
-        optional = ["" if r[key] is None else f"{r[key]:,.0f}" for key in ("resident_mib", "cpu_ms")]
-        numbers = [f"{r['peak_mib']:,.1f}", f"{r['of_reference']:.1%}", optional[0], f"{r['latency_ms']:,.1f}"]
-        body.append([str(r["batch"]), attention_label(r["attention"]), r["implementation"], *numbers, optional[1]])
-    header = ["batch", "attention", "implementation", "peak MiB", "of reference", "resident MiB", "ms", "processor ms"]
+    columns = {
+        "batch": "{batch}", "attention": "{label}", "implementation": "{implementation}", "peak MiB": "{peak_mib:,.1f}",
+        "of reference": "{of_reference:.1%}", "resident MiB": "{resident_mib:,.0f}", "ms": "{latency_ms:,.1f}",
+        "processor ms": "{cpu_ms:,.0f}",
+    }  # fmt: skip
+    rows = [{**r, "label": attention_label(r["attention"])} for r in rows]
     notes = dict.fromkeys(part for r in rows if r["note"] for part in r["note"].split("; "))
     note = f"\n\nNote: {'; '.join(notes)}." if notes else ""
-    return f"{machine}, torch {first['versions']['torch']}:\n\n{table(header, body)}{note}"
+    return f"{machine}, torch {first['versions']['torch']}:\n\n{listing(rows, columns)}{note}"
 
 
 def export_cpu() -> str:
-    body = []
-    for r in sorted(load("export_cpu"), key=lambda r: (r["image_size"], r["model"], r["attention"], r["format"])):
-        within, argmax = f"{r['within_tolerance']} of {r['images']}", f"{r['argmax_agreement']:.0%}"
-        if r["float64_within_tolerance"] is not None:
-            within += f" ({r['float64_within_tolerance']})"
-        if r.get("float64_argmax_agreement") is not None:
-            argmax += f" ({r['float64_argmax_agreement']:.0%})"
-        body.append([
-            f"{r['model']}, {r['attention']}, {r['image_size']}", r["format"],
-            "" if r["operations"] is None else f"{r['operations']:,}", f"{r['file_mib']:.1f}",
-            f"{r['latency_ms']:.0f}", f"{r['torch_latency_ms']:.0f}",
-            f"{r['max_logit_difference']:.1g} of {r['largest_logit']:.2g}", within, argmax,
-        ])  # fmt: skip
-    header = [
-        "model, attention, image", "file", "operations", "MiB", "ms", "PyTorch, ms", "largest logit difference",
-        "images within tolerance (float64)", "equal argmax (float64)",
-    ]  # fmt: skip
-    return table(header, body, numbers=True)
+    """Files of models in their usual size; in brackets, what PyTorch in float64 has."""
+    columns = {
+        "model, attention, image": "{model}, {attention}, {image_size}", "file": "{format}",
+        "operations": "{operations:,}", "MiB": "{file_mib:.1f}", "ms": "{latency_ms:.0f}",
+        "PyTorch, ms": "{torch_latency_ms:.0f}",
+        "largest logit difference": "{max_logit_difference:.1g} of {largest_logit:.2g}",
+        "images within tolerance (float64)": "{within_tolerance} of {images} ({float64_within_tolerance})",
+        "equal argmax (float64)": "{argmax_agreement:.0%} ({float64_argmax_agreement:.0%})",
+    }  # fmt: skip
+    records = [{"float64_argmax_agreement": None, **r} for r in load("export_cpu")]
+    records.sort(key=lambda r: (r["image_size"], r["model"], r["attention"], r["format"]))
+    return listing(records, columns, numbers=True)
 
 
 def export_matrix() -> str:
@@ -111,21 +105,15 @@ def export_matrix() -> str:
 
 def export_runs() -> str:
     """Trained models as files: accuracy and agreement on test images."""
-    body = [
-        [
-            f"{r['recipe']}, {r['epochs']}", r["format"],
-            f"{r['file_top1']:.1f}% ({r['top1']:.1f}%; {r['float64_top1']:.1f}%)",
-            f"{r['equal_argmax']} of {r['images']} ({r['float64_equal_argmax']})",
-            f"{r['within_tolerance']} ({r['float64_within_tolerance']})",
-            f"{r['max_logit_difference']:.1g} of {r['largest_logit']:.2g}", f"{r['max_without_flip']:.0e}",
-        ]
-        for r in load("export_runs")
-    ]  # fmt: skip
-    header = [
-        "recipe, epochs", "file", "accuracy (PyTorch; float64)", "equal argmax (float64)", "within tolerance (float64)",
-        "largest logit difference", "without a flip",
-    ]  # fmt: skip
-    return table(header, body, numbers=True)
+    columns = {
+        "recipe, epochs": "{recipe}, {epochs}", "file": "{format}",
+        "accuracy (PyTorch; float64)": "{file_top1:.1f}% ({top1:.1f}%; {float64_top1:.1f}%)",
+        "equal argmax (float64)": "{equal_argmax} of {images} ({float64_equal_argmax})",
+        "within tolerance (float64)": "{within_tolerance} ({float64_within_tolerance})",
+        "largest logit difference": "{max_logit_difference:.1g} of {largest_logit:.2g}",
+        "without a flip": "{max_without_flip:.0e}",
+    }  # fmt: skip
+    return listing(load("export_runs"), columns, numbers=True)
 
 
 def draw() -> None:

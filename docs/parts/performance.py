@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from docs.parts import read, table
+from docs.parts import listing, read, table
 
 Records = list[dict[str, Any]]
 
@@ -15,13 +15,9 @@ def load(name: str) -> Records:
 
 def speed(*names: str) -> str:
     """Images per second and peak memory of the records of one or several files."""
-    body = [
-        [r["model"], r["attention"], r["implementation"], str(r["batch"]), f"{r['images_per_s']:,.0f}",
-         f"{r['peak_mib']:,.0f}"]
-        for name in names
-        for r in load(name)
-    ]  # fmt: skip
-    return table(["model", "attention", "implementation", "batch", "images/s", "peak MiB"], body)
+    columns = {key: f"{{{key}}}" for key in ("model", "attention", "implementation", "batch")}
+    columns |= {"images/s": "{images_per_s:,.0f}", "peak MiB": "{peak_mib:,.0f}"}
+    return listing([record for name in names for record in load(name)], columns)
 
 
 def machine() -> str:

@@ -1,8 +1,8 @@
 """Measure locality, receptive fields, firing, energy and memory of models and compare them in one report.
 
-MODEL is a name of the registry, NAME or NAME:ATTENTION (random weights), the folder of a run of lrfdyn train or
-lrfdyn reproduce, a folder of save_pretrained, or a .safetensors file. Several give the comparison. Writes report.html,
-results.json, tables/*.csv and figures/*.
+MODEL is a name, NAME or NAME:ATTENTION (random weights), the folder of a run of lrfdyn train, of lrfdyn sweep or of
+lrfdyn reproduce, a saved model, a .safetensors file or a hub repository. Several give the comparison. Writes
+report.html, results.json, tables/*.csv and figures/*.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from lrfdyn.analysis.analyze import NOTES, analyze
 from lrfdyn.analysis.measure.energy import EnergyModel
-from lrfdyn.analysis.measure.images import RANDOM, load_images
+from lrfdyn.analysis.measure.images import RANDOM, Images, load_images
 from lrfdyn.analysis.measure.model import PASSES
 from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
 from lrfdyn.analysis.sources import find_sources
@@ -26,6 +27,7 @@ from lrfdyn.commands.models import wide_console
 from lrfdyn.data.base import DATA
 from lrfdyn.devices import choose_device
 from lrfdyn.files import writable_folder
+from lrfdyn.sources import Source
 
 ENERGY = EnergyModel()
 
@@ -58,15 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     sources = [source for text in arguments.models for source in find_sources(text, images)]
     writable_folder(arguments.out, "out")
     console = wide_console(100)
-    with bars(console) as bar:
-        total = len(sources) * PASSES * images.count
-        task = bar.add_task("images", total=total, news="")
-
-        def progress(model: str, what: str, done: int) -> None:
-            bar.update(task, advance=done, news=f"{Path(model).name}: {what}")
-
-        results = analyze(sources, images, energy, command=command_line(), progress=progress)
-        bar.update(task, completed=total, news="")
+    results = analyze_with_bar(sources, images, console, energy=energy)
     written = write_all(results, arguments.out, formats)
     console.print(table(results))
     first = next(iter(results["attentions"].values()))
@@ -74,29 +68,45 @@ def run(arguments: argparse.Namespace) -> None:
         console.print(f"energy: {line}", highlight=False)
     for note in results["notes"][: -len(NOTES)]:  # those of these models, before those of every analysis
         console.print(note, highlight=False)
-    console.print(f"Report: {arguments.out / 'report.html'}   {written}", highlight=False, soft_wrap=True)
+    console.print(written, highlight=False, soft_wrap=True)
+
+
+def analyze_with_bar(sources: list[Source], images: Images, console: Console, **options: Any) -> dict[str, Any]:
+    """`analyze` with the command line as its command and a progress bar."""
+    with bars(console) as bar:
+        total = len(sources) * PASSES * images.count
+        task = bar.add_task("images", total=total, news="")
+
+        def progress(model: str, what: str, done: int) -> None:
+            bar.update(task, advance=done, news=f"{Path(model).name}: {what}")
+
+        results = analyze(sources, images, command=command_line(), progress=progress, **options)
+        bar.update(task, completed=total, news="")
+    return results
+
+
+COLUMNS = (  # title, field of an entry, format and unit
+    ("accuracy", "accuracy_mean", "{:.1%}", 1),
+    ("±", "accuracy_spread", "{:.1%}", 1),
+    ("params", "parameters", "{:,.0f}", 1),
+    ("state\nKiB", "state_bytes", "{:,.1f}", 1024),
+    ("peak\nMiB", "peak_inference_bytes", "{:,.1f}", 2**20),
+    ("firing", "firing_rate", "{:.1%}", 1),
+    ("µJ per\nimage", "energy_pj", "{:,.2f}", 1e6),
+    ("share\nnear", "short_range_share", "{:.1%}", 1),
+    ("entropy", "entropy_mean", "{:.2f}", 1),
+    ("images\nper s", "images_per_second", "{:,.0f}", 1),
+)
 
 
 def table(results: dict[str, Any]) -> Table:
+    """One row per model; a dash for what is not known of it."""
     made = Table(title=results["title"], box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     made.add_column("model", overflow="fold", min_width=20)
-    for name in ("accuracy", "params", "state\nKiB", "peak\nMiB", "firing", "µJ per\nimage", "share\nnear", "entropy"):
-        made.add_column(name, justify="right", no_wrap=True)
+    for title, *_ in COLUMNS:
+        made.add_column(title, justify="right", no_wrap=True)
     for entry in results["attentions"].values():
-        local = entry.get("locality") or {}
-        made.add_row(
-            entry["label"],
-            _number(entry["accuracy_mean"], "{:.1%}"),
-            f"{entry['parameters'] / 1e6:.2f} M",
-            _number(entry["state_bytes"], "{:,.1f}", 1024),
-            _number(entry["peak_inference_bytes"], "{:,.1f}", 2**20),
-            f"{entry['firing_rate']:.1%}",
-            f"{entry['energy']['energy_pj'] / 1e6:,.2f}",
-            _number(local.get("short_range_share"), "{:.1%}"),
-            _number(local.get("entropy_mean"), "{:.2f}"),
-        )
+        flat = {**entry, **entry["energy"], **entry.get("locality", {})}
+        values = ((flat.get(field), form, unit) for _, field, form, unit in COLUMNS)
+        made.add_row(entry["label"], *("-" if v is None else form.format(v / unit) for v, form, unit in values))
     return made
-
-
-def _number(value: float | None, form: str, unit: float = 1) -> str:
-    return "-" if value is None else form.format(value / unit)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lrfdyn.errors import require
 from lrfdyn.files import finite, writable_folder
+from lrfdyn.segmentation.figure import choose_pairs, segmentation_figure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from lrfdyn.segmentation.figure import choose_pairs, segmentation_figure
-
     require(arguments.count >= 1, f"count: expected an integer >= 1, got {arguments.count}")
     writable_folder(arguments.out.parent, "out")
     require(not arguments.out.is_dir(), f"out: expected a file, got the folder {arguments.out}")

@@ -1,22 +1,28 @@
-"""List the recipes of `lrfdyn train`, or print one of them with all its keys."""
+"""List the recipes of `lrfdyn train`, or print one of them with all its keys.
+
+Options replace keys, as in `lrfdyn train`: lrfdyn recipes imagenet_sdt_v3 --model sdt_v3_l --attention lrf_dyn
+"""
 
 from __future__ import annotations
 
 import argparse
 from itertools import groupby
 
+from lrfdyn.commands.arguments import add_keys, given_keys
 from lrfdyn.training.recipes import dump_yaml, list_recipes, load_recipe, recipe_notes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "lrfdyn recipes [NAME] [--section.key VALUE ...]"
     parser.add_argument("name", nargs="?", help="a recipe, or the path of a .yaml file; none lists all recipes")
+    add_keys(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.name is None:
         print_recipes()
     else:
-        print(dump_yaml(load_recipe(arguments.name).as_dict()), end="")
+        print(dump_yaml(load_recipe(arguments.name, given_keys(arguments)).as_dict()), end="")
 
 
 def print_recipes() -> None:
@@ -27,6 +33,7 @@ def print_recipes() -> None:
         for _, name, note in group:
             choices = [f"--{argument} {'|'.join(map(str, values))}" for argument, values in note.variants.items()]
             print(f"  {name:<28}{note.description}")
-            print(f"  {'':<28}{'  '.join(choices)}")
+            if choices:
+                print(f"  {'':<28}{'  '.join(choices)}")
         print()
     print("lrfdyn train NAME [--attention KIND ...] trains one, lrfdyn recipes NAME prints it with all its keys")

@@ -15,22 +15,19 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from lrfdyn.analysis.analyze import analyze
 from lrfdyn.analysis.measure.images import load_images
-from lrfdyn.analysis.measure.model import PASSES
 from lrfdyn.analysis.report.style import NEEDED
 from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib, write_all
 from lrfdyn.analysis.sources import find_sources
 from lrfdyn.attention import ATTENTIONS, attention_options
-from lrfdyn.commands.analyze import table
+from lrfdyn.commands.analyze import analyze_with_bar, table
 from lrfdyn.commands.arguments import add_keys, comma_list, command_line, given_keys, integer_list
-from lrfdyn.commands.bar import bars
 from lrfdyn.commands.sweep import run_with_bars, sweep_table
 from lrfdyn.errors import require
+from lrfdyn.sources import PAPER_ORDER
 from lrfdyn.training.estimate import estimate
 from lrfdyn.training.sweep import Sweep, SweepRun, plan_runs
 
-PAPER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")
 NOTES = (
     "Digits are 8x8 images: the table shows that every attention trains and what it costs, not which one wins on "
     "natural images. Differences of less than a percent are within the spread of the seeds.",
@@ -44,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "lrfdyn reproduce [--option ...] [--section.key VALUE ...]"
     add = parser.add_argument
     add("--out", type=Path, default=Path("demo"), help="folder for runs, results and report")
-    add("--attentions", type=comma_list, default=",".join(PAPER), metavar="A,B", help=f"of {', '.join(ATTENTIONS)}")
+    kinds = ",".join(PAPER_ORDER)
+    add("--attentions", type=comma_list, default=kinds, metavar="A,B", help=f"of {', '.join(ATTENTIONS)}")
     add("--seeds", type=integer_list, default="0,1", metavar="N,M", help="one run each")
     add("--epochs", type=int, metavar="N", help="the whole schedule in N epochs; default that of the recipe")
     add("--together", type=int, default=os.cpu_count() or 1, metavar="N", help="runs at a time")
@@ -65,21 +63,12 @@ def run(arguments: argparse.Namespace) -> int:
     with one_thread():
         images = load_images("digits", None, TEST_IMAGES, MEASURED_AT_ONCE, torch.device("cpu"))
         sources = [source for each in sweep.runs for source in find_sources(str(sweep.folder(each)), images)]
-        with bars(console) as shown:
-            groups = {each.group for each in sweep.runs}
-            task = shown.add_task("measuring", total=len(groups) * PASSES * images.count, news="")
-
-            def progress(model: str, what: str, done: int) -> None:
-                shown.update(task, advance=done, news=f"{Path(model).name}: {what}")
-
-            results = analyze(
-                sources, images, command=command_line(), title="Spikformer on digits", notes=NOTES, progress=progress
-            )
+        results = analyze_with_bar(sources, images, console, title="Spikformer on digits", notes=NOTES)
     written = write_all(results, out, formats)
     console.print(table(results))
     if not has_matplotlib():
         console.print(f"figures: {NEEDED}", highlight=False, markup=False)
-    console.print(f"Report: {out / 'report.html'}   {written}", highlight=False, soft_wrap=True)
+    console.print(written, highlight=False, soft_wrap=True)
     return 0
 
 

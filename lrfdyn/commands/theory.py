@@ -48,4 +48,4 @@ def run(arguments: argparse.Namespace) -> None:
     console.print(table)
     for note in results["notes"]:
         console.print(note, highlight=False)
-    console.print(f"Report: {arguments.out / 'report.html'}   {written}", highlight=False, soft_wrap=True)
+    console.print(written, highlight=False, soft_wrap=True)

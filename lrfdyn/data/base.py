@@ -29,6 +29,8 @@ from lrfdyn.registry import Registry
 
 @dataclass(frozen=True)
 class Batch:
+    """Images with their labels and targets, on the device."""
+
     images: Tensor  # [B, C, H, W] float, normalised, on the device, channels-last
     labels: Tensor  # [B] class indices
     targets: Tensor  # [B, classes] smoothed and mixed for training, one-hot for evaluation

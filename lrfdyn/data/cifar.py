@@ -59,8 +59,7 @@ class Cifar(ResidentData):
 
 @register_data("cifar10")
 class Cifar10(Cifar):
-    num_classes = 10
-    mean, deviation = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    num_classes, mean, deviation = 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
     folder, archive, labels, names = "cifar-10-batches-py", "cifar10.npz", b"labels", b"label_names"
     files: ClassVar[dict[str, dict[str, str]]] = {
         "train": {
@@ -77,14 +76,13 @@ class Cifar10(Cifar):
 
 @register_data("cifar100")
 class Cifar100(Cifar):
-    num_classes = 100
-    mean, deviation = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
-    folder, archive, labels, names = "cifar-100-python", "cifar100.npz", b"fine_labels", b"fine_label_names"
     files: ClassVar[dict[str, dict[str, str]]] = {
         "train": {"train": "16019d7e3df5f24257cddd939b257f8d"},
         "test": {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         "meta": {"meta": "7973b15100ade9c7d40fb424638fde48"},
     }
+    folder, archive, labels, names = "cifar-100-python", "cifar100.npz", b"fine_labels", b"fine_label_names"
+    num_classes, mean, deviation = 100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -136,6 +136,7 @@ class Preprocessing:
         return MODES[self.channels]
 
     def apply(self, image: Image) -> np.ndarray:
+        """A picture as `[C, size, size]`, float32."""
         image = centre_crop(image.convert(self.mode), self.size, self.crop_share)
         levels = np.asarray(image, np.float32).reshape(self.size, self.size, self.channels).transpose(2, 0, 1)
         mean, std = (np.array(v, np.float32).reshape(-1, 1, 1) for v in (self.mean, self.std))

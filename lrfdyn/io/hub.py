@@ -150,27 +150,32 @@ def from_pretrained(
         model = lrfdyn.from_pretrained("runs/cifar100/model", device="cuda")
         logits = model(images)  # [B, C, H, W] to [B, classes]
     """
-    folder = Path(source)
+    folder, how = Path(source), {"cache_dir": cache_dir, "local_files_only": local_files_only}
     if not folder.is_dir():
-        folder = _download(
-            source, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only
-        )
-    path = folder / CONFIG_FILE
-    config = check_config(read_json(path, "source"), path)
-    tensors, header = load_tensors(folder / WEIGHTS_FILE)
+        folder = _download(source, revision=revision, token=token, **how)
+    path, weights = folder / CONFIG_FILE, folder / WEIGHTS_FILE
+    config = read_json(path, "source")
+    tensors, header = load_tensors(weights)
     require(
         header.get("library_name") is None or header == config,
-        f"source: {path} and {folder / WEIGHTS_FILE} were not saved together; "
+        f"source: {path} and {weights} were not saved together; "
         "save the model again, or pass changed options to from_pretrained",
     )
-    return build_trained(config, tensors, path, folder / WEIGHTS_FILE, host=host, **options).to(device)
+    return build_trained(config, tensors, path, weights, host=host, **options).to(device)
 
 
 def build_trained(
-    config: dict[str, Any], tensors: Mapping[str, Tensor], path: Path, weights: Path, host: type[Host], **options: Any
+    config: Any, tensors: Mapping[str, Tensor], path: Path, weights: Path, host: type[Host], **options: Any
 ) -> Host:
-    """The model of a configuration with weights, in evaluation mode; `path` and `weights` are the files that both came
-    from."""
+    """The model of a configuration (JSON from the file `path`) with the tensors of the file `weights`, in evaluation
+    mode. What does not fit is an error that names the file."""
+    known = isinstance(config, dict) and config.get("library_name") == "lrfdyn"
+    require(known and isinstance(config.get("options"), dict), f"source: {path} is not a configuration of lrfdyn")
+    require(
+        config.get("format") == FORMAT,
+        f"source: {path} has format {config.get('format')!r}, written by lrfdyn {config.get('lrfdyn_version')}; "
+        f"lrfdyn {__version__} reads format {FORMAT}",
+    )
     model = _build(config, options, host, path)
     check_fit(weights, model, tensors)
     # The model has no memory yet; it takes over the file's tensors, types included. They are copied because those of
@@ -188,14 +193,12 @@ def model_config(model: HubMixin) -> dict[str, Any]:
         "model": model.name,
         "host": type(model).__name__,
         "options": model.config,
+        "class_names": model.class_names,
+        "preprocessing": None if model.preprocessing is None else model.preprocessing.as_dict(),
     }
-    # Absent where nobody said, so that folders without them stay as they are.
-    if model.class_names is not None:
-        config["class_names"] = list(model.class_names)
-    if model.preprocessing is not None:
-        config["preprocessing"] = model.preprocessing.as_dict()
     try:
-        return json.loads(json.dumps(config, allow_nan=False))
+        stated = {key: value for key, value in config.items() if value is not None}
+        return json.loads(json.dumps(stated, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise LrfdynError(f"model: its configuration cannot be written as JSON ({error})") from None
 
@@ -209,18 +212,6 @@ def check_rebuilds(model: HubMixin, config: dict[str, Any], path: Path) -> None:
     wrong = ", ".join(sorted({name for name, _ in own ^ rebuilt})[:3])
     what = f"a {type(model).__name__} of its configuration has other weights ({wrong})"
     require(not wrong, f"model: cannot be saved, because {what}; were its layers changed?")
-
-
-def check_config(config: Any, path: Path) -> dict[str, Any]:
-    """`config` if it is one of a format that this version reads; else an error that names the file."""
-    known = isinstance(config, dict) and config.get("library_name") == "lrfdyn"
-    require(known and isinstance(config.get("options"), dict), f"source: {path} is not a configuration of lrfdyn")
-    require(
-        config.get("format") == FORMAT,
-        f"source: {path} has format {config.get('format')!r}, written by lrfdyn {config.get('lrfdyn_version')}; "
-        f"lrfdyn {__version__} reads format {FORMAT}",
-    )
-    return config
 
 
 def known_hosts() -> dict[str, type[HubMixin]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +21,19 @@ TAGS = ["lrfdyn", "spiking-neural-network", "vision"]
 def model_card(
     model: HubMixin, config: Mapping[str, Any], source: str, description: str, header: Mapping[str, Any]
 ) -> str:
-    """`source` is where a reader loads the model from, `header` are further entries of the hub's header."""
+    """The card of a model. `source` is where a reader loads the model from, `header` holds further entries of the hub's
+    header."""
     entries = {"library_name": "lrfdyn", "pipeline_tag": model.pipeline_tag, "tags": TAGS, **header}
-    title = model.name or type(model).__name__
     parts = [
         f"---\n{front_matter(entries)}---\n{CARD_MARK}\n",
-        f"# {title}\n\n{sentence(model)}\n",
-        description.strip() + "\n" if description.strip() else "",
+        f"# {model.name or type(model).__name__}\n\n{sentence(model)}\n",
+        *([description.strip() + "\n"] if description.strip() else []),
         parameter_table(model),
         "## Use\n\n```python\nfrom lrfdyn import from_pretrained\n\n"
-        f"model = from_pretrained({json.dumps(source)})\n"
-        f"{usage(model)}```\n",
+        f"model = from_pretrained({json.dumps(source)})\n{usage(model)}```\n",
         f"## Configuration\n\n```json\n{json.dumps(config, indent=1)}\n```\n",
     ]
-    return "\n".join(part for part in parts if part)
+    return "\n".join(parts)
 
 
 def usage(model: HubMixin) -> str:
@@ -47,28 +47,24 @@ def usage(model: HubMixin) -> str:
 
 
 def front_matter(entries: Mapping[str, Any]) -> str:
-    """YAML; every value as JSON, which is YAML too and quotes itself."""
+    """The entries as YAML; every value as JSON, which is YAML too and quotes itself."""
     lines = []
     for key, value in entries.items():
-        require(
-            bool(key) and all(letter.isalnum() or letter in "_-" for letter in key),
-            f"card: expected names of letters, digits, - and _, got {key!r}",
-        )
+        valid = re.fullmatch(r"[\w-]+", key) is not None
+        require(valid, f"card: expected names of letters, digits, - and _, got {key!r}")
         try:
             lines.append(f"{key}: {json.dumps(value, ensure_ascii=False)}\n")
         except TypeError:
-            raise LrfdynError(
-                f"card: {key}: expected text, numbers or lists of them, got {type(value).__name__}"
-            ) from None
+            kind = type(value).__name__
+            raise LrfdynError(f"card: {key}: expected text, numbers or lists of them, got {kind}") from None
     return "".join(lines)
 
 
 def sentence(model: HubMixin) -> str:
-    kind = model.config.get("attention")
+    kind, (channels, height, width) = model.config.get("attention"), model.input_size
     attention = f" with {attention_label(kind)} attention" if kind else ""
-    channels, height, width = model.input_size
     classes = f"{model.num_classes} classes" if model.num_classes else "no classifier"
-    steps = "1 time step" if model.time_steps == 1 else f"{model.time_steps} time steps"
+    steps = f"{model.time_steps} time step{'' if model.time_steps == 1 else 's'}"
     return (
         f"{type(model).__name__}{attention}, a spiking vision network: images of {height}x{width} pixels and "
         f"{channels} channels, {steps}, {classes}."
@@ -77,6 +73,6 @@ def sentence(model: HubMixin) -> str:
 
 def parameter_table(model: HubMixin) -> str:
     counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    counts["all"] = sum(p.numel() for p in model.parameters())
     rows = [f"| {name} | {count:,} |" for name, count in counts.items() if count]
-    rows.append(f"| all | {sum(p.numel() for p in model.parameters()):,} |")
     return "\n".join(["| part | parameters |", "|---|---:|", *rows]) + "\n"

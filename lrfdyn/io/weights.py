@@ -16,14 +16,14 @@ from lrfdyn.files import write_atomic
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
-    """A safetensors file with `meta` as JSON in its header."""
+    """Writes tensors by name to a safetensors file, with `meta` as JSON in its header."""
     data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"lrfdyn": json.dumps(dict(meta or {}))}
     write_atomic(path, lambda file: save_file(data, file, metadata=header))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and `meta` of a file; a damaged one is an error that names it."""
+    """Reads the tensors by name and the `meta` of a file of `save_tensors`; a damaged one is an error that names it."""
     try:
         with safe_open(path, framework="pt") as file:
             meta = json.loads((file.metadata() or {}).get("lrfdyn", "{}"))
@@ -32,18 +32,6 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise LrfdynError(f"weights: no such file: {path}") from None
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
         raise LrfdynError(f"weights: {path} is damaged or not a safetensors file ({error})") from None
-
-
-def save_weights(path: Path, model: nn.Module, meta: Mapping[str, Any] | None = None) -> None:
-    save_tensors(path, model.state_dict(), meta)
-
-
-def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
-    """Fills `model` and returns the file's `meta`; weights of another model are an error."""
-    tensors, meta = load_tensors(path)
-    check_fit(path, model, tensors)
-    model.load_state_dict(tensors)
-    return meta
 
 
 def check_fit(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

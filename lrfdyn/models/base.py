@@ -132,6 +132,8 @@ class SpikingModel(HubMixin):
         return self.forward_stages(self.to_time_major(images))
 
     def forward(self, images: Tensor) -> Tensor:
+        """Logits `[B, classes]` of static images `[B, C, H, W]`, which are shown `time_steps` times, or of event frames
+        `[T, B, C, H, W]`."""
         return self.forward_head(self.forward_features(images))
 
     def to_time_major(self, images: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class Layer:
 
 
 def count_parameters(model: nn.Module) -> int:
+    """The number of parameters, shared ones once."""
     return sum(p.numel() for p in model.parameters())
 
 

@@ -23,6 +23,7 @@ class SpikingNeuron(Neuron):
         self.dynamics = dynamics
 
     def forward(self, x: Tensor) -> Tensor:
+        """Spikes of the currents `x`, `[T, B, ...]`, which start from rest; the same shape."""
         return lif(x, self.dynamics)[0]
 
     def extra_repr(self) -> str:
@@ -67,6 +68,7 @@ class IntegerSpike(Neuron):
         self.normalize = normalize
 
     def forward(self, x: Tensor) -> Tensor:
+        """Integer spikes of the potentials `x`, of any shape; the same shape."""
         return integer_spike(x, self.levels, self.normalize)
 
     def extra_repr(self) -> str:

@@ -122,6 +122,7 @@ class Segmenter(SpikingModel):
         return self.feature_info[-1].stride
 
     def forward(self, images: Tensor) -> Tensor:
+        """Logits `[B, classes, H, W]` of images `[B, C, H, W]`."""
         logits, size = self.forward_logits(images), images.shape[-2:]
         if logits.is_cuda and logits.requires_grad:
             return enlarge(logits, size)

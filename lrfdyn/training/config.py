@@ -60,6 +60,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
+    """The data set, and where it lies."""
+
     name: str
     """The name of a data set: digits, cifar10, cifar100, imagenet, imagenette, folder (own images), webdataset,
     ade20k, or one's own."""
@@ -73,6 +75,8 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
+    """The optimiser, and the moving average of what it trains."""
+
     name: Literal["adamw", "lamb", "sgd"] = "adamw"
     """The rule of the update."""
     learning_rate: float = 5e-4
@@ -177,6 +181,8 @@ class DistillConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
+    """How a run is made: batches, precision, device, seed, and how often it logs, tests and saves."""
+
     batch_size: int = 128
     """Images per step of the optimiser, over all processes."""
     accumulate: int = 1
@@ -229,6 +235,8 @@ FREE_OPTIONS = ("workers", "on_corrupt")
 
 @dataclass(frozen=True)
 class TrainConfig:
+    """Everything that decides a run: a recipe with its overrides, checked."""
+
     model: ModelConfig
     data: DataConfig
     augmentation: Augmentation = field(default_factory=Augmentation)

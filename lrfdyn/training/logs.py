@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.files import read_json_lines, write_atomic
+from lrfdyn.files import read_json_lines, write_atomic, write_table
 
 
 class RunLog:
@@ -35,18 +34,8 @@ class RunLog:
                     self._board.add_scalar(f"{kind}/{name}", value, step)
         if kind == "epoch":
             self.epochs.append(record)
-            self._write_table()
-
-    def _write_table(self) -> None:
-        columns = list(dict.fromkeys(key for record in self.epochs for key in record if key != "kind"))
-
-        def write(path: Path) -> None:
-            with path.open("w", newline="", encoding="utf-8") as file:
-                table = csv.DictWriter(file, columns, extrasaction="ignore")
-                table.writeheader()
-                table.writerows(self.epochs)
-
-        write_atomic(self.table, write)
+            columns = list(dict.fromkeys(key for entry in self.epochs for key in entry if key != "kind"))
+            write_table(self.table, [{key: entry.get(key) for key in columns} for entry in self.epochs])
 
     def sync(self) -> None:
         """What was written survives the machine."""

@@ -11,10 +11,14 @@ if TYPE_CHECKING:
 class Reporter:
     """Hears of a run; this one is silent."""
 
-    def start(self, trainer: Trainer) -> None: ...
+    def start(self, trainer: Trainer) -> None:
+        """Before the first step."""
 
-    def step(self, trainer: Trainer) -> None: ...
+    def step(self, trainer: Trainer) -> None:
+        """After every step."""
 
-    def epoch(self, record: dict[str, Any]) -> None: ...
+    def epoch(self, record: dict[str, Any]) -> None:
+        """After every epoch, with its line of the log."""
 
-    def say(self, message: str) -> None: ...
+    def say(self, message: str) -> None:
+        """A line for the reader."""

@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,7 @@ from lrfdyn.version import __version__
 FORMAT = 1
 OWN = ("name", "recipe", "seeds", "epochs")  # of a run in the list; everything else is a key of its recipe
 KEPT_FILES = ("summary.json", "log.jsonl", "recipe.yaml")
-POLL_SECONDS = 0.2
-LAST_BYTES = 4096  # of a log, which hold its last record
+POLL_SECONDS = 0.3
 # Without these glibc gives large tensors back to the system after every operation and faults them in again.
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)}
 
@@ -174,17 +174,14 @@ class Sweep:
         """The file that holds what the run wrote on its console."""
         return self.folder(run) / "console.txt"
 
-    def check(self) -> None:
+    def check(self, run: SweepRun) -> None:
         """An error for a folder that holds a run of the same name with other settings."""
-        for run in self.runs:
-            path = self.folder(run) / "recipe.yaml"
-            what = "; ".join(differences(run.config.as_dict(), load_recipe(path).as_dict())) if path.is_file() else ""
-            require(
-                not what,
-                f"out: {self.folder(run)} was made with other settings ({what}); pass --restart or another folder",
-            )
+        path = self.folder(run) / "recipe.yaml"
+        what = "; ".join(differences(run.config.as_dict(), load_recipe(path).as_dict())) if path.is_file() else ""
+        require(not what, f"out: {path.parent} has other settings ({what}); pass --restart or another folder")
 
     def ended(self, run: SweepRun) -> bool:
+        """Whether the run is finished, with these settings."""
         path = self.folder(run) / "summary.json"
         return path.is_file() and read_json(path, "out").get("fingerprint") == run.config.fingerprint()
 
@@ -215,16 +212,13 @@ class Sweep:
         this in a folder. A run that fails does not keep the others from going on."""
         reporter = reporter or SweepReporter()
         with sole_user(self.out):
-            if restart:
-                for run in self.runs:
-                    discard_run(self.folder(run))
-            self.check()
-            waiting = [run for run in self.runs if not self.ended(run)]
             for run in self.runs:
-                if run not in waiting:
-                    reporter.end(run, self.row(run))
-            self._write()
-            for run in self._each_end(waiting, reporter):
+                if restart:
+                    discard_run(self.folder(run))
+                self.check(run)
+            waiting = [run for run in self.runs if not self.ended(run)]
+            before = [run for run in self.runs if run not in waiting]
+            for run in chain(before, self._each_end(waiting, reporter)):
                 reporter.end(run, self.row(run))
                 self._write()
             return [self.row(run) for run in self.runs]
@@ -241,9 +235,9 @@ class Sweep:
                 time.sleep(POLL_SECONDS)
                 for run, process in list(running):
                     code = process.poll()
-                    record = last_record(self.folder(run) / "log.jsonl")
-                    if record:
-                        reporter.progress(run, record)
+                    records = read_json_lines(self.folder(run) / "log.jsonl")
+                    if records:
+                        reporter.progress(run, records[-1])
                     if code is not None:
                         running.remove((run, process))
                         if not self.ended(run):
@@ -313,20 +307,3 @@ def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         }
         for group, values in groups.items()
     ]
-
-
-def last_record(path: Path) -> dict[str, Any]:
-    """The last whole record of a log that may be being written; empty where there is none yet."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LAST_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        return record if isinstance(record, dict) else {}
-    return {}

@@ -43,6 +43,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Trainer:
+    """A run under way: model, data, optimiser and step of a configuration. `train()` runs it to its end or until `stop`
+    asks; `save()` and `resume()` write and read checkpoints in `out`."""
+
     def __init__(
         self, config: TrainConfig, out: Path, reporter: Reporter | None = None, stop: Stop | None = None
     ) -> None:
@@ -116,11 +119,6 @@ class Trainer:
     @property
     def raw_optimizer(self) -> torch.optim.Optimizer:
         return getattr(self.optimizer, "optimizer", self.optimizer)
-
-    @property
-    def scaler(self) -> Any:
-        """Of float16; None elsewhere."""
-        return self.train_step.scaler
 
     @property
     def speed(self) -> float:
@@ -278,7 +276,7 @@ class Trainer:
             "processes": self.processes,
             **data_identity(self.source),
             "random": generators,
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "scaler": None if self.train_step.scaler is None else self.train_step.scaler.state_dict(),
             "loss_sum": loss_sum,
             "timed_steps": self.timed_steps,
             "train_seconds": self.train_seconds,
@@ -303,8 +301,8 @@ class Trainer:
         self.loss_sum.fill_(meta["loss_sum"])
         self.timed_steps, self.train_seconds = meta["timed_steps"], meta["train_seconds"]
         self.wall_seconds = meta["wall_seconds"]
-        if self.scaler is not None and meta["scaler"] is not None:
-            self.scaler.load_state_dict(meta["scaler"])
+        if self.train_step.scaler is not None and meta["scaler"] is not None:
+            self.train_step.scaler.load_state_dict(meta["scaler"])
         self.last_checkpoint, self.saved = path, self.done
         if meta["processes"] == self.processes:
             checkpoint.set_random_state(meta["random"][self.rank])

@@ -216,10 +216,10 @@ def test_images_are_spread_over_the_test_set():
     images = digits(10)
     assert [len(batch) for batch in images.batches] == [4, 4, 2]
     labels = torch.cat(images.labels)
-    from lrfdyn.data.digits import load_digits
+    from lrfdyn.data import Augmentation, create_data
 
-    assert labels[0] == load_digits().test_labels[0]
-    assert labels[-1] == load_digits().test_labels[-1]
+    expected = create_data("digits", None, Augmentation()).splits["test"][1]
+    assert (labels[0], labels[-1]) == (expected[0], expected[-1])
 
 
 @pytest.mark.parametrize(

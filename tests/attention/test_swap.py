@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +14,7 @@ from torch import Tensor, nn
 import lrfdyn
 from lrfdyn.attention import Attention
 from lrfdyn.models.base import SpikingModel
-from tests.models import test_qkformer, test_sdt_v1, test_sdt_v2, test_sdt_v3
-from tests.models.host_checks import check_trains, randomize
+from tests.models.host_checks import check_trains, randomize, small_model
 
 
 def spikformer(**options: Any) -> SpikingModel:
@@ -24,10 +24,10 @@ def spikformer(**options: Any) -> SpikingModel:
 
 HOSTS = {
     "spikformer": spikformer,
-    "qkformer": test_qkformer.small,
-    "sdt_v1": test_sdt_v1.small,
-    "sdt_v2": test_sdt_v2.small,
-    "sdt_v3": test_sdt_v3.small,
+    "qkformer": partial(small_model, "qkformer_imagenet"),
+    "sdt_v1": partial(small_model, "sdt_v1"),
+    "sdt_v2": partial(small_model, "sdt_v2"),
+    "sdt_v3": partial(small_model, "sdt_v3"),
 }
 
 

@@ -12,7 +12,6 @@ import torch
 
 from lrfdyn import LrfdynError
 from lrfdyn.data import DATA, Augmentation, DataSource, create_data, data_class, register_data
-from lrfdyn.data.digits import load_digits
 from lrfdyn.data.resident import ResidentData
 from lrfdyn.training.estimate import estimate
 from lrfdyn.training.recipes import load_recipe
@@ -181,12 +180,15 @@ def test_repeated_augmentation(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_digits_are_the_fixed_split() -> None:
-    pytest.importorskip("sklearn")
-    data, split = create_data("digits", None, Augmentation()), load_digits()
+    load_digits = pytest.importorskip("sklearn.datasets").load_digits
+    data, raw = create_data("digits", None, Augmentation()), load_digits()
     assert (data.num_classes, data.in_channels, data.image_size) == (10, 1, 8)
     (batch,) = data.test_batches(batch_size=360)
-    assert torch.equal(batch.labels, split.test_labels)
-    assert torch.allclose(batch.images, split.test_images, atol=0.01)
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+    images, labels = torch.tensor(raw.images)[order].float(), torch.tensor(raw.target)[order]
+    assert torch.equal(batch.labels, labels[:360])
+    expected = (images[:360] - images[360:].mean()) / images[360:].std()
+    assert torch.allclose(batch.images[:, 0], expected, atol=0.01)
 
 
 def test_unknown_names() -> None:

@@ -17,7 +17,8 @@ from PIL import Image
 
 from lrfdyn.attention import Attention
 from lrfdyn.cli import main
-from lrfdyn.data.digits import raw_digits
+from lrfdyn.data import Augmentation
+from lrfdyn.data.digits import Digits
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy.export import check as export_check
 from lrfdyn.deploy.export.executorch import ExecutorchRunner, sidecar, write_executorch
@@ -144,11 +145,12 @@ def test_trained_digits(tmp_path):
     summary = train(config, tmp_path / "run")
     model = find_source(tmp_path / "run").load()
     made = export_model(model, tmp_path / "model.onnx")
-    digits = (raw_digits().test_images * (255 / 16)).round().to(torch.uint8)
+    images, labels = Digits(None, Augmentation()).splits["test"]
+    digits = images.to(torch.uint8)
     images = np.stack([model.preprocessing.apply(Image.fromarray(digit[0].numpy())) for digit in digits])
     with torch.no_grad():
         expected = model(torch.from_numpy(images)).numpy()
-    right = expected.argmax(1) == raw_digits().test_labels.numpy()
+    right = expected.argmax(1) == labels.numpy()
     assert 100 * right.mean() == pytest.approx(summary["top1"], abs=0.5)  # files are preprocessed as in training
     assert right.mean() > 0.4
     runner = OnnxRunner(made.path, threads=1)

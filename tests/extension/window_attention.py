@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import lrfdyn
-from lrfdyn.attention import Attention, AttentionHost, Operations, StateTerm
+from lrfdyn.attention import Attention, AttentionHost, Operations, StateTerm, lif_host
 from lrfdyn.attention.base import Grid, Spikes, WeightBlocks
 from lrfdyn.data import Augmentation
 from lrfdyn.data.resident import ResidentData
+from lrfdyn.models import SpikingModel
+from lrfdyn.models.base import classifier
+from lrfdyn.models.transformer import TransformerConfig
+from lrfdyn.nn.layers import SpikingConv, init_weights
+from lrfdyn.nn.neurons import LIF
 
 
 @lrfdyn.register_attention("window", label="Window")
@@ -57,6 +64,37 @@ class BareAttention(Attention):
     def mix(self, *spikes: Tensor) -> Tensor:
         q, k, v = spikes
         return self.widen(q) * (self.widen(k) * v).mean((3, 4), keepdim=True)
+
+
+@dataclass
+class OneBlockConfig(TransformerConfig):
+    """The options of the model: those of every transformer, and its width."""
+
+    dim: int = 32
+    attention: str = "window"
+
+
+@lrfdyn.register_model("one_block_16", dim=16, heads=2, image_size=8)
+class OneBlock(SpikingModel):
+    """A convolution and an attention."""
+
+    config_class = OneBlockConfig
+
+    def __init__(self, **options: Any) -> None:
+        config = OneBlockConfig(**options)
+        super().__init__(config)
+        self.describe_stages([config.dim], [2], config.image_size)
+        self.stem = SpikingConv(config.in_channels, config.dim, LIF(), kernel=3)
+        self.attn = config.make_attention(config.dim, self.grid, lif_host())
+        self.head = classifier(config.dim, config.num_classes)
+        init_weights(self)
+
+    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        x = self.stem(x, pool=True)
+        return [self.attn(x, residual=x)]
+
+    def head_input(self, x: Tensor) -> Tensor:
+        return x.mean((3, 4))
 
 
 @lrfdyn.register_data("stripes")

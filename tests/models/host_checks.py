@@ -11,13 +11,59 @@ import torch
 from torch import nn
 
 from lrfdyn.attention import Attention
+from lrfdyn.models import SDTV1, SDTV2, SDTV3, MSResNet, QKFormer, SEWResNet, Spikformer
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.sdt_v2 import RepConvBN
-from lrfdyn.models.spikformer import Spikformer
+from lrfdyn.models.transformer import CIFAR_POOLING
 from lrfdyn.nn.layers import ConvBN, DropPath
 from tests.golden_rule import images, official_state
 
 Build = Callable[..., SpikingModel]
+
+TRANSFORMER = {"dim": 32, "depth": 2, "heads": 4, "mlp_ratio": 2, "image_size": 32, "num_classes": 5, "time_steps": 2}
+METAFORMER = {"widths": (8, 16, 24, 32), "depths": (1, 1, 1, 2, 1), "heads": 4, "image_size": 32, "num_classes": 5}
+RESNET = {"depths": (1, 1, 1, 2), "widths": (8, 16, 24, 32), "num_classes": 5, "time_steps": 2}
+CIFAR_STEM = {"pooling": CIFAR_POOLING, "qkv_bias": True}
+# By the name of the golden fixtures' family: the class, and the options of a small model.
+HOSTS: dict[str, tuple[type[SpikingModel], dict[str, Any]]] = {
+    "spikformer_imagenet": (Spikformer, TRANSFORMER),
+    "spikformer_cifar": (Spikformer, {**TRANSFORMER, **CIFAR_STEM, "image_size": 16}),
+    "qkformer_imagenet": (QKFormer, {**TRANSFORMER, "depth": 5}),
+    "qkformer_cifar": (QKFormer, {**TRANSFORMER, "depth": 5, "form": "cifar"}),
+    "sdt_v1": (SDTV1, TRANSFORMER),
+    "sdt_v2": (SDTV2, METAFORMER),
+    "sdt_v3": (SDTV3, METAFORMER),
+    "sew_resnet": (SEWResNet, RESNET),
+    "ms_resnet": (MSResNet, RESNET),
+}
+# Keys of a fixture's configuration, and the option of ours for each; the widths of a MetaFormer have a key of a width.
+OPTIONS = {
+    "embed_dim": "dim",
+    "depth": "depth",
+    "num_heads": "heads",
+    "mlp_ratio": "mlp_ratio",
+    "T": "time_steps",
+    "image_size": "image_size",
+    "num_classes": "num_classes",
+    "blocks_per_stage": "depths",
+}
+
+
+def small_model(host: str, **options: Any) -> Any:
+    make, preset = HOSTS[host]
+    return make(**{**preset, **options})
+
+
+def golden_model(fixture: dict[str, Any], **options: Any) -> Any:
+    """The model that a golden fixture describes."""
+    make, form = HOSTS[fixture["family"]]
+    given = fixture["config"]
+    stated = {ours: given[theirs] for theirs, ours in OPTIONS.items() if given.get(theirs) is not None}
+    if isinstance(stated.get("dim"), list):
+        stated["widths"] = stated.pop("dim")
+    known = {key: value for key, value in stated.items() if key in make.options()}
+    extra = {key: form[key] for key in (*CIFAR_STEM, "form") if key in form}
+    return make(**{**extra, **known, **options})
 
 
 def check_rule(fixture: dict[str, Any]) -> None:

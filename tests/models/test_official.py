@@ -18,19 +18,9 @@ import lrfdyn
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.official import OfficialReport
 from tests.golden_rule import images, load, official_state
-from tests.models import test_qkformer, test_resnets, test_sdt_v1, test_sdt_v2, test_sdt_v3, test_spikformer
+from tests.models.host_checks import HOSTS, golden_model
 
-FIXTURES = {
-    "spikformer_imagenet_small": (test_spikformer.build, "official"),
-    "spikformer_cifar_small": (test_spikformer.build, "official"),
-    "qkformer_imagenet_small": (lambda fixture: test_qkformer.build(fixture, "legacy"), "legacy"),
-    "qkformer_cifar_small": (lambda fixture: test_qkformer.build(fixture, "legacy"), "legacy"),
-    "sdt_v1_small": (test_sdt_v1.build, "official"),
-    "sdt_v2_small": (test_sdt_v2.build, "official"),
-    "sdt_v3_small": (test_sdt_v3.build, "official"),
-    "sew_resnet_small": (test_resnets.build, "official"),
-    "ms_resnet_small": (test_resnets.build, "official"),
-}
+VARIANTS = {f"{host}_small": "legacy" if "qkformer" in host else "official" for host in HOSTS}
 SPIKFORMER = load("spikformer_cifar_small")
 ARGUMENTS = argparse.Namespace(
     lr=5e-4, batch_size=16, data="imagenet", flags=[1, None, "a"], device=torch.device("cpu")
@@ -39,7 +29,7 @@ ARGUMENTS = argparse.Namespace(
 
 def build(**options: Any) -> SpikingModel:
     """The model of the fixture, with another attention or another number of classes."""
-    model = test_spikformer.build(SPIKFORMER)
+    model = golden_model(SPIKFORMER)
     return type(model)(**{**model.config, **options}).double()
 
 
@@ -54,13 +44,13 @@ def check_logits(model: SpikingModel, fixture: dict[str, Any], variant: str) -> 
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_logits_of_the_official_code_from_a_file(name, tmp_path):
     fixture = load(name)
-    make, variant = FIXTURES[name]
+    options = {"legacy_neuron_axis": True} if "qkformer" in name else {}
     weights = official_state(fixture)
     torch.save({"model": weights, "epoch": 299, "optimizer": {"state": {}}, "args": ARGUMENTS}, tmp_path / "best.pth")
-    model = make(fixture).double()
+    model = golden_model(fixture, **options).double()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report = lrfdyn.load_official(model, tmp_path / "best.pth")
@@ -69,7 +59,7 @@ def test_logits_of_the_official_code_from_a_file(name, tmp_path):
     assert not report.unexpected
     unused = [key for key in weights if "norm1." in key or "norm2." in key or "talking_heads" in key]
     assert list(report.dropped) == unused
-    check_logits(model, fixture, variant)
+    check_logits(model, fixture, VARIANTS[name])
 
 
 @pytest.mark.parametrize(
@@ -264,7 +254,7 @@ def test_lrf_ssa_without_dilations_needs_no_swap(tmp_path):
 def test_the_legacy_neuron_of_qkformer_is_pointed_out(tmp_path):
     fixture = load("qkformer_cifar_small")
     torch.save(official_state(fixture), tmp_path / "file.pth")
-    model = test_qkformer.build(fixture).double()
+    model = golden_model(fixture).double()
     with pytest.warns(UserWarning, match="legacy_neuron_axis=True") as caught:
         lrfdyn.load_official(model, tmp_path / "file.pth")
     assert caught[0].filename == __file__
@@ -275,7 +265,7 @@ def test_distillation_heads(tmp_path):
     fixture = load("sdt_v2_small_t1")
     second = {"head_kd.weight": torch.randn(10, 96), "head_kd.bias": torch.randn(10)}
     torch.save({"model": {**official_state(fixture), **second}}, tmp_path / "file.pth")
-    refused(test_sdt_v2.build(fixture), tmp_path / "file.pth", "unknown to the model: distillation_head.weight")
-    model = test_sdt_v2.build(fixture, distillation=True)
+    refused(golden_model(fixture), tmp_path / "file.pth", "unknown to the model: distillation_head.weight")
+    model = golden_model(fixture, distillation=True)
     assert lrfdyn.load_official(model, tmp_path / "file.pth") == OfficialReport((), source_key="model")
     assert torch.equal(model.distillation_head.weight, second["head_kd.weight"])

@@ -100,8 +100,8 @@ def test_list_of_recipes(capsys):
     assert max(map(len, printed.splitlines())) < 160
     assert main(["train"]) == 0
     assert capsys.readouterr().out == printed
-    assert main(["recipes", "cifar10_qkformer"]) == 0
-    assert "\n  name: qkformer_4_384\n" in capsys.readouterr().out
+    assert main(["recipes", "cifar10_qkformer", "--attention", "vsa"]) == 0
+    assert "\n  name: qkformer_4_384\n  attention: vsa\n" in capsys.readouterr().out
 
 
 def test_memory_is_counted():

@@ -1,13 +1,14 @@
 """How the figures for papers are drawn, with matplotlib.
 
-A function takes pyplot and the models to show as (place, entry of the results), where the place among all models
-decides colour and marker, and returns the matplotlib figure.
+A function takes pyplot and the models to show as (place, entry), where the place among all models decides colour and
+marker and the entry is that of the results with the rows of the table, and returns the matplotlib figure.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from lrfdyn.analysis.report.style import COLOURS, LINES, MARKERS, PARTS, REGIONS, WIDTH, Entries, legend, line, wrapped
@@ -116,36 +117,21 @@ def receptive_fields(plt: Any, entries: Entries) -> Any:
     return figure
 
 
-def curves(
-    plt: Any, entries: Entries, points: Callable[[Any], Iterable[tuple[float, float]]], width: float, **axes: Any
-) -> Any:
-    """One line through the points of every model."""
+def curves(plt: Any, entries: Entries, width: float, scale: float = 1, **axes: Any) -> Any:
+    """One line for every model through the last two columns of its rows, the second one times `scale`."""
     figure, axis = plt.subplots(figsize=(width, 2.4))
     for i, entry in entries:
-        x, y = zip(*points(entry), strict=True)
-        axis.plot(x, y, label=entry["label"], **line(i, markevery=max(1, len(x) // 16)))
+        x, y = zip(*(row[-2:] for row in entry["rows"]), strict=True)
+        every = max(1, len(x) // 16)
+        axis.plot(x, [scale * value for value in y], label=entry["label"], **line(i, markevery=every))
     axis.set(**axes)
     legend(figure, axis, entries)
     return figure
 
 
-def receptive_field_share(plt: Any, entries: Entries) -> Any:
-    labels = {"xlabel": "side of a centred square (pixels)", "ylabel": "% of the receptive field inside"}
-
-    def points(entry: dict[str, Any]) -> Iterable[tuple[float, float]]:
-        return ((square["side"], 100 * square["share"]) for square in entry["receptive_field"]["share_inside"])
-
-    return curves(plt, entries, points, WIDTH, **labels, ylim=(0, 103))
-
-
-def firing_rates(plt: Any, entries: Entries) -> Any:
-    labels = {"xlabel": "depth (first to last neuron layer)", "ylabel": "firing rate (%)"}
-
-    def points(entry: dict[str, Any]) -> Iterable[tuple[float, float]]:
-        rates = entry["firing_by_layer"].values()
-        return ((n / max(1, len(rates) - 1), 100 * rate) for n, rate in enumerate(rates))
-
-    return curves(plt, entries, points, 2 * WIDTH, **labels, ylim=(0, None))
+def percent_curves(xlabel: str, ylabel: str, width: float = WIDTH, top: float | None = None) -> Callable[..., Any]:
+    """A drawing of lines of shares, shown as percent."""
+    return partial(curves, width=width, scale=100, xlabel=xlabel, ylabel=ylabel, ylim=(0, top))
 
 
 def energy_parts(layers: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -232,7 +218,8 @@ def theory_chart(plt: Any, chart: dict[str, Any]) -> Any:
     scales = {f"{name}label": chart[name]["label"] for name in "xy"}
     scales |= {f"{name}scale": "log" for name in "xy" if chart[name].get("log")}
     if chart["kind"] == "lines":
-        return curves(plt, list(enumerate(chart["series"])), lambda series: series["points"], WIDTH, **scales)
+        series = [{"label": one["label"], "rows": one["points"]} for one in chart["series"]]
+        return curves(plt, list(enumerate(series)), WIDTH, **scales)
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from lrfdyn.analysis.report import drawings
+from lrfdyn.analysis.report.style import WIDTH
 
 Entry = dict[str, Any]
 Row = Sequence[Any]
@@ -44,9 +45,12 @@ def figures(results: dict[str, Any]) -> dict[str, Figure]:
     made = {}
     for name, (columns, rows_of, caption, drawing) in DEFINITIONS.items():
         rows = [list(rows_of(entry)) for entry in entries]
-        shown = [(i, entry) for i, entry in enumerate(entries) if rows[i]]
+        shown = [(i, {**entry, "rows": rows[i]}) for i, entry in enumerate(entries) if rows[i]]
         if shown:
-            table = [("model", *columns.split()), *((entry["label"], *row) for i, entry in shown for row in rows[i])]
+            table = [
+                ("model", *columns.split()),
+                *((entry["label"], *row) for _, entry in shown for row in entry["rows"]),
+            ]
             draw = None if drawing is None else partial(drawing, entries=shown)
             made[name] = Figure(table, caption.format(**words), draw)
     for chart in results.get("charts", []):
@@ -113,6 +117,11 @@ def _entropies(entry: Entry) -> Iterator[Row]:
 def _cells(entry: Entry) -> Iterator[Row]:
     for i, row in enumerate(_part(entry, "receptive_field", "map")):
         yield from ((i, j, value) for j, value in enumerate(row))
+
+
+def _rates(entry: Entry) -> Iterator[Row]:
+    rates = _part(entry, "firing_by_layer").items()
+    return ((name, i / max(1, len(rates) - 1), rate) for i, (name, rate) in enumerate(rates))
 
 
 def _summary(entry: Entry) -> Iterator[Row]:
@@ -184,7 +193,7 @@ DEFINITIONS = {
         "side share",
         _records("side share", "receptive_field", "share_inside"),
         "Share of the effective receptive field inside centred squares; {images}.",
-        drawings.receptive_field_share,
+        drawings.percent_curves("side of a centred square (pixels)", "% of the receptive field inside", top=103),
     ),
     "energy": Definition(
         f"layer {COUNTS}",
@@ -194,10 +203,10 @@ DEFINITIONS = {
         drawings.energy,
     ),
     "firing_rates": Definition(
-        "layer firing_rate",
-        lambda entry: _part(entry, "firing_by_layer").items(),
+        "layer depth firing_rate",
+        _rates,
         "Firing rate of every neuron layer: spikes per neuron and time step; {images}.",
-        drawings.firing_rates,
+        drawings.percent_curves("depth (first to last neuron layer)", "firing rate (%)", width=2 * WIDTH),
     ),
     "memory_accuracy": Definition(
         PLACE,

@@ -51,7 +51,8 @@ def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dic
             first.text(i, total, f"{total:,.0f}", ha="center", va="bottom")
         first.set_xticks(range(len(states)), list(states))
         first.set(title="State of one layer, derived", ylabel="KiB per image and time step")
-        first.legend()
+        if any(states.values()):  # an attention need not say what it holds
+            first.legend()
         for axes, group in zip_longest(others, groups):
             if group is None:
                 axes.remove()

@@ -41,7 +41,9 @@ def write_all(results: dict[str, Any], out: Path, formats: Sequence[str]) -> str
         write_json(out / "results.json", results)
         write_report(results, out / "report.html")
         written = write_tables(results, out / "tables")
-        line = f"results: {out / 'results.json'}   {len(written)} tables: {out / 'tables'}"
+        line = (
+            f"Report: {out / 'report.html'}   results: {out / 'results.json'}   {len(written)} tables: {out / 'tables'}"
+        )
         if formats:
             drawn = write_figures(results, out / "figures", formats)
             line += f"   {len(drawn)} figures: {out / 'figures'}"

@@ -28,7 +28,8 @@ FACTS_FORMAT = 1
 
 @dataclass(frozen=True)
 class Exported:
-    """A written file and the check that it passed."""
+    """A file that `export_model` wrote: `format` is "onnx" or "executorch", `check` what its comparison with PyTorch
+    found."""
 
     path: Path
     format: str
