@@ -6,8 +6,8 @@ from threading import RLock
 
 
 class CallLock:
-    """A lock for a `with` block; the thread that has it may take it again. A copy of it, also one out of a file, is a new
-    lock, so that copies of its owner do not wait for each other."""
+    """A lock for a `with` block, which the thread that has it may take again. A copy of it, also one out of a file, is
+    a new lock, so that copies of its owner do not wait for each other."""
 
     def __init__(self) -> None:
         self._lock = RLock()
