@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.errors import LrfdynError, require, unknown_name
@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise LrfdynError(f"pattern: no model matches {arguments.pattern!r}; known: {', '.join(known)}")
     if not names:
         raise unknown_name("model", arguments.pattern, known)
-    rows = sorted((describe(name, arguments.attention) for name in names), key=sort_key(arguments))
+    rows = [model_row(name, build(name, arguments.attention)) for name in names]
+    rows.sort(key=lambda row: sort_key(row, arguments.sort, arguments.attention))
     if arguments.json:
         print(json.dumps(rows, indent=1))
         return
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def wide_console(width: int = WIDTH) -> Console:
+    """A console on which the tables fit."""
     return Console(width=max(width, Console().width))
 
 
@@ -75,9 +77,9 @@ def build(name: str, attention: str | None) -> SpikingModel:
     return meta_model(name, **({"attention": attention} if takes else {}))
 
 
-def describe(name: str, attention: str | None) -> dict[str, Any]:
-    model = build(name, attention)
-    options = model_class(name).options()
+def model_row(name: str, model: SpikingModel) -> dict[str, Any]:
+    """What the list and the JSON say of a model."""
+    default = model.options().get("attention")
     return {
         "name": name,
         "parameters": count_parameters(model),
@@ -85,31 +87,36 @@ def describe(name: str, attention: str | None) -> dict[str, Any]:
         "time_steps": model.time_steps,
         "num_classes": model.num_classes,
         "attention": model.config.get("attention"),
-        "default_attention": options.get("attention"),
-        "attentions": list(ATTENTIONS) if "attention" in options else [],
+        "default_attention": default,
+        "attentions": list(ATTENTIONS) if default else [],
         "paper": {method: row._asdict() for method, row in IMAGENET.get(name, {}).items()},
     }
 
 
-def sort_key(arguments: argparse.Namespace) -> Any:
-    method = arguments.attention if arguments.attention in METHODS else "base"
+def sort_key(row: dict[str, Any], by: str, attention: str | None) -> tuple[Any, str]:
+    """What a list is sorted by; the accuracy is that with `attention`, or of the host as published."""
+    paper = row["paper"].get(attention if attention in METHODS else "base", {})
     keys = {
-        "name": lambda row: row["name"],
-        "parameters": lambda row: (row["parameters"], row["name"]),
-        "input": lambda row: (row["input_size"][-1], row["name"]),
-        "accuracy": lambda row: (-row["paper"].get(method, {}).get("accuracy", 0), row["name"]),
+        "name": 0,
+        "parameters": row["parameters"],
+        "input": row["input_size"][-1],
+        "accuracy": -paper.get("accuracy", 0),
     }
-    return keys[arguments.sort]
+    return keys[by], row["name"]
+
+
+def add_columns(table: Table, left: Sequence[str], right: Sequence[str]) -> None:
+    """Columns of words, which may be folded, and of numbers."""
+    for header in left:
+        table.add_column(header, overflow="fold")
+    for header in right:
+        table.add_column(header, justify="right", no_wrap=True)
 
 
 def models_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(**TABLE)
-    table.add_column("model", overflow="fold")
-    for header in ("parameters", "input", "T"):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("attention", overflow="fold")
-    for header in ("paper:\nbase", "paper:\nLRF-SSA", "paper:\nLRF-Dyn"):
-        table.add_column(header, justify="right", no_wrap=True)
+    add_columns(table, ["model"], ["parameters", "input", "T"])
+    add_columns(table, ["attention"], ["paper:\nbase", "paper:\nLRF-SSA", "paper:\nLRF-Dyn"])
     for row in rows:
         accuracies = (row["paper"].get(method, {}).get("accuracy") for method in METHODS)
         table.add_row(
@@ -124,46 +131,45 @@ def models_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def show_model(arguments: argparse.Namespace) -> None:
+    """Prints the layers and facts of one model."""
     name, attention = arguments.pattern, arguments.attention
     require(arguments.depth >= 1, f"depth: expected an integer >= 1, got {arguments.depth}")
     takes = "attention" in model_class(name).options()
     require(attention is None or takes, f"attention: {name} has none, got {attention!r}")
     model = build(name, attention)
-    row, layers = describe(name, attention), summarize(model, arguments.depth)
+    row, layers = model_row(name, model), summarize(model, arguments.depth)
     if arguments.json:
         print(json.dumps({**row, "config": model.config, "layers": [asdict(layer) for layer in layers]}, indent=1))
         return
     console = wide_console()
     console.print(layers_table(layers, row["parameters"]))
     for line in facts(model, row):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
 
 
 def layers_table(layers: list[Layer], total: int) -> Table:
-    table = Table(**TABLE, show_footer=True)
-    table.add_column("layer", "all", overflow="fold")
-    table.add_column("kind", overflow="fold")
-    table.add_column("output", justify="right", no_wrap=True)
-    table.add_column("parameters", f"{total:,}", justify="right", no_wrap=True)
-    table.add_column("share", "100.0%", justify="right", no_wrap=True)
+    table = Table(**TABLE)
+    add_columns(table, ["layer", "kind"], ["output", "parameters", "share"])
     for layer in layers:
         shape = NONE if layer.output is None else "x".join(map(str, layer.output))
         table.add_row(layer.path, layer.kind, shape, f"{layer.parameters:,}", f"{layer.parameters / total:.1%}")
+    table.add_section()
+    table.add_row("all", "", "", f"{total:,}", "100.0%")
     return table
 
 
-def facts(model: SpikingModel, row: dict[str, Any]) -> list[Text]:
+def facts(model: SpikingModel, row: dict[str, Any]) -> list[str]:
+    """Lines on input, output, attention, the paper's numbers and the configuration of a model."""
     lines = [
-        ("input", f"{'x'.join(map(str, model.input_size))} for T = {model.time_steps} time steps"),
-        ("output", "channels x height x width, of one image and time step"),
-        ("weights", f"{4 * row['parameters'] / 1e6:,.1f} MB in float32"),
+        f"input: {'x'.join(map(str, model.input_size))} for T = {model.time_steps} time steps",
+        "output: channels x height x width, of one image and time step",
+        f"weights: {4 * row['parameters'] / 1e6:,.1f} MB in float32",
     ]
     if row["attentions"]:
         kinds = (f"{kind} (default)" if kind == row["default_attention"] else kind for kind in row["attentions"])
-        lines.append(("attention", f"{row['attention']}; takes {', '.join(kinds)}"))
+        lines.append(f"attention: {row['attention']}; takes {', '.join(kinds)}")
     for method, entry in row["paper"].items():
         label = "as published" if method == "base" else f"with {attention_label(method)}"
         numbers = f"{entry['parameters']:.2f} M parameters, {entry['accuracy']:.2f} % top-1 on ImageNet-1k"
-        lines.append(("paper", f"{label}: {numbers}"))
-    lines.append(("config", ", ".join(f"{key}={value!r}" for key, value in model.config.items())))
-    return [Text(f"{key}: {value}") for key, value in lines]
+        lines.append(f"paper: {label}: {numbers}")
+    return [*lines, "config: " + ", ".join(f"{key}={value!r}" for key, value in model.config.items())]

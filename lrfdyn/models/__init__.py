@@ -1,13 +1,12 @@
 """Host networks: every transformer host takes any attention."""
 
 from lrfdyn.models.base import ModelConfig, SpikingModel
-from lrfdyn.models.ms_resnet import MSResNet
 from lrfdyn.models.qkformer import QKFormer
 from lrfdyn.models.registry import create_model, list_models, register_model
+from lrfdyn.models.resnet import MSResNet, SEWResNet
 from lrfdyn.models.sdt_v1 import SDTV1
 from lrfdyn.models.sdt_v2 import SDTV2
 from lrfdyn.models.sdt_v3 import SDTV3
-from lrfdyn.models.sew_resnet import SEWResNet
 from lrfdyn.models.spikformer import Spikformer
 
 __all__ = [

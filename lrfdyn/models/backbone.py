@@ -11,7 +11,8 @@ from lrfdyn.models.base import FeatureInfo, SpikingModel
 
 
 def stage_indices(stages: int, indices: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Which stages: all for None, the last n for an integer n, else those of the sequence (-1 is the last)."""
+    """The indices of the wanted stages: all for None, the last n for an integer n, else those of the sequence, in which
+    -1 is the last."""
     if indices is None:
         return tuple(range(stages))
     wanted = range(-indices, 0) if isinstance(indices, int) else indices
@@ -23,7 +24,8 @@ def stage_indices(stages: int, indices: int | Sequence[int] | None) -> tuple[int
 
 
 class Backbone(nn.Module):
-    """`forward` gives the maps `[B, C, H, W]` of the stages `out_indices`, each the mean over the time steps.
+    """A model without classifier: `forward` takes images `[B, C, H, W]` and gives the maps `[B, C, H, W]` of the stages
+    `out_indices`, each the mean over the time steps.
 
     `stages` describes all stages. The classifier is removed; stages behind the last wanted one still run.
     """

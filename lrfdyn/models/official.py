@@ -1,4 +1,4 @@
-"""Official checkpoints: their keys and wrappers, to our models."""
+"""Loading of checkpoints that the official code of a host wrote."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ PREFIXES = ("module.", "_orig_mod.", "model.")  # of parallel, compiled and wrap
 
 @dataclass(frozen=True)
 class OfficialReport:
-    """`source_key`: where in the file the weights were, `""` if it holds nothing else. `dropped`: official entries that
-    the official forward never uses. `missing` in the file and `unexpected` by the model, under our keys, are empty
-    when loading was strict."""
+    """What `load_official` did. `source_key` says where in the file the weights were, `""` if it holds nothing else.
+    `dropped` are official entries that the official forward never uses. `missing` in the file and `unexpected` by the
+    model, under our keys, are empty when loading was strict."""
 
     dropped: tuple[str, ...]
     missing: tuple[str, ...] = ()
@@ -45,11 +45,14 @@ class OfficialReport:
 
 
 def load_official(model: SpikingModel, path: str | Path, strict: bool = True) -> OfficialReport:
-    """Fills `model` from a checkpoint of the official code (PyTorch or safetensors file).
+    """Fills `model` from a checkpoint of the official code, a PyTorch or safetensors file, and reports what it did.
 
     Nothing in the file is executed. With `strict=False` only what the file and the model share is loaded, for
     instance where the model has another attention than the file; the rest is in the report. An error leaves the model
     as it was.
+
+        model = lrfdyn.create_model("spikformer_8_512")
+        print(lrfdyn.load_official(model, "spikformer_8_512.pth.tar"))
     """
     path = Path(path)
     state, source_key = read_official(path)
@@ -63,7 +66,7 @@ def load_official(model: SpikingModel, path: str | Path, strict: bool = True) ->
 
 
 def load_official_state(model: SpikingModel, state: Mapping[str, Tensor], strict: bool = True) -> OfficialReport:
-    """The same from an official state dict. Linear layers and 1-D convolutions become 1x1 convolutions."""
+    """Fills `model` from an official state dict. Linear layers and 1-D convolutions become 1x1 convolutions."""
     own = model.state_dict()
     renamed, dropped = rename_official(model, state)
     missing = [key for key in own if key not in renamed]

@@ -1,22 +1,33 @@
-"""What the spiking residual networks share: stages of basic blocks."""
+"""SEW-ResNet (Fang et al., 2021) and MS-ResNet (Hu et al., 2024), the hosts without attention."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from lrfdyn.errors import require
 from lrfdyn.models.base import ModelConfig, SpikingModel, classifier
-from lrfdyn.nn.layers import DropPath, drop_path_rates
+from lrfdyn.models.registry import register_model
+from lrfdyn.nn.layers import (
+    ConvBN,
+    DropPath,
+    MembraneConv,
+    SpikingConv,
+    convolve,
+    drop_path_rates,
+    max_pool,
+    run_stages,
+)
+from lrfdyn.nn.neurons import IF, MSLIF
 
 
 @dataclass
 class ResNetConfig(ModelConfig):
-    """The options of the spiking residual networks."""
+    """The options of SEW-ResNet."""
 
     depths: Sequence[int] = (3, 4, 6, 3)
     """Number of basic blocks in each stage."""
@@ -24,6 +35,13 @@ class ResNetConfig(ModelConfig):
     """Channels of each stage."""
     drop_path: float = 0.0
     """Stochastic depth: the drop rate of the last block. Rates grow linearly from 0 at the first one."""
+
+
+@dataclass
+class MSResNetConfig(ResNetConfig):
+    """The options of MS-ResNet."""
+
+    time_steps: int = 6
 
 
 class MakeConv(Protocol):
@@ -44,11 +62,19 @@ class BasicBlock(nn.Module):
         return self.drop_path(self.conv2(self.conv1(x))) + self.shortcut(x)
 
 
+def resnet_keys(stem: tuple[str, str], stages: Sequence[str], layers: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    """Official keys to ours: those of the stem's convolution and norm, of the stages, and of the layers in a block."""
+    blocks = [
+        (rf"^{stage}\.(\d+)\.{official}\.", rf"stages.{i}.\1.{ours}.")
+        for i, stage in enumerate(stages)
+        for official, ours in layers.items()
+    ]
+    return ((rf"^{stem[0]}\.", "stem.conv."), (rf"^{stem[1]}\.", "stem.bn."), *blocks, (r"^fc\.", "head."))
+
+
 class SpikingResNet(SpikingModel):
     """A residual network. The stem halves the image's side, stage 1 ends at a quarter of it, and each further stage
     halves it again. `stem`, `conv` and `shortcut` make its layers, `first_stride` is that of stage 1."""
-
-    config_class = ResNetConfig
 
     def __init__(
         self,
@@ -84,3 +110,76 @@ class SpikingResNet(SpikingModel):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        return run_stages(self.stages, self.stem(x), only_last)
+
+
+class SEWStem(ConvBN):
+    """Convolution and batch norm of a static image run once, so that its statistics do not count the time steps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return convolve(lambda frames: self.bn(self.conv(frames)), x)
+
+
+def if_conv(c_in: int, c_out: int, kernel: int = 1, stride: int = 1) -> SpikingConv:
+    return SpikingConv(c_in, c_out, IF(), kernel, stride)
+
+
+@register_model("sew_resnet18", depths=(2, 2, 2, 2))
+@register_model("sew_resnet34", depths=(3, 4, 6, 3))
+class SEWResNet(SpikingResNet):
+    """SEW-ResNet: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Its shortcuts carry spikes,
+    added element-wise. Options are the fields of `ResNetConfig`."""
+
+    config_class = ResNetConfig
+    official_keys = resnet_keys(
+        ("conv1", "bn1"),
+        ("layer1", "layer2", "layer3", "layer4"),
+        {
+            r"(conv[12])\.module\.0": r"\2.conv",
+            r"(conv[12])\.module\.1": r"\2.bn",
+            r"downsample\.0\.module\.0": "shortcut.conv",
+            r"downsample\.0\.module\.1": "shortcut.bn",
+        },
+    )
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(ResNetConfig(**options), SEWStem, if_conv, if_conv, IF(), first_stride=1)
+
+    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        return run_stages(self.stages, max_pool(self.neuron(self.stem(x))), only_last)
+
+    def head_input(self, x: Tensor) -> Tensor:
+        return x.mean((0, 3, 4))
+
+
+def ms_conv(c_in: int, c_out: int, kernel: int = 1, stride: int = 1) -> MembraneConv:
+    return MembraneConv(c_in, c_out, MSLIF(), kernel, stride)
+
+
+@register_model("ms_resnet18", depths=(2, 2, 2, 2))
+@register_model("ms_resnet34", depths=(3, 4, 6, 3))
+class MSResNet(SpikingResNet):
+    """MS-ResNet: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Its shortcuts carry membrane
+    potentials, and neurons are only inside the residual branches. Options are the fields of `MSResNetConfig`."""
+
+    config_class = MSResNetConfig
+    official_keys = resnet_keys(
+        (r"conv1\.0", r"conv1\.1\.bn"),
+        ("conv2_x", "conv3_x", "conv4_x", "conv5_x"),
+        {
+            r"residual_function\.1": "conv1.conv",
+            r"residual_function\.2\.bn": "conv1.bn",
+            r"residual_function\.4": "conv2.conv",
+            r"residual_function\.5\.bn": "conv2.bn",
+            r"shortcut\.0": "shortcut.conv",
+            r"shortcut\.1\.bn": "shortcut.bn",
+        },
+    )
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(MSResNetConfig(**options), ConvBN, ms_conv, ConvBN, MSLIF(), first_stride=2)
+
+    def head_input(self, x: Tensor) -> Tensor:
+        return self.neuron(x).mean((0, 3, 4))

@@ -111,8 +111,10 @@ class SDTV2Config(MetaFormerConfig):
 @register_model("sdt_v2_31m", widths=(96, 192, 384, 480))
 @register_model("sdt_v2_55m", widths=(128, 256, 512, 640))
 class SDTV2(MetaFormer):
-    """SDT-V2: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Options are the fields of
-    `SDTV2Config`."""
+    """SDT-V2: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`.
+
+    With `distillation`, training gives two of them, of both classifiers. Options are the fields of `SDTV2Config`.
+    """
 
     config_class = SDTV2Config
     official_keys = (

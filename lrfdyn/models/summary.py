@@ -18,7 +18,8 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold layers and are not call
 
 @dataclass(frozen=True)
 class Layer:
-    """`output` is the shape for one image and time step: channels, height and width, or features alone."""
+    """A layer of a summary. `output` is the shape for one image and time step: channels, height and width, or features
+    alone."""
 
     path: str
     kind: str
@@ -32,7 +33,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def meta_model(name: str, **options: Any) -> SpikingModel:
-    """A model without memory, for counting."""
+    """Builds a model on the meta device, without memory, for counting."""
     with torch.device("meta"):
         return create_model(name, **options)
 
@@ -50,7 +51,7 @@ def parts(model: nn.Module, depth: int, prefix: str = "") -> Iterator[tuple[str,
 
 
 def summarize(model: SpikingModel, depth: int = 2) -> list[Layer]:
-    """The layers that hold parameters, `depth` levels down, with their outputs for an image of the usual size."""
+    """The layers that hold parameters, `depth` levels down, with their outputs for an image of `model.input_size`."""
     chosen = {path: part for path, part in parts(model, depth) if count_parameters(part)}
     shapes = output_shapes(model, list(chosen))
     return [Layer(path, type(part).__name__, shapes.get(path), count_parameters(part)) for path, part in chosen.items()]

@@ -1,4 +1,4 @@
-"""Spiking neurons as modules: multi-step (time first, `[T, B, ...]`), stateless between calls."""
+"""Spiking neurons as modules. They take all time steps at once, `[T, B, ...]`, and keep no state between calls."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from lrfdyn.ops.lif import Dynamics, integer_spike, lif
 
 
 class Neuron(nn.Module):
-    """SN{.}: currents `[T, ...]` in, spikes out. Every call starts from a resting membrane."""
+    """SN{.}: currents `[T, B, ...]` to spikes of the same shape. Every call starts from a resting membrane."""
 
 
 class SpikingNeuron(Neuron):
-    """A neuron with charge-fire-reset dynamics."""
+    """A neuron that charges, fires and resets as `dynamics` says; the classes below are its usual members.
+
+    spikes = LIF(threshold=1.0, tau=2.0)(torch.randn(4, 2, 16, 8, 8))  # zeros and ones
+    """
 
     def __init__(self, dynamics: Dynamics) -> None:
         super().__init__()
@@ -32,35 +35,37 @@ class SpikingNeuron(Neuron):
 
 
 class LIF(SpikingNeuron):
-    """U = H + (I - H) / tau, sigmoid surrogate."""
+    """The leaky neuron of SpikingJelly and Spikformer, U = H + (I - H) / tau, with a sigmoid surrogate. `other` are
+    further fields of `Dynamics`."""
 
     def __init__(self, threshold: float = 1.0, tau: float = 2.0, **other: Any) -> None:
         super().__init__(Dynamics.lif(tau, threshold, **other))
 
 
 class IF(SpikingNeuron):
-    """U = H + I without leak, arctangent surrogate (SEW-ResNet)."""
+    """The neuron of SEW-ResNet, U = H + I without leak, with an arctangent surrogate."""
 
     def __init__(self, threshold: float = 1.0, **other: Any) -> None:
         super().__init__(Dynamics.integrate_and_fire(threshold, **other))
 
 
 class PaperLIF(SpikingNeuron):
-    """U = H + I and H = decay * U after no spike: the paper's Eq. 1-3."""
+    """The neuron of the paper's Eq. 1-3: U = H + I, and H = decay * U where it did not fire."""
 
     def __init__(self, threshold: float = 1.0, decay: float = 0.5, **other: Any) -> None:
         super().__init__(Dynamics.paper_lif(decay, threshold, **other))
 
 
 class MSLIF(SpikingNeuron):
-    """Decay 0.25, fires strictly above 0.5, rectangular surrogate (MS-ResNet)."""
+    """The neuron of MS-ResNet: decay 0.25, fires strictly above 0.5, with a rectangular surrogate."""
 
     def __init__(self, threshold: float = 0.5, decay: float = 0.25, **other: Any) -> None:
         super().__init__(Dynamics.ms_lif(decay, threshold, **other))
 
 
 class IntegerSpike(Neuron):
-    """`round(clamp(x, 0, levels)) / levels`, no state (SDT-V3). With `normalize=False`, the integer itself."""
+    """The neuron of SDT-V3, without state: `round(clamp(x, 0, levels)) / levels`, or with `normalize=False` the integer
+    itself."""
 
     def __init__(self, levels: int = 4, normalize: bool = True) -> None:
         super().__init__()
@@ -117,8 +122,8 @@ class FoldedNorm(nn.Module):
 
 
 def fused_norm(norm: nn.Module, count_batch: bool = True) -> Norm | None:
-    """The same of a batch norm; None for other kinds (synchronised across processes, without running statistics).
-    A norm in training counts its batches; with `count_batch=False` that is left to the caller."""
+    """What the fused operations need to know of a batch norm; None for other kinds (synchronised across processes,
+    without running statistics). A norm in training counts its batches; with `count_batch=False` the caller does."""
     if observed(norm):
         return None
     if isinstance(norm, FoldedNorm):

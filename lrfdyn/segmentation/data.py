@@ -161,19 +161,21 @@ class Ade20k(DataSource):
             masks = to_device(stack([mask for _, mask in pictures], IGNORED), device).long()
             yield images.contiguous(memory_format=torch.channels_last), masks
 
-    def _test_pictures_of(self, slices: Sequence[np.ndarray]) -> Iterator[list[Picture]]:
+    def _test_picture(self, index: int) -> Picture:
         if self._resident:
-            yield from ([self._test_pictures[i] for i in indices] for indices in slices)
-            return
-        # A few slices ahead, so that the network does not wait for the decoder.
+            return self._test_pictures[index]
+        return read_pair(self.test_pairs[index], self.num_classes, self._test_size)
+
+    def _test_pictures_of(self, slices: Sequence[np.ndarray]) -> Iterator[list[Picture]]:
+        """A few slices ahead, so that the network does not wait for the decoder."""
         with ThreadPoolExecutor(max(1, self._workers)) as pool:
             ahead: deque[list[Future[Picture]]] = deque()
-            for indices in [*slices, *[None] * (1 + self._workers)]:
-                if indices is not None:
-                    pairs = [self.test_pairs[i] for i in indices]
-                    ahead.append([pool.submit(read_pair, pair, self.num_classes, self._test_size) for pair in pairs])
-                if ahead and (indices is None or len(ahead) > self._workers):
+            for indices in slices:
+                ahead.append([pool.submit(self._test_picture, i) for i in indices])
+                if len(ahead) > self._workers:
                     yield [picture.result() for picture in ahead.popleft()]
+            for pictures in ahead:
+                yield [picture.result() for picture in pictures]
 
     def test_batches(
         self,

@@ -31,12 +31,15 @@ class PlainConv(nn.Module):
 
 
 class ReluConv(ConvBN):
+    """ReLU(BN(Conv(x)))."""
+
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(super().forward(x))
 
 
 class ScalePath(nn.Module):
-    """From a stage's grid to the common one: one convolution per doubling, at least one, or one with a stride."""
+    """Takes `[T, B, c_in, H, W]` from a stage's grid to the common one, `[T, B, c_out, ...]`: one convolution per
+    doubling, at least one, or one with a stride."""
 
     def __init__(self, stride: int, output_stride: int, c_in: int, c_out: int, neuron: Neuron | None) -> None:
         super().__init__()
@@ -64,7 +67,7 @@ class ScalePath(nn.Module):
 
 
 def resize(x: Tensor, like: Tensor, mode: str) -> Tensor:
-    """`[T, B, C, H, W]` on the grid of `like`."""
+    """Interpolates `[T, B, C, H, W]` to the grid of `like`."""
     size = like.shape[-2:]
     if x.shape[-2:] == size:
         return x
@@ -72,7 +75,8 @@ def resize(x: Tensor, like: Tensor, mode: str) -> Tensor:
 
 
 class FPNHead(nn.Module):
-    """Stage maps `[T, B, C, H, W]`, the finest first, to logits `[B, classes, H / output_stride, W / output_stride]`.
+    """The head: maps of the stages `[T, B, C, H, W]`, the finest first, to logits
+    `[B, classes, H / output_stride, W / output_stride]`.
 
     `neuron` makes the neuron in front of every convolution; None takes ReLU behind them and no norms in the neck.
     With `output_stride=4` (Semantic FPN's own) the head of SDT-V3 has the 1.4 M parameters that are published; its

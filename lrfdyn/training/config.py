@@ -103,11 +103,9 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         require_range("optimizer", self, "positive", "learning_rate", "eps", "clip_norm", "per_images", "head_rate")
         require_range("optimizer", self, "share", "momentum", "ema_decay")
-        require(
-            all(0 <= beta < 1 for beta in self.betas),
-            f"optimizer.betas: expected two numbers in [0, 1), got {self.betas}",
-        )
         require_range("optimizer", self, ">= 0", "weight_decay")
+        shares = all(0 <= beta < 1 for beta in self.betas)
+        require(shares, f"optimizer.betas: expected two numbers in [0, 1), got {self.betas}")
 
 
 @dataclass(frozen=True)
@@ -140,9 +138,9 @@ class ScheduleConfig:
             f"schedule.warmup_epochs: expected 0 to the {self.epochs} epochs, got {self.warmup_epochs:g} "
             "(lrfdyn train --epochs N shortens every part)",
         )
+        mix_epochs = self.mix_epochs
         require(
-            self.mix_epochs is None or self.mix_epochs >= 0,
-            f"schedule.mix_epochs: expected an integer >= 0, got {self.mix_epochs}",
+            mix_epochs is None or mix_epochs >= 0, f"schedule.mix_epochs: expected an integer >= 0, got {mix_epochs}"
         )
         require_range("schedule", self, ">= 0", "warmup_rate", "minimum_rate", "cooldown_epochs", "power")
 
@@ -214,15 +212,6 @@ class RunConfig:
             if type(value) is int:
                 require(value >= least, f"run.{key}: expected an integer >= {least}, got {value}")
 
-    def micro_batch(self, processes: int) -> int:
-        parts = processes * self.accumulate
-        require(
-            self.batch_size % parts == 0,
-            f"run.batch_size: expected a multiple of {parts} ({processes} processes x run.accumulate "
-            f"{self.accumulate}), got {self.batch_size}",
-        )
-        return self.batch_size // parts
-
 
 # Where and how a run computes; they may change between an interruption and its resumption.
 FREE_KEYS = (
@@ -255,14 +244,13 @@ class TrainConfig:
 
     def micro_batch(self, processes: int) -> int:
         """Images that one process takes through the model at once."""
-        size = self.run.micro_batch(processes)
-        mixes = self.augmentation.mixes and self.schedule.mix_epochs != 0
-        require(
-            not mixes or size % 2 == 0,
-            f"run.batch_size: mixup and cutmix pair the images that a process computes at once; expected a multiple of "
-            f"{2 * self.run.batch_size // size}, got {self.run.batch_size}",
-        )
-        return size
+        parts, batch = processes * self.run.accumulate, self.run.batch_size
+        whole = f"{processes} processes x run.accumulate {self.run.accumulate}"
+        require(batch % parts == 0, f"run.batch_size: expected a multiple of {parts} ({whole}), got {batch}")
+        even = not (self.augmentation.mixes and self.schedule.mix_epochs != 0) or batch // parts % 2 == 0
+        pairs = "mixup and cutmix pair the images that a process computes at once"
+        require(even, f"run.batch_size: {pairs}; expected a multiple of {2 * parts}, got {batch}")
+        return batch // parts
 
     @property
     def base_rate(self) -> float:
@@ -283,10 +271,8 @@ def _sections() -> dict[str, type]:
 @cache
 def key_types() -> dict[str, Any]:
     """All keys `section.name` with their types."""
-    hints = {section: (cls, typing.get_type_hints(cls)) for section, cls in _sections().items()}
-    return {
-        f"{s}.{field.name}": kinds[field.name] for s, (cls, kinds) in hints.items() for field in dataclasses.fields(cls)
-    }
+    hints = {section: typing.get_type_hints(cls) for section, cls in _sections().items()}
+    return {f"{section}.{name}": kind for section, kinds in hints.items() for name, kind in kinds.items()}
 
 
 @cache
@@ -295,16 +281,11 @@ def key_help() -> dict[str, str]:
     return {f"{section}.{name}": doc for section, cls in _sections().items() for name, doc in field_docs(cls).items()}
 
 
-def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested sections as `section.name`."""
-    return {f"{section}.{name}": value for section, entries in values.items() for name, value in entries.items()}
-
-
 def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
     """What of a configuration decides the result, as `section.name`."""
-    flat = {key: value for key, value in flatten(values).items() if key not in FREE_KEYS}
-    options = flat.get("data.options") or {}
-    return {**flat, "data.options": {key: value for key, value in options.items() if key not in FREE_OPTIONS}}
+    flat = {f"{section}.{name}": value for section, entries in values.items() for name, value in entries.items()}
+    options = {key: value for key, value in (flat.get("data.options") or {}).items() if key not in FREE_OPTIONS}
+    return {key: value for key, value in flat.items() if key not in FREE_KEYS} | {"data.options": options}
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:

@@ -9,12 +9,11 @@ from torch import nn
 
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.models.base import SpikingModel
-from lrfdyn.models.ms_resnet import MSResNet
 from lrfdyn.models.qkformer import QKFormer
+from lrfdyn.models.resnet import MSResNet, SEWResNet
 from lrfdyn.models.sdt_v1 import SDTV1
 from lrfdyn.models.sdt_v2 import SDTV2
 from lrfdyn.models.sdt_v3 import SDTV3
-from lrfdyn.models.sew_resnet import SEWResNet
 from lrfdyn.models.spikformer import Spikformer
 from lrfdyn.models.transformer import CIFAR_POOLING
 from tests.conftest import random

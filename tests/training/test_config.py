@@ -108,11 +108,11 @@ def test_fingerprint_is_of_what_decides():
 
 
 def test_share_of_the_batch():
-    assert tiny().run.micro_batch(4) == 32
+    assert tiny().micro_batch(4) == 32
     with pytest.raises(
         LrfdynError, match=r"run.batch_size: expected a multiple of 6 \(3 processes x run.accumulate 2\)"
     ):
-        tiny(run={"accumulate": 2}).run.micro_batch(3)
+        tiny(run={"accumulate": 2}).micro_batch(3)
     assert tiny().micro_batch(64) == 2
     with pytest.raises(LrfdynError, match=r"run.batch_size: mixup and cutmix pair .* multiple of 256, got 128"):
         tiny().micro_batch(128)

@@ -67,7 +67,7 @@ def test_experiments(name: str):
             assert key not in choice or tuple(facts[key]) == tuple(choice[key])
         assert facts["steps"] == facts["steps_per_epoch"] * config.schedule.total_epochs
         for processes in (2, 4, 8):
-            config.run.micro_batch(processes)
+            config.micro_batch(processes)
 
 
 def test_short_names_are_keys():
