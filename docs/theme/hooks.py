@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "results/README.md": "measured.md"}
-OUTSIDE = re.compile(r"(\]\()((?:\.\./)+)([^)#\s]+)")
+OUTSIDE = re.compile(r"\[([^]]*)\]\((?:\.\./)+([^)#\s]+)\)")  # text and target
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -22,7 +22,7 @@ def on_files(files: Files, config: Any) -> Files:
     docs = Path(config.docs_dir)
     for source, uri in PAGES.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / source)))
-    linked = {target for page in docs.glob("*.md") for _, _, target in OUTSIDE.findall(page.read_text("utf-8"))}
+    linked = {target for page in docs.glob("*.md") for _, target in OUTSIDE.findall(page.read_text("utf-8"))}
     for target in sorted(linked - PAGES.keys()):
         if (ROOT / target).is_file():
             files.append(File.generated(config, f"files/{target}", abs_src_path=str(ROOT / target)))
@@ -30,7 +30,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Rewrites links that leave `docs/`, and those of the root's pages that lead into it."""
+    """Rewrites links that leave `docs/`, and those of the root's pages that lead into it. A folder outside is named
+    without a link."""
     if page.file.src_uri in PAGES.values():
         return re.sub(r"\]\(docs/", "](", markdown)
-    return OUTSIDE.sub(lambda m: m[1] + PAGES.get(m[3], f"files/{m[3]}"), markdown)
+
+    def link(found: re.Match[str]) -> str:
+        text, target = found.groups()
+        return text if (ROOT / target).is_dir() else f"[{text}]({PAGES.get(target, f'files/{target}')})"
+
+    return OUTSIDE.sub(link, markdown)
