@@ -158,13 +158,13 @@ def _entry(
 
 
 def model_name(model: SpikingModel) -> str:
-    """The name of the registry, or that of the class."""
+    """Return the name of the registry, or that of the class where the model has none."""
     return model.name or type(model).__name__
 
 
 def model_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
-    """A short label of the attention of `model` with those of its options that are not the default, and all options; of
-    a model without attention its name."""
+    """Return a short label of the attention of `model`, with those of its options that are not the default, and all of
+    its options. A model without attention is labelled with its name."""
     kind = model.config.get("attention")
     if kind is None:
         return model_name(model), {}
@@ -188,7 +188,7 @@ def _unused(key: str, taken: Collection[str]) -> str:
 
 
 def summary_of(accuracies: Sequence[float]) -> dict[str, Any]:
-    """Mean and spread of the accuracies of several seeds; None where there are none."""
+    """Return mean and spread of the accuracies of several seeds, None where there are none."""
     return {
         "accuracy_mean": statistics.mean(accuracies) if accuracies else None,
         "accuracy_spread": (max(accuracies) - min(accuracies)) / 2 if accuracies else None,

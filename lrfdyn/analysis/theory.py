@@ -31,14 +31,14 @@ def _check(n: int, alpha: float = 1.0, beta: float = 0.0) -> None:
 
 
 def vsa_distribution(n: int, beta: float) -> Vector:
-    """Softmax of a similarity that falls linearly with distance."""
+    """VSA: the softmax of a similarity that falls linearly with distance, `[n]`."""
     _check(n, beta=beta)
     weights = np.exp(-beta * np.arange(n))
     return weights / weights.sum()
 
 
 def ssa_distribution(n: int, alpha: float, beta: float) -> Vector:
-    """The similarity itself, cut off at zero."""
+    """SSA: the similarity itself, cut off at zero and normalised, `[n]`."""
     _check(n, alpha, beta)
     weights = np.maximum(alpha - beta * np.arange(n), 0)
     return weights / weights.sum()
@@ -67,7 +67,7 @@ def mixture(p: Vector, r: Vector, share: float) -> Vector:
 
 
 def radius(p: Vector) -> float:
-    """sum_D D p(D)."""
+    """The expected radius sum_D D p(D)."""
     return float(np.arange(len(p)) @ p)
 
 
@@ -93,7 +93,7 @@ def ssa_radius(n: int, alpha: float, beta: float) -> float:
 
 
 def lrf_radius(n: int, alpha: float, beta: float, distances: Sequence[int], share: float) -> float:
-    """(1 - lambda) mu_ssa + lambda mu_r."""
+    """The radius of LRF-SSA, (1 - lambda) mu_ssa + lambda mu_r."""
     return (1 - share) * ssa_radius(n, alpha, beta) + share * radius(local_distribution(n, distances))
 
 
@@ -101,7 +101,7 @@ def lrf_radius(n: int, alpha: float, beta: float, distances: Sequence[int], shar
 
 
 def entropy_of(p: Vector) -> float:
-    """-sum p log p in nats."""
+    """The entropy -sum p log p in nats."""
     positive = p[p > 0]
     return float(-(positive @ np.log(positive)))
 
@@ -150,17 +150,17 @@ def _zeta_derivative(x: float) -> float:
 
 
 def binary_entropy(share: float) -> float:
-    """h(lambda) in nats."""
+    """The entropy h(lambda) of two outcomes in nats."""
     return sum(-s * math.log(s) for s in (share, 1 - share) if s > 0)
 
 
 def mixture_bound(p: Vector, r: Vector, share: float) -> float:
-    """h(lambda) + (1 - lambda) H(P) + lambda H(R), never below the entropy of the mixture."""
+    """The paper's bound h(lambda) + (1 - lambda) H(P) + lambda H(R), never below the entropy of the mixture."""
     return binary_entropy(share) + (1 - share) * entropy_of(p) + share * entropy_of(r)
 
 
 def cross_entropy(r: Vector, p: Vector) -> float:
-    """-sum R log P; infinite where R has weight and P has none."""
+    """The cross entropy -sum R log P; infinite where R has weight and P has none."""
     where = r > 0
     if np.any(p[where] <= 0):
         return math.inf

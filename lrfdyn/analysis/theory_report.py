@@ -41,7 +41,9 @@ ORDER_NOTE = (
 
 @dataclass(frozen=True)
 class TheorySettings:
-    """`alpha` None takes 1 + beta (n - 1), the smallest with which the order of Theorem 1 is sure."""
+    """The numbers of the theorems: `n` tokens, similarity `alpha` at distance 0 and its fall `beta` per token, the
+    `share` of local weights and their dilations. `alpha` None takes 1 + beta (n - 1), the smallest with which the order
+    of Theorem 1 is sure."""
 
     n: int = 196
     beta: float = 0.1
@@ -60,7 +62,7 @@ class TheorySettings:
         )
 
     def alpha_at(self, n: int, beta: float | None = None) -> float:
-        """The chosen alpha, or the one that goes with `n` and `beta`."""
+        """Return the chosen alpha, or the one that goes with `n` and `beta`."""
         return 1 + (self.beta if beta is None else beta) * (n - 1) if self.alpha is None else self.alpha
 
     @property
@@ -77,7 +79,7 @@ class TheorySettings:
 
 
 def checks(settings: TheorySettings) -> list[dict[str, Any]]:
-    """Every closed form next to the sum that defines it."""
+    """Compute every closed form and the sum that defines it."""
     n, beta = settings.n, settings.beta
     alpha = settings.alpha_at(n)
     vsa, ssa = t.vsa_distribution(n, beta), t.ssa_distribution(n, alpha, beta)
@@ -93,7 +95,7 @@ def checks(settings: TheorySettings) -> list[dict[str, Any]]:
 
 
 def theory_results(settings: TheorySettings | None = None, command: str = "lrfdyn theory") -> dict[str, Any]:
-    """Charts, checks and explanations, in the format of the report."""
+    """Compute charts, checks and explanations of Theorems 1 and 2, in the format that `write_all` takes."""
     settings = settings or TheorySettings()
     return {
         "format": RESULTS_FORMAT,

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def analyze_with_bar(sources: list[Source], images: Images, console: Console, **options: Any) -> dict[str, Any]:
-    """`analyze` with the command line as its command and a progress bar."""
+    """Run `analyze` with the command line as its command and a progress bar."""
     with bars(console) as bar:
         total = len(sources) * PASSES * images.count
         task = bar.add_task("images", total=total, news="")
@@ -100,7 +100,7 @@ COLUMNS = (  # title, field of an entry, format and unit
 
 
 def table(results: dict[str, Any]) -> Table:
-    """One row per model; a dash for what is not known of it."""
+    """Return a table with one row per model and a dash for what is not known of it."""
     made = Table(title=results["title"], box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     made.add_column("model", overflow="fold", min_width=20)
     for title, *_ in COLUMNS:

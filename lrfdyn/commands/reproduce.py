@@ -25,7 +25,6 @@ from lrfdyn.commands.arguments import add_keys, comma_list, command_line, given_
 from lrfdyn.commands.sweep import run_with_bars, sweep_table
 from lrfdyn.errors import require
 from lrfdyn.sources import PAPER_ORDER
-from lrfdyn.training.estimate import estimate
 from lrfdyn.training.sweep import Sweep, SweepRun, plan_runs
 
 NOTES = (
@@ -74,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> list[SweepRun]:
     """The recipe of the digits with every attention and seed; an error for what cannot be trained."""
+    from lrfdyn.training.estimate import estimate  # its imports take a second
+
     kinds = arguments.attentions
     for name, values in (("attentions", kinds), ("seeds", arguments.seeds)):
         require(len(values) > 0, f"{name}: expected at least one")

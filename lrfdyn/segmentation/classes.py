@@ -22,14 +22,14 @@ def _table() -> tuple[tuple[str, tuple[int, int, int]], ...]:
 
 
 def class_names(classes: int = ADE20K_CLASSES) -> list[str]:
-    """One word or two for each: the first of its synonyms."""
+    """Return one word or two for each class: the first of its synonyms."""
     if classes == ADE20K_CLASSES:
         return [name.partition(",")[0] for name, _ in _table()]
     return [f"class {i + 1}" for i in range(classes)]
 
 
 def palette(classes: int = ADE20K_CLASSES) -> np.ndarray:
-    """`[256, 3]` levels; class 255, which is none, is black."""
+    """Return the colours of the classes, levels `[256, 3]`; class 255, which is none, is black."""
     colours = np.zeros((256, 3), np.uint8)
     if classes == ADE20K_CLASSES:
         colours[:classes] = [colour for _, colour in _table()]

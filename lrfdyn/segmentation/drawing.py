@@ -21,7 +21,7 @@ LEGEND_HEIGHT = 160  # at least, beside an image: eight classes and the number o
 
 
 def pillow() -> Any:
-    """Pillow with the modules that drawing needs; an error that says how to install it."""
+    """Import Pillow with the modules that drawing needs; an error says how to install it."""
     try:
         import PIL.Image
         import PIL.ImageDraw
@@ -33,7 +33,7 @@ def pillow() -> Any:
 
 
 def class_shares(mask: np.ndarray, classes: int) -> dict[str, float]:
-    """The share of the pixels of every class that occurs, the largest first; pixels without a class are left out."""
+    """Return the share of every class in the pixels of `mask` that have one, the largest first."""
     counts = np.bincount(mask[mask != IGNORED].ravel(), minlength=classes)
     total = max(1, counts.sum())
     names = class_names(classes)
@@ -41,14 +41,14 @@ def class_shares(mask: np.ndarray, classes: int) -> dict[str, float]:
 
 
 def mask_image(mask: np.ndarray, classes: int) -> Image:
-    """A palette picture: its numbers are the classes (255 for none), its colours the data set's."""
+    """Return `mask` `[H, W]` as a palette picture of its classes (255 for none) in the colours of the data set."""
     image = pillow().Image.fromarray(mask.astype(np.uint8), "L")
     image.putpalette(palette(classes).tobytes())
     return image
 
 
 def blend(image: Image, mask: np.ndarray, classes: int) -> Image:
-    """The colours of the classes over the image; pixels without a class stay as they are."""
+    """Lay the colours of the classes over the image; pixels without a class stay as they are."""
     pixels = np.asarray(image.convert("RGB"), np.float32)
     colours = palette(classes)[mask].astype(np.float32)
     weight = np.where(mask == IGNORED, 0.0, BLEND)[..., None]
@@ -57,7 +57,7 @@ def blend(image: Image, mask: np.ndarray, classes: int) -> Image:
 
 
 def overlay(image: Image, mask: np.ndarray, classes: int) -> Image:
-    """`blend` with a legend at its side, which is higher than a small image."""
+    """Draw `blend` with a legend at its side, which is higher than a small image."""
     parts = [blend(image, mask, classes), legend([mask], classes, max(image.height, LEGEND_HEIGHT))]
     sheet = pillow().Image.new("RGB", (sum(part.width for part in parts), parts[1].height), PAPER)
     sheet.paste(parts[0], (0, 0))
@@ -68,7 +68,7 @@ def overlay(image: Image, mask: np.ndarray, classes: int) -> Image:
 def legend(
     masks: Sequence[np.ndarray], classes: int, height: int, limit: int = LEGEND_CLASSES, percent: bool = True
 ) -> Image:
-    """A picture of the largest classes of the masks, as many as fit, with their share of the pixels."""
+    """Draw the largest classes of the masks, as many as fit, with their share of the pixels."""
     shares = class_shares(np.concatenate([mask.ravel() for mask in masks]), classes)
     size = int(np.clip(height / 24, 11, 28))
     line = round(1.5 * size)
@@ -92,7 +92,7 @@ def legend(
 
 
 def grid(titles: Sequence[str], rows: Sequence[Sequence[Image]], captions: Sequence[str], side: int = 300) -> Image:
-    """A table of pictures of one row height, with a title over each column and a caption under each row."""
+    """Draw a table of pictures of one row height, with a title over each column and a caption under each row."""
     font, small = map(pillow().ImageFont.load_default, (20, 14))
     scaled = [[_fit(image, side) for image in row] for row in rows]
     columns = [max(round(font.getlength(title)), *(row[i].width for row in scaled)) for i, title in enumerate(titles)]

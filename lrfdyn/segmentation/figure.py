@@ -18,7 +18,7 @@ SCENES = 4  # where none are named
 
 
 def choose_pairs(root: Path, names: Sequence[str] = (), count: int = SCENES) -> list[Pair]:
-    """Validation pairs by name, or `count` of them spread over the whole split."""
+    """Return validation pairs by name, or `count` of them spread over the whole split."""
     pairs = find_pairs(find_root(root), "validation")
     if not names:
         places = np.linspace(0, len(pairs) - 1, min(count, len(pairs))).round().astype(int)
@@ -33,8 +33,8 @@ def choose_pairs(root: Path, names: Sequence[str] = (), count: int = SCENES) -> 
 def segmentation_figure(
     models: Mapping[str, str | Segmenter], pairs: Sequence[Pair], out: Path, *, device: str | None = None
 ) -> dict[str, list[float]]:
-    """Writes the figure, a PNG file or by its ending a JPEG file: a row per pair, a column per model by its title.
-    Returns the pixel accuracy of every model on every pair, in percent, which the captions say too."""
+    """Write the figure, a PNG file or by its ending a JPEG file: a row per pair, a column per model by its title.
+    Return the pixel accuracy of every model on every pair, in percent, which the captions say too."""
     require(len(models) > 0, "models: expected at least one")
     networks = {
         title: load_segmenter(model, device) if isinstance(model, str) else model for title, model in models.items()

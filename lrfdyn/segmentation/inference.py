@@ -18,13 +18,13 @@ MOST_SCORES = 2**25  # that are scaled at once
 
 
 def pad_to_stride(images: Tensor, stride: int) -> Tensor:
-    """Zeros, the mean colour, at the right and the bottom."""
+    """Pad images `[..., H, W]` with zeros, the mean colour, at the right and the bottom to whole strides."""
     height, width = images.shape[-2:]
     return F.pad(images, (0, -width % stride, 0, -height % stride))
 
 
 def window_starts(length: int, window: int) -> list[int]:
-    """Windows that overlap by a third at least; the last one ends with the picture."""
+    """Return where windows begin that overlap by a third at least; the last one ends with the picture."""
     if length <= window:
         return [0]
     step = max(1, round(window * (1 - OVERLAP)))
@@ -43,10 +43,11 @@ def segment(
     window: int | None = None,
     flip: bool = False,
 ) -> Tensor:
-    """Scores `[B, classes, H, W]` of normalised images: logits, or with `flip` the logarithm of the mean probability.
+    """Compute scores `[B, classes, H, W]` of normalised images `[B, 3, h, w]`: logits, or with `flip` the logarithm of
+    the mean probability.
 
-    `size` is that of the scores, by default the images'. Images are padded to the model's stride. The
-    fused kernels are compiled for one size each, so pictures of many sizes take the plain operations.
+    `size` is that of the scores, by default the images'. Images are padded to the model's stride. The fused kernels are
+    compiled for one size each, so pictures of many sizes take the plain operations.
     """
     stride = model.stride
     check_window(window, stride)
@@ -70,7 +71,7 @@ def segment(
 
 @contextmanager
 def any_size() -> Iterator[None]:
-    """Without the search for the fastest convolutions, which training turns on: it would begin anew with each size."""
+    """Turn off the search for the fastest convolutions, which training turns on: it would begin anew with each size."""
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     try:
         yield
@@ -79,8 +80,8 @@ def any_size() -> Iterator[None]:
 
 
 def best_class(scores: Tensor, size: tuple[int, int]) -> Tensor:
-    """The class with the largest score `[B, H, W]` after scaling to `size`, a few classes at a time: the scores of all
-    150 for a photograph would not fit in memory."""
+    """Return the class with the largest score `[B, H, W]` after scaling to `size`, a few classes at a time: the scores
+    of all 150 for a photograph would not fit in memory."""
     if scores.shape[-2:] == torch.Size(size):
         return scores.argmax(1)
     at_once = max(1, MOST_SCORES // (len(scores) * size[0] * size[1]))
@@ -96,7 +97,7 @@ def best_class(scores: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def in_windows(look: Callable[[Tensor], Tensor], images: Tensor, window: int) -> Tensor:
-    """The mean of the logits of all windows that see a pixel."""
+    """Return the mean of the logits of all windows that see a pixel."""
     height, width = images.shape[-2:]
     total: Tensor | None = None
     seen = torch.zeros(height, width, device=images.device)

@@ -13,28 +13,28 @@ from lrfdyn.segmentation.augment import IGNORED
 
 
 def require_torchmetrics() -> None:
-    """Without importing it, which takes seconds."""
+    """Raise an error where torchmetrics is missing, without importing it, which takes seconds."""
     require(find_spec("torchmetrics") is not None, "test: mIoU needs torchmetrics; pip install 'lrfdyn[segmentation]'")
 
 
 def build_confusion(classes: int) -> Any:
-    """torchmetrics' matrix `[true, predicted]`, summed over all processes when it is computed."""
+    """Return torchmetrics' confusion matrix `[true, predicted]`, summed over all processes when it is computed."""
     require_torchmetrics()
     from torchmetrics.classification import MulticlassConfusionMatrix
 
     return MulticlassConfusionMatrix(classes, ignore_index=IGNORED, validate_args=False)
 
 
-def shares(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Intersection over union and accuracy of every class; nan for one that neither occurs nor is predicted (IoU), or
-    that does not occur (accuracy)."""
+def iou_and_accuracy(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return intersection over union and accuracy of every class; nan for one that neither occurs nor is predicted
+    (IoU), or that does not occur (accuracy)."""
     hits, true, predicted = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
     return hits / (true + predicted - hits), hits / true
 
 
 def scores(matrix: Tensor) -> dict[str, float]:
-    """Percent, means over the classes for which there is a number."""
-    iou, accuracy = shares(matrix)
+    """Return mIoU and accuracies in percent, means over the classes for which there is a number."""
+    iou, accuracy = iou_and_accuracy(matrix)
     return {
         "miou": 100 * float(iou.nanmean()),
         "mean_accuracy": 100 * float(accuracy.nanmean()),
@@ -43,8 +43,8 @@ def scores(matrix: Tensor) -> dict[str, float]:
 
 
 def class_rows(matrix: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
-    """One row per class: percent, None where there is no number, and its pixels."""
-    iou, accuracy = shares(matrix)
+    """Return one row per class: percent, None where there is no number, and its pixels."""
+    iou, accuracy = iou_and_accuracy(matrix)
     return [
         {"class": name, "iou": _percent(iou[i]), "accuracy": _percent(accuracy[i]), "pixels": int(matrix[i].sum())}
         for i, name in enumerate(names)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lrfdyn.attention import attention_options
 from lrfdyn.data import DataSource, create_data
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
@@ -26,6 +27,7 @@ def build_config(recipe: str, overrides: Mapping[str, Any], epochs: int | None =
 
 
 def build_data(config: TrainConfig) -> DataSource:
+    """The data set of a configuration."""
     data = config.data
     root = None if data.root is None else Path(data.root).expanduser()
     return create_data(data.name, root, config.augmentation, **data_options(config))
@@ -39,6 +41,7 @@ def data_options(config: TrainConfig) -> dict[str, Any]:
 
 
 def build_model(config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> SpikingModel:
+    """The untrained model of a configuration, for images `[B, in_channels, image_size, image_size]`."""
     return task_of(config.data.name).build_model(config, num_classes, image_size, in_channels)
 
 
@@ -48,6 +51,18 @@ def data_model(config: TrainConfig, source: DataSource) -> SpikingModel:
     model.class_names = None if source.class_names is None else tuple(source.class_names)
     model.preprocessing = task_of(config.data.name).preprocessing(source)
     return model
+
+
+def attention_facts(model: SpikingModel) -> dict[str, Any]:
+    """Kind and options of a model's attention; None where it has no such thing."""
+    kind = model.config.get("attention")
+    options = {} if kind is None else {**attention_options(kind), **(model.config.get("attention_options") or {})}
+    dilations = options.get("dilations")
+    return {
+        "attention": kind,
+        "token": options.get("token"),
+        "dilations": None if dilations is None else list(dilations),
+    }
 
 
 def data_identity(source: DataSource) -> dict[str, Any]:

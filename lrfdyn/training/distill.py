@@ -10,14 +10,13 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from lrfdyn.data import DataSource
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.training.config import DistillConfig
 
 Distill = Callable[[Tensor, Tensor], Tensor]
-Levels = tuple[float, ...]
 
 
 def build_distill(config: DistillConfig, source: DataSource, device: torch.device) -> Distill | None:
@@ -43,27 +42,17 @@ def build_distill(config: DistillConfig, source: DataSource, device: torch.devic
         len(mean) == len(deviation) == source.in_channels,
         f"distill.teacher: expected {source.in_channels} channels, {config.teacher} has {len(mean)}",
     )
-    teacher = nn.Sequential(Renormalise(source.mean, source.deviation, mean, deviation), teacher)
-    return blended(teacher.to(device).eval().requires_grad_(False), config)
+    teacher = teacher.to(device).eval().requires_grad_(False)
+    # From the statistics that the data are normalised by to those that the teacher was trained with.
+    ours, scale, theirs, by = (
+        torch.tensor(x, device=device).view(-1, 1, 1) for x in (source.mean, source.deviation, mean, deviation)
+    )
+    return blended(lambda images: teacher(images * (scale / by) + (ours - theirs) / by), config)
 
 
-class Renormalise(nn.Module):
-    """From the statistics that the data are normalised by to those that a teacher was trained with."""
+def blended(teacher: Callable[[Tensor], Tensor], config: DistillConfig) -> Distill:
+    """Mixes the answers of `teacher`, logits `[B, classes]`, into targets of the same shape."""
 
-    scale: Tensor
-    shift: Tensor
-
-    def __init__(self, mean: Levels, deviation: Levels, to_mean: Levels, to_deviation: Levels) -> None:
-        super().__init__()
-        ours, scale, theirs, by = (torch.tensor(x).view(-1, 1, 1) for x in (mean, deviation, to_mean, to_deviation))
-        self.register_buffer("scale", scale / by)
-        self.register_buffer("shift", (ours - theirs) / by)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images * self.scale + self.shift
-
-
-def blended(teacher: nn.Module, config: DistillConfig) -> Distill:
     @torch.no_grad()
     def distill(images: Tensor, targets: Tensor) -> Tensor:
         logits = teacher(images).to(targets.dtype)

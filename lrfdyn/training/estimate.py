@@ -13,10 +13,9 @@ from lrfdyn.data import data_class
 from lrfdyn.data.base import check_options
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models.summary import count_parameters
-from lrfdyn.training.build import build_data, build_model, data_options
+from lrfdyn.training.build import attention_facts, build_data, build_model, data_options
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.optim import parameter_groups
-from lrfdyn.training.run import attention_facts
 from lrfdyn.training.tasks import Task, task_of
 
 STATES = {"adamw": 2, "lamb": 2, "sgd": 1}  # numbers that an optimiser keeps per parameter

@@ -1,9 +1,10 @@
-"""What a run says of itself: log.jsonl (everything), log.csv (one row per epoch), TensorBoard where it is installed."""
+"""What a run writes of itself: log.jsonl (everything), log.csv (a row per epoch), TensorBoard where it is installed."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -59,3 +60,12 @@ def _tensorboard(folder: Path, step: int) -> Any:
     except ImportError:
         return None
     return SummaryWriter(str(folder), purge_step=step + 1)
+
+
+def discard_run(out: Path) -> None:
+    """Removes what a run leaves in its folder, and nothing else. All of it: a summary that outlived its run would pass
+    for that of the next one."""
+    for folder in ("checkpoints", "tensorboard", "model"):
+        shutil.rmtree(out / folder, ignore_errors=True)
+    for name in ("recipe.yaml", "summary.json", "log.jsonl", "log.csv", "classes.csv"):
+        (out / name).unlink(missing_ok=True)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from lrfdyn.attention import attention_options
 from lrfdyn.devices import device_name
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
 from lrfdyn.io.checkpoints import list_checkpoints, model_weights, newest_checkpoint, read_checkpoint
 from lrfdyn.models import SpikingModel
-from lrfdyn.training.build import data_model
+from lrfdyn.training.build import attention_facts, data_model
 from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.logs import discard_run
 from lrfdyn.training.processes import gather, launch_name
 from lrfdyn.training.recipes import dump_yaml
 from lrfdyn.training.reporter import Reporter
@@ -130,15 +129,6 @@ def claim_folder(out: Path, resume: str, restart: bool) -> None:
         write_atomic(checkpoints / "launch", lambda file: file.write_text(launch, encoding="utf-8"))
 
 
-def discard_run(out: Path) -> None:
-    """Removes what a run leaves in its folder, and nothing else. All of it: a summary that outlived its run would pass
-    for that of the next one."""
-    for folder in ("checkpoints", "tensorboard", "model"):
-        shutil.rmtree(out / folder, ignore_errors=True)
-    for name in ("recipe.yaml", "summary.json", "log.jsonl", "log.csv", "classes.csv"):
-        (out / name).unlink(missing_ok=True)
-
-
 def _choose(trainer: Trainer, resume: str) -> Path | None:
     """The checkpoint to go on from. The first process decides, so that all of them take the same."""
     path: str | None = None
@@ -162,18 +152,6 @@ def trained_model(trainer: Trainer, checkpoint: Path) -> SpikingModel:
     model = data_model(trainer.config, trainer.source).to(trainer.dtype)
     model.load_state_dict(model_weights(read_checkpoint(checkpoint)[0]))
     return model
-
-
-def attention_facts(model: SpikingModel) -> dict[str, Any]:
-    """Kind and options of a model's attention; None where it has no such thing."""
-    kind = model.config.get("attention")
-    options = {} if kind is None else {**attention_options(kind), **(model.config.get("attention_options") or {})}
-    dilations = options.get("dilations")
-    return {
-        "attention": kind,
-        "token": options.get("token"),
-        "dilations": None if dilations is None else list(dilations),
-    }
 
 
 def summarise(trainer: Trainer, model: SpikingModel, last: dict[str, Any], recipe: str, command: str) -> dict[str, Any]:

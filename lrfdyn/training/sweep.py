@@ -32,8 +32,8 @@ from lrfdyn.errors import require, unknown_name
 from lrfdyn.files import read_json, read_json_lines, sole_user, write_json, write_table
 from lrfdyn.training.build import build_config
 from lrfdyn.training.config import TrainConfig, differences, key_types
+from lrfdyn.training.logs import discard_run
 from lrfdyn.training.recipes import SHORT_NAMES, load_recipe, read_yaml
-from lrfdyn.training.run import discard_run
 from lrfdyn.training.stopping import PARENT
 from lrfdyn.training.tasks import task_of
 from lrfdyn.version import __version__

@@ -43,6 +43,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Trainer:
+    """One run of a configuration in the folder `out`: model, optimiser, data and where it is. `train` runs it to its
+    end, `resume` puts it where a checkpoint was written, `save` writes one. Every process has its own."""
+
     """A run under way: model, data, optimiser and step of a configuration. `train()` runs it to its end or until `stop`
     asks; `save()` and `resume()` write and read checkpoints in `out`."""
 
@@ -118,6 +121,7 @@ class Trainer:
 
     @property
     def raw_optimizer(self) -> torch.optim.Optimizer:
+        """The optimiser itself, where Accelerate has wrapped it."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     @property

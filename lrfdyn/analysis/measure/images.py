@@ -31,7 +31,7 @@ class Images:
     train: int | None = None  # training images of the data set
 
     def of(self, model: SpikingModel) -> list[Tensor]:
-        """The batches `[B, C, H, W]` for this model, which must be made for their channels and their size."""
+        """Return the batches `[B, C, H, W]` for a model, which must be made for their channels and size."""
         channels, size, _ = model.input_size
         given = {"in_channels": channels, "image_size": size, **self.facts}
         require(
@@ -50,7 +50,7 @@ class Images:
         return list(noise.to(self.device).split(self.batch_size))
 
     def accuracy(self, model: SpikingModel) -> float | None:
-        """Top-1 on these images; None for noise and for a model with other classes."""
+        """Return the top-1 accuracy on these images; None for noise and for a model with other classes."""
         if not self.labels or model.num_classes != self.facts["num_classes"]:
             return None
         model.eval()

@@ -46,17 +46,17 @@ def state_notes(model: nn.Module) -> list[str]:
 
 
 def attention_state(model: nn.Module, buffers: str = BUFFERS[0]) -> list[dict[str, Any]]:
-    """The terms of one attention layer and time step, for one image: of the layer that holds most."""
+    """Return the terms of the attention layer that holds most, for one image and time step."""
     return largest_state(layer_states(model, buffers))
 
 
 def largest_state(layers: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The terms of the layer that holds most."""
+    """Return the terms of the layer that holds most."""
     return max(layers.values(), key=lambda terms: sum(term["bytes"] for term in terms), default=[])
 
 
 def peak_allocation(run: Callable[[], object], device: torch.device | None = None) -> int:
-    """The most bytes of tensors that `run` holds at one time beyond what was there before."""
+    """Measure the most bytes of tensors that `run` holds at one time beyond what was there before."""
     spans = SpanPeaks(device or torch.device("cpu"))
 
     def whole() -> None:
@@ -107,7 +107,7 @@ class SpanPeaks:
         return stack
 
     def measure(self, run: Callable[[], object]) -> dict[str, int]:
-        """The largest peak of every part of `run`."""
+        """Return the largest peak of every part of `run` in bytes."""
         self.peaks = {}
         if self.device.type == "cuda":
             run()
@@ -128,7 +128,7 @@ class SpanPeaks:
 
 
 def resident_growth(run: Callable[[], object]) -> int | None:
-    """How far the resident set of this process grows while `run` runs; None where the system does not tell."""
+    """Measure how far the resident set of this process grows while `run` runs; None where the system does not tell."""
     try:
         ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not be used again unseen
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
@@ -145,7 +145,7 @@ def _status_bytes(field: str) -> int:
 
 
 def inference_peak(model: nn.Module, images: Tensor) -> int:
-    """Peak bytes of activations in one evaluation pass over `images`."""
+    """Measure the peak bytes of activations in one evaluation pass over `images` `[B, C, H, W]`."""
     model.eval()
 
     def run() -> None:

@@ -60,7 +60,7 @@ def measure_model(
 
 
 def images_per_second(model: nn.Module, images: Tensor, seconds: float = 1.0, most: int = 7) -> float:
-    """The speed of the fastest of `most` evaluation passes over `images`; fewer passes where one takes long."""
+    """Return the speed of the fastest of `most` evaluation passes over `images`; fewer passes where one takes long."""
     model.eval()
     spent: list[float] = []
     with torch.inference_mode():
@@ -71,7 +71,7 @@ def images_per_second(model: nn.Module, images: Tensor, seconds: float = 1.0, mo
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """The seconds that one call takes. Report the fastest of several: other work on the machine only slows one down."""
+    """Time one call. Report the fastest of several: other work on the machine only ever slows one down."""
     wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
     wait()
     start = time.perf_counter()
@@ -81,7 +81,7 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
 
 
 def machine(device: torch.device | None = None) -> dict[str, Any]:
-    """The machine and the software that a measurement was made on."""
+    """Return the machine and the software that a measurement is made on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

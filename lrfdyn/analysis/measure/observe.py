@@ -24,7 +24,7 @@ class Observer(Protocol):
 
 
 def watch_neurons(model: nn.Module, note: Callable[[str, Tensor], None]) -> list[RemovableHandle]:
-    """Calls `note(name, spikes)` for every neuron output."""
+    """Call `note(name, spikes)` for every neuron output `[T, B, ...]`."""
 
     def hook(name: str) -> Callable[..., None]:
         return lambda _module, _args, spikes: note(name, spikes.detach())
@@ -33,7 +33,7 @@ def watch_neurons(model: nn.Module, note: Callable[[str, Tensor], None]) -> list
 
 
 def watch_attentions(model: nn.Module, note: AttentionNote) -> list[RemovableHandle]:
-    """Calls `note(name, layer, input, projected)` after every attention layer, with the spikes of its projections."""
+    """Call `note(name, layer, input, projected)` after every attention layer, with the spikes of its projections."""
     handles: list[RemovableHandle] = []
 
     def keep(held: dict[str, Tensor], name: str) -> Callable[..., None]:
@@ -64,8 +64,8 @@ def observe(
     observers: Sequence[Observer],
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Runs the model over `batches` `[B, C, H, W]` with all observers and returns the number of images. `on_batch`
-    hears of every batch's size. The plain operations run, on a GPU too: a fused one hides its parts."""
+    """Run the model over `batches` `[B, C, H, W]` with all observers and return the number of images. `on_batch` is
+    called with every batch's size. The plain operations run, on a GPU too: a fused one hides its parts."""
     training = model.training
     handles = [handle for observer in observers for handle in observer.watch(model)]
     images = 0
@@ -85,5 +85,5 @@ def observe(
 
 
 def as_batches(images: Tensor | Iterable[Tensor], batch_size: int = 64) -> Iterable[Tensor]:
-    """Images `[n, C, H, W]` in pieces; an iterable of batches as it is."""
+    """Split images `[n, C, H, W]`; an iterable of batches is returned as it is."""
     return images.split(batch_size) if isinstance(images, Tensor) else images

@@ -118,7 +118,7 @@ def receptive_fields(plt: Any, entries: Entries) -> Any:
 
 
 def curves(plt: Any, entries: Entries, width: float, scale: float = 1, **axes: Any) -> Any:
-    """One line for every model through the last two columns of its rows, the second one times `scale`."""
+    """Draw one line for every model through the last two columns of its rows, the second one times `scale`."""
     figure, axis = plt.subplots(figsize=(width, 2.4))
     for i, entry in entries:
         x, y = zip(*(row[-2:] for row in entry["rows"]), strict=True)
@@ -130,12 +130,12 @@ def curves(plt: Any, entries: Entries, width: float, scale: float = 1, **axes: A
 
 
 def percent_curves(xlabel: str, ylabel: str, width: float = WIDTH, top: float | None = None) -> Callable[..., Any]:
-    """A drawing of lines of shares, shown as percent."""
+    """Return a drawing function for lines of shares, shown as percent."""
     return partial(curves, width=width, scale=100, xlabel=xlabel, ylabel=ylabel, ylim=(0, top))
 
 
 def energy_parts(layers: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Energy in pJ of the parts of a network: inside attention, its projections, and the rest by their first name."""
+    """Return the energy in pJ of the parts of a network: inside attention, its projections, and the rest."""
     parts: dict[str, float] = {}
     for layer in layers:
         names = layer["name"].split(".")
@@ -192,7 +192,7 @@ def memory_accuracy(plt: Any, entries: Entries) -> Any:
 
 
 def convergence(plt: Any, entries: Entries) -> Any:
-    """The mean over the seeds, and a band from the lowest to the highest."""
+    """Draw the mean over the seeds, and a band from the lowest to the highest."""
     figure, axes = plt.subplots(1, 2, figsize=(2 * WIDTH, 2.4))
     for axis, key, unit, name in zip(axes, ("test_accuracy", "train_loss"), (100.0, 1.0),
                                      ("test accuracy (%)", "train loss"), strict=True):  # fmt: skip
@@ -214,7 +214,7 @@ def convergence(plt: Any, entries: Entries) -> Any:
 
 
 def theory_chart(plt: Any, chart: dict[str, Any]) -> Any:
-    """A chart of the theorems: lines, or a map of regions."""
+    """Draw a chart of the theorems: lines, or a map of regions."""
     scales = {f"{name}label": chart[name]["label"] for name in "xy"}
     scales |= {f"{name}scale": "log" for name in "xy" if chart[name].get("log")}
     if chart["kind"] == "lines":

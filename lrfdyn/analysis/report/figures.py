@@ -35,7 +35,7 @@ class Definition(NamedTuple):
 
 
 def figures(results: dict[str, Any]) -> dict[str, Figure]:
-    """Every figure and table that `results` have the numbers of, by name."""
+    """Return every figure and table that `results` have the numbers of, by name."""
     runs = results.get("runs", [])
     entries = [
         {**entry, "runs": [run for run in runs if run["attention"] == key]}

@@ -45,7 +45,7 @@ Entries = list[tuple[int, dict[str, Any]]]
 
 
 def pyplot(argument: str) -> Any:
-    """matplotlib without a screen; an error that names `argument` where it is not installed."""
+    """Import matplotlib without a screen; an error names `argument` where it is not installed."""
     try:
         import matplotlib
     except ImportError:
@@ -57,12 +57,13 @@ def pyplot(argument: str) -> Any:
 
 
 def wrapped(label: str, width: int = 20) -> str:
-    """A long name in lines."""
+    """Break a long name into lines."""
     return textwrap.fill(label, width, break_long_words=False, break_on_hyphens=False)
 
 
 def legend(figure: Any, axis: Any, entries: Entries, below: bool = False, **more: Any) -> None:
-    """Inside the axes where the names are short, under them (`below`: always) where they would cover the data."""
+    """Put the legend inside the axes where the names are short, under them where they would cover the data or with
+    `below`."""
     few = max(len(entry["label"]) for _, entry in entries) <= 24 and len(entries) <= 6
     if few and not below:
         axis.legend(**more)
@@ -76,6 +77,6 @@ def legend(figure: Any, axis: Any, entries: Entries, below: bool = False, **more
 
 
 def line(index: int, **more: Any) -> dict[str, Any]:
-    """Colours and markers start over at the ninth model, with another line."""
+    """Return colour, marker and line of a model. They start over at the ninth, with another kind of line."""
     style = {"color": COLOURS[index % 8], "marker": MARKERS[index % 8], "linestyle": LINES[index // 8 % 8]}
     return {**style, "markeredgewidth": 0, **more}

@@ -24,7 +24,7 @@ def has_matplotlib() -> bool:
 
 
 def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
-    """The formats to write, none for "none"; an error before any work is done."""
+    """Return the formats to write, none for "none"; an unknown one or a missing matplotlib is an error."""
     chosen = () if tuple(formats) == ("none",) else tuple(formats)
     for name in chosen:
         if name not in FORMATS:
