@@ -46,7 +46,7 @@ class Source:
 
     origin: str  # the path or name
     kind: str
-    path: Path = field(default_factory=Path)  # of the file that holds the weights
+    path: Path = field(default_factory=Path)  # the file that holds the weights, or the name of a repository
     argument: str = "model"  # that errors name
     options: Mapping[str, Any] = field(default_factory=dict)  # of `create_model`, for a name
     run: Path | None = None
@@ -233,7 +233,7 @@ def _find_name(origin: str, path: Path, argument: str) -> Source:
         return Source(origin, "name", argument=argument, options={"attention": kind} if kind else {})
     is_file = path.suffix in (WEIGHTS_ENDING, *EXPORTED.values())
     if origin.count("/") == 1 and REPO_ID.fullmatch(origin) and not is_file and not path.parent.is_dir():
-        return Source(origin, "hub", argument=argument)
+        return Source(origin, "hub", path, argument)
     if is_file or "/" in origin:
         near = get_close_matches(path.name, [other.name for other in path.parent.glob("*")])
         hint = f"; did you mean {' or '.join(str(path.with_name(other)) for other in near)}?" if near else ""

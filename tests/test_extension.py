@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import yaml
 from PIL import Image
 
+BARE_FILE = "bare.pte" if find_spec("executorch") else "bare.onnx"
 PACKAGE = Path(__file__).parent / "extension"
 ROOT = Path(__file__).parent.parent
 SILENT = {  # what is said of an attention that has nothing but `mix`
@@ -79,10 +81,10 @@ COMMANDS = [
     "profile run-window --batch 1 --repeats 1 --json",
     "profile sweep/runs/bare-seed0 --batch 1 --repeats 1",
     "export run-window --check 1 --out window.onnx",
-    "export sweep/runs/bare-seed0 --check 1 --out bare.onnx",
+    f"export sweep/runs/bare-seed0 --check 1 --out {BARE_FILE}",
     "predict image.png --model run-window --json -",
     "predict image.png --model window.onnx --json -",
-    "predict image.png --model bare.onnx --json -",
+    f"predict image.png --model {BARE_FILE} --json -",
 ]
 
 

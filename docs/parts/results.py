@@ -28,6 +28,7 @@ FOLDER = RESULTS / "cifar100"
 PUBLISHED = "cifar100_spikformer"  # the recipe with the settings of Spikformer's authors
 LATE, END = 0.7, 0.8  # where the enlarged curves begin, and the tests whose mean stands beside the last
 TELLS = 0.5  # percent: below it, one seed shows no difference
+STUDENT = {3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23}  # 97.5 % by degrees of freedom
 SEEN, NOT_SEEN, CONTRARY = "as in the paper", "too small to tell", "**not as in the paper**"
 # What the paper reads from its table: the first cell minus the second.
 CLAIMS = {
@@ -186,22 +187,22 @@ def several(values: list[float]) -> str:
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f} (n = {len(values)})" if len(values) > 1 else "")
 
 
-def seed_deviation(found: Accuracies) -> float | None:
-    """Standard deviation over seeds, pooled over all cells with several; None where there is none."""
+def seed_deviation(found: Accuracies) -> tuple[float, int]:
+    """Standard deviation over seeds, pooled over all cells with several, and its degrees of freedom."""
     repeated = [values for values in found.values() if len(values) > 1]
     freedom = sum(len(values) - 1 for values in repeated)
-    if not freedom:
-        return None
-    return (sum((len(values) - 1) * variance(values) for values in repeated) / freedom) ** 0.5
+    squares = sum((len(values) - 1) * variance(values) for values in repeated)
+    return (squares / freedom) ** 0.5 if freedom else 0.0, freedom
 
 
 def least_difference(found: Accuracies, first: Cell, second: Cell) -> float:
-    """What a difference of two cells must reach to be told: twice its standard error, or `TELLS` where no cell has
-    several seeds."""
-    deviation = seed_deviation(found)
-    if deviation is None:
+    """What a difference of two cells must reach to be told: its 95 % interval by Student's t, or `TELLS` where there
+    are too few seeds to know their spread."""
+    deviation, freedom = seed_deviation(found)
+    if freedom < min(STUDENT):
         return TELLS
-    return 2 * deviation * (1 / len(found[first]) + 1 / len(found[second])) ** 0.5
+    quantile = STUDENT[min(freedom, max(STUDENT))]
+    return quantile * deviation * (1 / len(found[first]) + 1 / len(found[second])) ** 0.5
 
 
 def reading(here: float, near: float, paper: float, least: float) -> str:

@@ -18,6 +18,8 @@ from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io.checkpoints import list_checkpoints, read_checkpoint
 from lrfdyn.sources import find_source
 from lrfdyn.training.config import TrainConfig, parse_config
+from lrfdyn.training.evaluation import evaluate_weights
+from lrfdyn.training.processes import leave_together
 from lrfdyn.training.recipes import ENDINGS, apply_override, list_recipes, load_recipe
 from lrfdyn.training.tasks import describe_results
 
@@ -34,9 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from lrfdyn.training.evaluation import evaluate_weights
-    from lrfdyn.training.processes import leave_together
-
     config, weights, source = load(arguments)
     first = int(os.environ.get("RANK", "0")) == 0
     with bar(first) as shown:

@@ -23,6 +23,16 @@ def scale_and_shift(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
+def fold_into(conv: nn.Conv2d, *norms: nn.BatchNorm2d) -> nn.Conv2d:
+    """Changes `conv` so that it computes what it computed with `norms` behind it, in evaluation mode; returns it."""
+    for norm in norms:
+        scale, shift = scale_and_shift(norm)
+        conv.weight.mul_(scale.reshape(-1, 1, 1, 1))
+        conv.bias = nn.Parameter(shift if conv.bias is None else conv.bias * scale + shift)
+    return conv
+
+
+@torch.no_grad()
 def fold_batch_norm(model: SpikingModel) -> SpikingModel:
     """A copy of `model`, which must be in evaluation mode, whose convolutions (and the dendrites' read-out) carry the
     scales and shifts of the norms behind them: the same function with fewer numbers."""
@@ -30,10 +40,7 @@ def fold_batch_norm(model: SpikingModel) -> SpikingModel:
     model = copy.deepcopy(model)
     for module in model.modules():
         if isinstance(module, ConvBN) and type(module.bn) is nn.BatchNorm2d:
-            scale, shift = scale_and_shift(module.bn)
-            conv = module.conv
-            conv.weight.mul_(scale.reshape(-1, 1, 1, 1))
-            conv.bias = nn.Parameter(shift if conv.bias is None else conv.bias * scale + shift)
+            fold_into(module.conv, module.bn)
             module.register_module("bn", FoldedNorm(module.bn))
         elif isinstance(module, LRFDyn) and type(module.norm) is nn.BatchNorm2d:
             # Everything between the read-out and the norm is linear, and the gate by q multiplies.

@@ -6,7 +6,8 @@ from threading import RLock
 
 
 class CallLock:
-    """Copies of its owner, also those in files, get a lock of their own."""
+    """A lock for a `with` block, which the thread that has it may take again. A copy of it, also one out of a file, is
+    a new lock, so that copies of its owner do not wait for each other."""
 
     def __init__(self) -> None:
         self._lock = RLock()

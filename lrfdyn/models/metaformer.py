@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -79,16 +79,10 @@ class MetaFormerConfig(TransformerConfig):
     """Number of blocks in each of the five stages; these are those of the official networks."""
 
 
-class MakeBlock(Protocol):
-    """Makes an attention block for potentials `[T, B, width, H, W]` on a grid of tokens."""
-
-    def __call__(self, width: int, grid: tuple[int, int], drop_path: float) -> nn.Module: ...
-
-
 class MetaFormer(SpikingModel):
     """Three stages of convolution blocks and two of attention blocks. `neuron()` makes a neuron, `separable(width,
-    kernel)` the residual branch of a convolution block, `block` an attention block; `head_neuron` is in front of the
-    classifier."""
+    kernel)` the residual branch of a convolution block and `block(width, grid, drop_path)` an attention block;
+    `head_neuron` is in front of the classifier."""
 
     def __init__(
         self,
@@ -96,7 +90,7 @@ class MetaFormer(SpikingModel):
         neuron: Callable[[], nn.Module],
         head_neuron: nn.Module,
         separable: Callable[[int, int], nn.Module],
-        block: MakeBlock,
+        block: Callable[[int, tuple[int, int], float], nn.Module],
     ) -> None:
         super().__init__(config)
         widths, depths = tuple(config.widths), tuple(config.depths)

@@ -15,7 +15,7 @@ from lrfdyn.errors import require, unknown_name
 from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.registry import register_model
 from lrfdyn.models.spikformer import Block
-from lrfdyn.models.transformer import TransformerConfig
+from lrfdyn.models.transformer import TransformerConfig, stem_widths
 from lrfdyn.nn.layers import ConvBN, SpikingConv, drop_path_rates, init_weights, max_pool, run_stages
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, lean_max_pool, sections_of
@@ -164,16 +164,15 @@ class QKFormer(SpikingModel):
     def __init__(self, **options: Any) -> None:
         config = QKFormerConfig(**options)
         super().__init__(config)
-        dim, heads = config.dim, config.heads
+        heads = config.heads
+        stem_width, *widths = stem_widths(config.dim)
         if config.form not in FORMS:
             raise unknown_name("form", config.form, FORMS)
         layout = FORMS[config.form]
-        require(dim >= 8 and dim % 8 == 0, f"dim: expected a multiple of 8 (the stem starts at dim / 8), got {dim}")
-        require(dim // 4 % heads == 0, f"heads: expected a divisor of stage 1's width {dim // 4}, got {heads}")
+        require(widths[0] % heads == 0, f"heads: expected a divisor of stage 1's width {widths[0]}, got {heads}")
         depths = [*layout.token_blocks, config.depth - sum(layout.token_blocks)]
         least = sum(layout.token_blocks) + 1
         require(depths[-1] >= 1, f"depth: expected an integer >= {least} in this form, got {config.depth}")
-        widths = [dim // 4, dim // 2, dim]
         self.describe_stages(widths, layout.strides(), config.image_size)
         host = lif_host()
         stage3_host = replace(host, project_out=_legacy_project_out) if config.legacy_neuron_axis else host
@@ -184,13 +183,13 @@ class QKFormer(SpikingModel):
             attn = TokenAttention(width, heads, host) if token else config.make_attention(width, self.grid, stage3_host)
             return Block(attn, width, config.hidden_width(width), next(rates))
 
-        self.stem = PooledConv(config.in_channels, dim // 8, layout.stem_pools)
+        self.stem = PooledConv(config.in_channels, stem_width, layout.stem_pools)
         self.stages = nn.ModuleList()
-        for i, (c_in, c_out) in enumerate(pairwise([dim // 8, *widths])):
+        for i, (c_in, c_out) in enumerate(pairwise([stem_width, *widths])):
             embedding = Embedding(c_in, c_out, layout.embedding_pools[i])
             blocks = nn.Sequential(*(block(i) for _ in range(depths[i])))
             self.stages.append(nn.Sequential(OrderedDict(embedding=embedding, blocks=blocks)))
-        self.head = classifier(dim, config.num_classes)
+        self.head = classifier(config.dim, config.num_classes)
         init_weights(self)
 
     def official_warning(self) -> str | None:

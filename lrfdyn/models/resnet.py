@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -23,6 +23,8 @@ from lrfdyn.nn.layers import (
     run_stages,
 )
 from lrfdyn.nn.neurons import IF, MSLIF
+
+Make = Callable[..., nn.Module]
 
 
 @dataclass
@@ -42,12 +44,6 @@ class MSResNetConfig(ResNetConfig):
     """The options of MS-ResNet."""
 
     time_steps: int = 6
-
-
-class MakeConv(Protocol):
-    """Makes a layer from `[T, B, c_in, H, W]` to `[T, B, c_out, H / stride, W / stride]`."""
-
-    def __call__(self, c_in: int, c_out: int, kernel: int = ..., stride: int = ...) -> nn.Module: ...
 
 
 class BasicBlock(nn.Module):
@@ -74,16 +70,11 @@ def resnet_keys(stem: tuple[str, str], stages: Sequence[str], layers: dict[str, 
 
 class SpikingResNet(SpikingModel):
     """A residual network. The stem halves the image's side, stage 1 ends at a quarter of it, and each further stage
-    halves it again. `stem`, `conv` and `shortcut` make its layers, `first_stride` is that of stage 1."""
+    halves it again. `stem`, `conv` and `shortcut` make layers of (c_in, c_out, kernel, stride), and `first_stride` is
+    the stride of stage 1."""
 
     def __init__(
-        self,
-        config: ResNetConfig,
-        stem: MakeConv,
-        conv: MakeConv,
-        shortcut: MakeConv,
-        neuron: nn.Module,
-        first_stride: int,
+        self, config: ResNetConfig, stem: Make, conv: Make, shortcut: Make, neuron: nn.Module, first_stride: int
     ) -> None:
         super().__init__(config)
         depths, widths = tuple(config.depths), tuple(config.widths)

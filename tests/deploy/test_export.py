@@ -1,6 +1,6 @@
 """Exported files compute what PyTorch computes, describe themselves, and are not kept otherwise.
 
-All hosts with all attentions are compared in test_export_form.py; here every attention and every host is written and
+All hosts with all attentions are compared in test_exportable.py; here every attention and every host is written and
 run once. `python benchmarks/export.py --matrix` writes and runs all pairs.
 """
 
@@ -22,7 +22,7 @@ from lrfdyn.data.digits import Digits
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy.export import check as export_check
 from lrfdyn.deploy.export.executorch import ExecutorchRunner, sidecar, write_executorch
-from lrfdyn.deploy.export.form import export_form
+from lrfdyn.deploy.export.exportable import exportable_model
 from lrfdyn.deploy.export.onnx import OnnxRunner
 from lrfdyn.deploy.export.write import export_model
 from lrfdyn.errors import LrfdynError
@@ -121,7 +121,7 @@ class Alone(torch.nn.Module):
 def test_executorch_attention(kind, tmp_path):
     """The other kinds, each as one layer, since a whole network takes long to write."""
     model = small("spikformer", kind, time_steps=1)
-    form = export_form(model, (16, 16))
+    form = exportable_model(model, (16, 16))
     layer = Alone(next(m for m in form.modules() if isinstance(m, Attention))).eval()
     grid = model.blocks[0].attn.grid
     spikes = (random(3, 16, *grid, dtype=torch.float32) > 0.5).float()

@@ -17,8 +17,8 @@ from lrfdyn.analysis.measure.memory import peak_allocation
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy import compile_for_inference
-from lrfdyn.deploy.lowmem.feature_maps import Map, MapShape, arena_bytes, lay_out
-from lrfdyn.deploy.lowmem.stepped_neurons import SteppedNeuron
+from lrfdyn.deploy.lowmem.feature_maps import FeatureMap, FeatureMapShape, buffer_bytes, place_maps
+from lrfdyn.deploy.lowmem.stepped_neurons import SteppedNeuron, reset_membranes
 from lrfdyn.deploy.streaming_attention import StreamingAttention
 from lrfdyn.nn.layers import max_pool
 from lrfdyn.nn.neurons import IF, LIF, MSLIF, PaperLIF
@@ -166,9 +166,9 @@ def test_lean_pool(grid):
 
 @pytest.mark.parametrize("holds", ["bits", "integers", "numbers"])
 def test_maps_give_back_what_they_took(holds):
-    first = MapShape(holds, 2, 3, 11, 5, 4, torch.float64)
-    second = MapShape(holds, 2, 3, 3, 5, 4, torch.float64)
-    maps = lay_out([first, second], torch.empty(arena_bytes([first, second]), dtype=torch.uint8))
+    first = FeatureMapShape(holds, 2, 3, 11, 5, 4, torch.float64)
+    second = FeatureMapShape(holds, 2, 3, 3, 5, 4, torch.float64)
+    maps = place_maps([first, second], torch.empty(buffer_bytes([first, second]), dtype=torch.uint8))
     values = [torch.randint(0, 2, (2, 3, c, 5, 4)).double() for c in (11, 3)]
     for held, value in zip(maps, values, strict=True):
         held.store(value[:, :, :, :2], 0)
@@ -177,7 +177,7 @@ def test_maps_give_back_what_they_took(holds):
     for held, value in zip(maps, values, strict=True):
         assert torch.equal(held.load(0, 5), value)
         assert torch.equal(held.load(1, 3, slice(1, 2)), value[1:, :, :, 1:3])
-    assert isinstance(maps[0], Map)
+    assert isinstance(maps[0], FeatureMap)
 
 
 @pytest.mark.parametrize("neuron", [LIF(), IF(), PaperLIF(), MSLIF(), LIF(v_reset=0.25)], ids=lambda n: repr(n))
@@ -186,7 +186,7 @@ def test_stepped_neurons_go_on_where_they_were(neuron):
     stepped = SteppedNeuron(neuron.dynamics)
     for _ in range(2):
         assert torch.equal(torch.cat([stepped(x[:2]), stepped(x[2:3]), stepped(x[3:])]), neuron(x))
-        stepped.rest()
+        reset_membranes([stepped])
 
 
 def test_the_model_is_left_as_it_was():

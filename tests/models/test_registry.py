@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import lrfdyn
+from lrfdyn import register_model
 from lrfdyn.attention import ATTENTIONS
+from lrfdyn.deploy import compile_for_inference
 from lrfdyn.errors import LrfdynError
+from lrfdyn.models import ModelConfig, SpikingModel, registry
+from lrfdyn.models.base import classifier
 from lrfdyn.models.spikformer import Spikformer
+from lrfdyn.nn.layers import SpikingConv
+from lrfdyn.nn.neurons import LIF
+from lrfdyn.registry import Registry
 
 
 def small() -> Spikformer:
@@ -26,6 +36,49 @@ def test_options_reach_host_and_attention():
     assert attention.dendrites.raw_decay.shape == (32, 2)
     assert attention.lrf.dilations == (1,)
     assert type(model)(**model.config).state_dict().keys() == model.state_dict().keys()
+
+
+@dataclass
+class OwnConfig(ModelConfig):
+    width: int = 4
+
+
+class OwnHost(SpikingModel):
+    """A host of another package: one spiking convolution."""
+
+    config_class = OwnConfig
+
+    def __init__(self, **options: Any) -> None:
+        config = OwnConfig(**options)
+        super().__init__(config)
+        self.describe_stages([config.width], [2])
+        self.conv = SpikingConv(config.in_channels, config.width, LIF(), kernel=3, stride=2)
+        self.head = classifier(config.width, config.num_classes)
+
+    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        return [self.conv(x)]
+
+    def head_input(self, x: Tensor) -> Tensor:
+        return x.mean((0, 3, 4))
+
+
+def test_own_host_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_HOSTS", Registry("model"))  # other tests go through all models
+    register_model("own_host_wide", width=6)(OwnHost)
+    register_model("own_host")(OwnHost)
+    assert lrfdyn.list_models("own_*") == ["own_host", "own_host_wide"]
+    model = lrfdyn.create_model("own_host_wide", num_classes=3).eval()
+    assert (model.name, model.num_features, model.config["width"]) == ("own_host_wide", 6, 6)
+    images = torch.randn(2, 3, 8, 8)
+    logits = model(images)
+    assert logits.shape == (2, 3)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(lrfdyn.from_pretrained(tmp_path)(images), logits)
+    torch.testing.assert_close(compile_for_inference(model)(images), logits)
+    with pytest.raises(LrfdynError, match="option of own_host: unknown name 'widht'; did you mean width"):
+        lrfdyn.create_model("own_host", widht=3)
+    with pytest.raises(LrfdynError, match="model: the name 'own_host' is taken"):
+        register_model("own_host")(Spikformer)
 
 
 def test_patterns():

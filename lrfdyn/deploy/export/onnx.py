@@ -22,7 +22,8 @@ MOST_BYTES = 2**31  # of a protobuf message
 
 
 def write_onnx(form: nn.Module, sample: torch.Tensor, path: Path, facts: Mapping[str, Any]) -> None:
-    """One file, weights included. `facts` go into its metadata."""
+    """Writes `form`, traced with the images `sample` `[2, C, H, W]`, as one file with its weights, for any number of
+    images. `facts` go into its metadata."""
     try:
         import onnx
         import onnxscript  # noqa: F401
@@ -31,7 +32,7 @@ def write_onnx(form: nn.Module, sample: torch.Tensor, path: Path, facts: Mapping
     size = sum(t.numel() * t.element_size() for t in form.state_dict().values())
     require(size < MOST_BYTES, f"model: {size / 2**30:.1f} GiB of weights are more than one ONNX file can hold (2 GiB)")
     batch = torch.export.Dim("batch")
-    with tracing():
+    with without_remarks():
         program = torch.export.export(form, (sample,), dynamic_shapes=({0: batch},), strict=False)
         exported = torch.onnx.export(
             program, dynamo=True, input_names=[INPUT], output_names=[OUTPUT], dynamic_shapes=({0: "batch"},),
@@ -51,33 +52,33 @@ def write_onnx(form: nn.Module, sample: torch.Tensor, path: Path, facts: Mapping
 
 
 @contextmanager
-def tracing() -> Iterator[None]:
-    """Without the exporters' remarks about packages and deprecations that no caller can act on."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.utils._pytree", "root")]
-    levels = [logger.level for logger in loggers]
+def without_remarks() -> Iterator[None]:
+    """Drops the exporters' remarks about packages and deprecations that no caller can act on."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 class OnnxRunner:
-    """Images `[B, C, H, W]` to logits in ONNX Runtime."""
+    """An exported file in ONNX Runtime: images `[B, C, H, W]` to logits `[B, classes]`, both in float32."""
 
     most_images: int | None = None
 
     def __init__(self, path: Path, threads: int = 0) -> None:
-        runtime = _onnxruntime()
-        options = runtime.SessionOptions()
+        try:
+            import onnxruntime
+        except ImportError:
+            raise LrfdynError("runtime: onnx needs onnxruntime; pip install 'lrfdyn[export]'") from None
+        options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
         try:
-            self.session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the runtime has many kinds
             raise LrfdynError(f"model: {path} is not an ONNX file that can be run ({first_line(error)})") from None
         found = self.session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
@@ -89,11 +90,3 @@ class OnnxRunner:
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         return self.session.run([OUTPUT], {INPUT: images})[0]
-
-
-def _onnxruntime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError:
-        raise LrfdynError("runtime: onnx needs onnxruntime; pip install 'lrfdyn[export]'") from None
-    return onnxruntime

@@ -15,7 +15,7 @@ import torch
 from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
 from lrfdyn.deploy.export.check import TOLERANCE, Check, check, check_images
 from lrfdyn.deploy.export.executorch import ExecutorchRunner, sidecar, write_executorch
-from lrfdyn.deploy.export.form import export_form
+from lrfdyn.deploy.export.exportable import exportable_model
 from lrfdyn.deploy.export.onnx import OnnxRunner, write_onnx
 from lrfdyn.errors import LrfdynError, first_line, require, require_integer, unknown_name
 from lrfdyn.files import writable_folder
@@ -48,15 +48,32 @@ def export_model(
     most_images: int = 8,
     tolerance: float = TOLERANCE,
 ) -> Exported:
-    """Writes `out` for any number of images at once (ExecuTorch: up to `most_images`), of the size that the model's
-    preprocessing states. `format` is "onnx" or "executorch"; without it the ending of `out` says which.
+    """Writes a classifier as an ONNX or ExecuTorch file and checks the file against PyTorch.
 
-    The file is run against PyTorch on `images` (files; without any, on scikit-learn's digits where it is installed) and
-    on random ones; if it does not compute the model, that is an error and no file is left. `weights` says where the
-    weights are from, for the file's own description.
+    A file that does not compute the model is an error, and none is left.
+
+    - `model`: A classifier in evaluation mode.
+    - `out`: The file to write, which ends in .onnx or .pte. It takes images `[B, C, size, size]` in float32 of the
+      size that the model's preprocessing states, and gives logits `[B, classes]`.
+    - `format`: "onnx" or "executorch"; without it the ending of `out` says which.
+    - `weights`: Where the weights are from, for the file's own description.
+    - `images`: Image files for the check; without any, scikit-learn's digits where it is installed.
+    - `random_images`: How many random images the check shows beside them.
+    - `most_images`: The largest B of an ExecuTorch file; that of an ONNX file is free.
+    - `tolerance`: How far logits may be off where no spike flipped, relative to the largest logit.
+
+    Returns the file's path, format and size in bytes, and the check's numbers.
+
+    Example:
+
+        made = export_model(model.eval(), "model.onnx")
+        print(made.bytes, made.check)
     """
     path = Path(out)
-    format = format or format_of(path)
+    if format is None:
+        endings = {ending: name for name, ending in EXPORTED.items()}
+        require(path.suffix in endings, f"out: expected a name that ends in {' or '.join(endings)}, got {path}")
+        format = endings[path.suffix]
     if format not in EXPORTED:
         raise unknown_name("format", format, EXPORTED)
     require(not model.training, "model: expected evaluation mode")
@@ -72,7 +89,7 @@ def export_model(
     real = real_images(preprocessing, images)
     facts = model_facts(model, preprocessing, weights)
     model = copy.deepcopy(model).float().cpu()  # the caller's stays where it is
-    form = export_form(model, shape[1:])
+    form = exportable_model(model, shape[1:])
     sample = torch.zeros(2, *shape)
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
     try:
@@ -86,9 +103,8 @@ def export_model(
         except Exception as error:  # the exporters have many kinds
             raise LrfdynError(f"model: {format} cannot express it ({first_line(error)})") from error
         runner = OnnxRunner(temporary) if format == "onnx" else ExecutorchRunner(temporary)
-        result = check(
-            runner, model, check_images(shape, random_images, real), len(real), runner.most_images, tolerance
-        )
+        shown = check_images(shape, random_images, real)
+        result = check(runner, model, shown, len(real), runner.most_images, tolerance)
         del runner
         if format == "executorch":
             os.replace(sidecar(temporary), sidecar(path))
@@ -101,16 +117,8 @@ def export_model(
     return Exported(path, format, path.stat().st_size, result)
 
 
-def format_of(path: Path) -> str:
-    """By the ending of its name."""
-    found = next((name for name, ending in EXPORTED.items() if ending == path.suffix), None)
-    require(found is not None, f"out: expected a name that ends in {' or '.join(EXPORTED.values())}, got {path}")
-    assert found is not None
-    return found
-
-
 def model_facts(model: SpikingModel, preprocessing: Preprocessing, weights: str | None) -> dict[str, Any]:
-    """What a file says about itself."""
+    """What an exported file says about itself, as plain values."""
     return {
         "format": FACTS_FORMAT,
         "lrfdyn_version": __version__,
@@ -128,7 +136,8 @@ def model_facts(model: SpikingModel, preprocessing: Preprocessing, weights: str 
 
 
 def real_images(preprocessing: Preprocessing, paths: Sequence[Path], count: int = 8) -> list[np.ndarray]:
-    """The given files, or without any the first of scikit-learn's digits; none where that is not installed."""
+    """Images `[C, size, size]` of the given files, or without any of the first `count` of scikit-learn's digits; none
+    where that is not installed."""
     if paths:
         require_pillow()
         return [_read(preprocessing, path) for path in paths]

@@ -16,8 +16,9 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class MapShape:
-    """A map `[T, B, C, H, W]` and how it is held."""
+class FeatureMapShape:
+    """The shape of a feature map `[T, B, C, H, W]`, and how its values are held: as "bits" (spikes), "integers" (8-bit
+    sums of spikes) or "numbers" of `dtype`."""
 
     holds: str
     time: int
@@ -40,16 +41,16 @@ class MapShape:
         return math.prod(shape) * dtype.itemsize
 
 
-class Map:
-    """A map inside a buffer."""
+class FeatureMap:
+    """A feature map inside `memory`, a buffer of bytes."""
 
-    def __init__(self, shape: MapShape, memory: Tensor) -> None:
+    def __init__(self, shape: FeatureMapShape, memory: Tensor) -> None:
         self.shape = shape
         stored, dtype = shape.stored
         self.data = memory[: shape.nbytes].view(dtype).view(stored)
 
-    def load(self, first: int, last: int, time: slice = slice(None)) -> Tensor:
-        """The rows as `[T, B, C, rows, W]` in channels-last memory."""
+    def load(self, first: int = 0, last: int | None = None, time: slice = slice(None)) -> Tensor:
+        """The rows from `first` to `last` as `[T, B, C, rows, W]` in channels-last memory."""
         rows = self.data[time, :, first:last]
         if self.shape.holds == "bits":
             values = unpack_channels(rows, self.shape.channels, self.shape.dtype)
@@ -58,7 +59,7 @@ class Map:
         return values.permute(0, 1, 4, 2, 3)
 
     def store(self, values: Tensor, first: int, time: slice = slice(None)) -> None:
-        """Puts `values` `[T, B, C, rows, W]` from row `first` on."""
+        """Puts `values` `[T, B, C, rows, W]` into the rows from `first` on."""
         values = values.permute(0, 1, 3, 4, 2)
         rows = self.data[time, :, first : first + values.shape[2]]
         if self.shape.holds == "bits":
@@ -67,17 +68,20 @@ class Map:
             rows.copy_(values)
 
 
-def arena_bytes(shapes: Sequence[MapShape]) -> int:
-    """Every map but the first is made while the one before is still read."""
+def buffer_bytes(shapes: Sequence[FeatureMapShape]) -> int:
+    """The bytes of a buffer for maps of these shapes in turn: each but the first is made while the one before is still
+    read."""
     sizes = [-(-shape.nbytes // ALIGNMENT) * ALIGNMENT for shape in shapes]
     return max(a + b for a, b in zip([0, *sizes], sizes, strict=False))
 
 
-def lay_out(shapes: Sequence[MapShape], arena: Tensor) -> list[Map]:
-    """The maps in one buffer: in turn from its start and at its end."""
-    require(arena.numel() >= arena_bytes(shapes), f"arena: expected {arena_bytes(shapes)} bytes, got {arena.numel()}")
+def place_maps(shapes: Sequence[FeatureMapShape], buffer: Tensor) -> list[FeatureMap]:
+    """Feature maps of these shapes in one buffer of bytes: in turn from its start and at its end."""
+    require(
+        buffer.numel() >= buffer_bytes(shapes), f"buffer: expected {buffer_bytes(shapes)} bytes, got {buffer.numel()}"
+    )
     maps = []
     for i, shape in enumerate(shapes):
         size = -(-shape.nbytes // ALIGNMENT) * ALIGNMENT
-        maps.append(Map(shape, arena if i % 2 == 0 else arena[arena.numel() - size :]))
+        maps.append(FeatureMap(shape, buffer if i % 2 == 0 else buffer[buffer.numel() - size :]))
     return maps

@@ -20,8 +20,8 @@ from lrfdyn.attention import Attention, RowStream
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy.call_lock import CallLock
-from lrfdyn.deploy.lowmem.feature_maps import Map, MapShape, arena_bytes, lay_out
-from lrfdyn.deploy.lowmem.stepped_neurons import SteppedNeuron, step_neurons
+from lrfdyn.deploy.lowmem.feature_maps import FeatureMap, FeatureMapShape, buffer_bytes, place_maps
+from lrfdyn.deploy.lowmem.stepped_neurons import reset_membranes, step_neurons
 from lrfdyn.deploy.streaming_attention import StreamingAttention
 from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.models import SpikingModel
@@ -42,7 +42,7 @@ class PlannedSection:
     """A section for one shape of input: `rows` output rows of `steps` time steps at a time."""
 
     section: Section
-    out: MapShape
+    out: FeatureMapShape
     rows: int
     steps: int
 
@@ -60,11 +60,11 @@ class Plan:
 
     @property
     def map_bytes(self) -> int:
-        return arena_bytes([planned.out for planned in self.sections])
+        return buffer_bytes([planned.out for planned in self.sections])
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedGraph:
     """A CUDA graph and all that it reads and writes outside its own memory, but for weights and maps."""
 
     graph: torch.cuda.CUDAGraph
@@ -89,41 +89,39 @@ class LowMemoryModel(nn.Module):
         if self.in_sequence:
             step_neurons(model)
         self._lock = CallLock()
-        self._bind()
+        self._bind_modules()
 
-    def _bind(self) -> None:
-        """What belongs to this very copy of the modules: functions of them, and memory."""
+    def _bind_modules(self) -> None:
+        """Makes what belongs to this very copy of the modules: functions of them, and memory."""
         self.chain = list(self.model.sections())
-        self.neurons = {
-            section.name: [m for m in section.modules() if isinstance(m, SteppedNeuron)] for section in self.chain
-        }
         # What an observer of memory puts around every section.
         self.span: Callable[[str], AbstractContextManager[object]] = nullcontext
-        self._forget()
+        self._release_memory()
 
-    def _forget(self) -> None:
-        self._arena: Tensor | None = None
-        self._captured: dict[tuple[Any, ...], Captured] = {}
+    def _release_memory(self) -> None:
+        """Lets go of the buffer of the maps and of all graphs."""
+        self._buffer: Tensor | None = None
+        self._captured: dict[tuple[Any, ...], CapturedGraph] = {}
         # Of the graphs, which run one after the other; a pool without graphs cannot be taken up again.
         self._pool: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        bound = ("chain", "neurons", "span", "_arena", "_pool", "_captured")
+        bound = ("chain", "span", "_buffer", "_pool", "_captured")
         return {key: value for key, value in super().__getstate__().items() if key not in bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._bind()
+        self._bind_modules()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LowMemoryModel:
-        self._forget()  # graphs read the weights where they were
+        self._release_memory()  # graphs read the weights where they were
         return super()._apply(fn, recurse)
 
     def train(self, mode: bool = True) -> LowMemoryModel:
         return super().train(False)
 
     def plan(self, images: Tensor) -> Plan:
-        """For images `[B, C, H, W]` or `[T, B, C, H, W]` like these."""
+        """How images `[B, C, H, W]` or `[T, B, C, H, W]` like these would be computed."""
         self._require_images(images)
         batch = images.shape[-4]
         at_once = min(batch, self.images or batch)
@@ -135,8 +133,8 @@ class LowMemoryModel(nn.Module):
         tile = self._tile_bytes(time, grids, images.dtype.itemsize)
         planned = []
         for section, grid, out_grid in zip(self.chain, grids, grids[1:], strict=False):
-            rows, steps = self._cut(section, time, grid, tile // images.dtype.itemsize)
-            out = MapShape(section.holds, time, at_once, section.channels, *out_grid, images.dtype)
+            rows, steps = self._rows_and_steps(section, time, grid, tile // images.dtype.itemsize)
+            out = FeatureMapShape(section.holds, time, at_once, section.channels, *out_grid, images.dtype)
             tiles = -(-out.height // rows)
             planned.append(PlannedSection(section, out, -(-out.height // tiles), steps))
         return Plan(at_once, tuple(planned))
@@ -151,8 +149,8 @@ class LowMemoryModel(nn.Module):
         untiled = max((size for section, size in whole.items() if not section.tiled), default=0)
         return max(int(TILE_SHARE * max(whole.values())), untiled)
 
-    def _cut(self, section: Section, time: int, grid: tuple[int, int], numbers: int) -> tuple[int, int]:
-        """Output rows and time steps at a time that stay within `numbers`."""
+    def _rows_and_steps(self, section: Section, time: int, grid: tuple[int, int], numbers: int) -> tuple[int, int]:
+        """How many output rows and time steps at a time stay within so many `numbers`."""
         height, width = grid
 
         def fitting(steps: int) -> int:
@@ -169,39 +167,35 @@ class LowMemoryModel(nn.Module):
         rows = min(fitting(fit), height)
         return max(rows - 2 * section.halo if rows < height else rows, section.stride) // section.stride, fit
 
-    def state_bytes(self) -> int | None:
-        """What the largest streaming attention holds; None where attention is parallel."""
-        return max((layer.stream.nbytes for layer in self._streaming() if layer.stream), default=None)
-
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Logits `[B, classes]`, as the model itself gives them."""
+        """Logits `[B, classes]` of images `[B, C, H, W]` or frames `[T, B, C, H, W]`."""
         with self._lock:  # the clones are ordinary tensors, which may be changed in place and trained on
-            logits = [self._chunk(chunk).clone() for chunk in self._split(images)]
+            logits = [self._logits(chunk).clone() for chunk in self._chunks(images)]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     @torch.no_grad()
     def forward_features(self, images: Tensor) -> Tensor:
         """The last feature map, `[T, B, C, H, W]`."""
         with self._lock:
-            return torch.cat([self._whole(chunk).clone() for chunk in self._split(images)], 1)
-
-    @torch.inference_mode()
-    def _whole(self, images: Tensor) -> Tensor:
-        features = self._features(images)
-        return features.load(0, features.shape.height)
+            maps = []
+            for chunk in self._chunks(images):
+                with torch.inference_mode():
+                    features = self._feature_map(chunk).load()
+                maps.append(features.clone())
+            return torch.cat(maps, 1)
 
     def _require_images(self, images: Tensor) -> None:
         require(isinstance(images, Tensor), f"images: expected a tensor, got {type(images).__name__}")
         require(images.dim() in (4, 5), f"images: expected [B, C, H, W] or [T, B, C, H, W], got {list(images.shape)}")
         require(0 not in images.shape, f"images: expected no empty dimension, got {list(images.shape)}")
 
-    def _split(self, images: Tensor) -> tuple[Tensor, ...]:
+    def _chunks(self, images: Tensor) -> tuple[Tensor, ...]:
         self._require_images(images)
         return images.split(self.images or images.shape[-4], images.dim() - 4)
 
     @torch.inference_mode()
-    def _chunk(self, images: Tensor) -> Tensor:
+    def _logits(self, images: Tensor) -> Tensor:
         if not (self.graph and images.is_cuda):
             return self._run(images)
         kind = images.device.type
@@ -213,7 +207,7 @@ class LowMemoryModel(nn.Module):
         captured.graph.replay()
         return captured.logits
 
-    def _capture(self, images: Tensor) -> Captured:
+    def _capture(self, images: Tensor) -> CapturedGraph:
         given = images.clone()
         stream, current = _capture_stream(images.device), torch.cuda.current_stream(images.device)
         stream.wait_stream(current)
@@ -225,48 +219,50 @@ class LowMemoryModel(nn.Module):
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self._pool, stream=stream):
             logits = self._run(given)
-        return Captured(graph, given, logits, [layer.stream for layer in self._streaming()])
+        return CapturedGraph(graph, given, logits, [layer.stream for layer in self._streaming()])
 
     def _streaming(self) -> list[StreamingAttention]:
         return [module for module in self.modules() if isinstance(module, StreamingAttention)]
 
     def _run(self, images: Tensor) -> Tensor:
         """Logits of images that go through the network together."""
-        features = self._features(images)
-        stepped = [m for m in self.modules() if isinstance(m, SteppedNeuron)]  # the head may have one
-        self._rest(*stepped)
-        logits = self.model.forward_head(features.load(0, features.shape.height))
-        self._rest(*stepped)
+        features = self._feature_map(images).load()
+        reset_membranes(self.modules())  # the head may have a neuron
+        logits = self.model.forward_head(features)
+        reset_membranes(self.modules())
         return logits
 
-    def _features(self, images: Tensor) -> Map:
+    def _feature_map(self, images: Tensor) -> FeatureMap:
         x = self.model.to_time_major(images)
         plan = self.plan(images)
-        if self._arena is None or self._arena.numel() < plan.map_bytes or self._arena.device != images.device:
-            self._forget()  # graphs hold on to the buffer that they were captured with
-            self._arena = torch.empty(plan.map_bytes, dtype=torch.uint8, device=images.device)
-        maps = lay_out([planned.out for planned in plan.sections], self._arena)
-        source: Tensor | Map = x
+        if self._buffer is None or self._buffer.numel() < plan.map_bytes or self._buffer.device != images.device:
+            self._release_memory()  # graphs hold on to the buffer that they were captured with
+            self._buffer = torch.empty(plan.map_bytes, dtype=torch.uint8, device=images.device)
+        maps = place_maps([planned.out for planned in plan.sections], self._buffer)
+        source: Tensor | FeatureMap = x
         for planned, out in zip(plan.sections, maps, strict=True):
             with self.span(planned.section.name):
                 for first in range(0, planned.out.height, planned.rows):
-                    self._tile(planned, source, out, first, min(first + planned.rows, planned.out.height))
+                    self._run_tile(planned, source, out, first, min(first + planned.rows, planned.out.height))
             source = out
         return maps[-1]
 
-    def _tile(self, planned: PlannedSection, source: Tensor | Map, out: Map, first: int, last: int) -> None:
-        """Output rows `first` to `last`. Rows that lack their neighbours are computed too, and left out."""
+    def _run_tile(
+        self, planned: PlannedSection, source: Tensor | FeatureMap, out: FeatureMap, first: int, last: int
+    ) -> None:
+        """Computes the output rows from `first` to `last` of a section. Rows at the edges of the tile lack neighbours;
+        they are computed too, and left out."""
         section = planned.section
         stride, halo = section.stride, section.halo
         low, high = max(stride * first - halo, 0) // stride * stride, stride * last + halo
         inside = slice(first - low // stride, last - low // stride)
 
         def load(time: slice) -> Tensor:
-            if isinstance(source, Map):
+            if isinstance(source, FeatureMap):
                 return source.load(low, min(high, source.shape.height), time)
             return source[time, ..., low:high, :]
 
-        self._rest(*self.neurons[section.name])
+        reset_membranes(section.modules())
         # In sequence the halves need less memory; together, the whole is one operation on a GPU.
         front, back = (section.halves if self.in_sequence else None) or (_unchanged, section.run)
         repeated = isinstance(source, Tensor) and is_repeated(source) and planned.steps < out.shape.time
@@ -275,12 +271,7 @@ class LowMemoryModel(nn.Module):
             step = slice(t, t + planned.steps)
             x = front(load(step)) if static is None else static.expand(planned.steps, -1, -1, -1, -1)
             out.store(back(x)[..., inside, :], first, step)
-        self._rest(*self.neurons[section.name])
-
-    @staticmethod
-    def _rest(*neurons: SteppedNeuron) -> None:
-        for neuron in neurons:
-            neuron.rest()
+        reset_membranes(section.modules())
 
     def extra_repr(self) -> str:
         return f"images={self.images}, tile_mib={self.tile_mib}, steps={STEPS[not self.in_sequence]!r}"
@@ -306,13 +297,24 @@ def compile_for_inference(
     buffers: str = BUFFERS[0],
     graph: bool = True,
 ) -> LowMemoryModel:
-    """A copy of `model` (in evaluation mode) that needs a fraction of its memory: `compiled(images)` are its logits.
+    """A copy of a classifier, norms folded, that computes the same logits in a fraction of the memory.
 
-    Batch norms are folded. `images_at_once` images pass the network together (default: 1 on a CPU, 16 on a GPU), in
-    tiles of rows of about `tile_mib` MiB an image (default: an eighth of what the largest section takes whole), and the
-    time steps in "sequence" (CPU) or "together" (GPU, where kernels hold them in registers). `mixing="streaming"` runs
-    LRF-Dyn row by row in k d numbers plus `buffers` (see `RowStream`). On a GPU every shape of input becomes a
-    CUDA graph, unless `graph` is off.
+    - `model`: A model of this package in evaluation mode.
+    - `images_at_once`: Images that pass the network together (default: 1 on a CPU, 16 on a GPU).
+    - `tile_mib`: MiB an image for the tiles of rows inside a section (default: an eighth of what the largest
+      section takes whole).
+    - `steps`: The time steps in "sequence" (default on a CPU) or "together" (on a GPU, where kernels hold them in
+      registers).
+    - `mixing`: "parallel", or "streaming" for attention row by row where its kind can (LRF-Dyn: in k d numbers).
+    - `buffers`: What streaming holds of rows, see `RowStream`.
+    - `graph`: Whether on a GPU every shape of input becomes a CUDA graph.
+
+    Returns a module that takes images `[B, C, H, W]` or frames `[T, B, C, H, W]` and returns logits `[B, classes]`.
+
+    Example:
+
+        compiled = compile_for_inference(model.eval(), mixing="streaming")
+        logits = compiled(images)
     """
     require(isinstance(model, SpikingModel), f"model: expected a model of this package, got {type(model).__name__}")
     require(model.pipeline_tag == "image-classification", "model: expected a classifier, got a segmentation model")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -12,33 +14,33 @@ from lrfdyn.ops.lif import Dynamics
 
 
 class SteppedNeuron(Neuron):
-    """A `SpikingNeuron` that goes on from the membrane H of the call before. `rest()` forgets it."""
+    """A `SpikingNeuron` on currents `[T, ...]` that goes on from the membrane H `[...]` of the call before."""
 
     def __init__(self, dynamics: Dynamics) -> None:
         super().__init__()
         self.dynamics = dynamics
         self.membrane: Tensor | None = None
 
-    def rest(self) -> None:
-        self.membrane = None
-
     def forward(self, x: Tensor) -> Tensor:
-        spikes = torch.empty_like(x)
+        d, h, spikes = self.dynamics, self.membrane, torch.empty_like(x)
         for current, fired in zip(x, spikes, strict=True):
-            self._step(current, fired)
+            # In place of H: currents, membrane and spikes are all that exists.
+            h = torch.mul(current, d.gain) if h is None else h.mul_(d.leak).add_(current, alpha=d.gain)
+            (torch.gt if d.strict else torch.ge)(h, d.threshold, out=fired)
+            h.addcmul_(h, fired, value=-1)  # U (1 - S)
+            if d.decay != 1:
+                h.mul_(d.decay)
+            if d.v_reset:
+                h.add_(fired, alpha=d.v_reset)
+        self.membrane = h
         return spikes
 
-    def _step(self, current: Tensor, fired: Tensor) -> None:
-        d, h = self.dynamics, self.membrane
-        # In place of H: currents, membrane and spikes are all that exists.
-        h = torch.mul(current, d.gain) if h is None else h.mul_(d.leak).add_(current, alpha=d.gain)
-        (torch.gt if d.strict else torch.ge)(h, d.threshold, out=fired)
-        h.addcmul_(h, fired, value=-1)  # U (1 - S)
-        if d.decay != 1:
-            h.mul_(d.decay)
-        if d.v_reset:
-            h.add_(fired, alpha=d.v_reset)
-        self.membrane = h
+
+def reset_membranes(modules: Iterable[nn.Module]) -> None:
+    """Lets the stepped neurons among `modules` start from rest at their next call."""
+    for module in modules:
+        if isinstance(module, SteppedNeuron):
+            module.membrane = None
 
 
 def step_neurons(model: nn.Module) -> None:

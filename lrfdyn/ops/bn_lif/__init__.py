@@ -24,20 +24,20 @@ def bn_lif(
 ) -> Tensor:
     """Spikes of a neuron behind a batch norm, `residual + pool(SN(BN(x + offset)))`, as one operation.
 
-    Args:
-        x: Currents `[T, B, C, H, W]`, best in channels-last memory; `[1, B, C, H, W]` with `repeats` > 1.
-        norm: The batch norm over the C channels. In training its running statistics are updated in place.
-        dynamics: The neuron, or `Integer` for the integer spike.
-        offset: `[C]`, the bias of the convolution before. In training the norm takes it away again, so its gradient is
-            zero and only the running mean sees it.
-        repeats: How many equal time steps a single one in `x` stands for.
-        residual: `[T, B, C, H, W]`, added to the spikes; not with `pool`.
-        pool: Halves the grid with a 3x3 max pool of stride 2 on the spikes.
+    - `x`: Currents `[T, B, C, H, W]`, best in channels-last memory; `[1, B, C, H, W]` with `repeats` > 1.
+    - `norm`: The batch norm over the C channels. In training its running statistics are updated in place.
+    - `dynamics`: The neuron, or `Integer` for the integer spike.
+    - `offset`: `[C]`, the bias of the convolution before. In training the norm takes it away again, so its gradient
+      is zero and only the running mean sees it.
+    - `repeats`: How many equal time steps a single one in `x` stands for.
+    - `residual`: `[T, B, C, H, W]`, added to the spikes; not with `pool`.
+    - `pool`: Halves the grid with a 3x3 max pool of stride 2 on the spikes.
 
-    Returns:
-        `[T, B, C, H, W]`, T = `repeats` where that is more than 1, and half of H and W (rounded up) with `pool`.
+    Returns `[T, B, C, H, W]`, T = `repeats` where that is more than 1, and half of H and W (rounded up) with
+    `pool`.
 
     Example:
+
         >>> norm = Norm(torch.ones(8), torch.zeros(8), torch.zeros(8), torch.ones(8), training=True)
         >>> bn_lif(torch.randn(4, 2, 8, 6, 6), norm, Dynamics.lif(), pool=True).shape
         torch.Size([4, 2, 8, 3, 3])

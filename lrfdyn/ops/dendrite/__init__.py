@@ -51,21 +51,21 @@ def dendrite(
 ) -> tuple[Tensor, Tensor | None]:
     """Soma potentials of a sequence of tokens: its causal convolution with the kernel of the modes, per channel.
 
-    Args:
-        u: Tokens `[B, N, C]`.
-        decay: `[C, M]`, >= 0, of each mode and token.
-        frequency: `[C, M]`, in radians per token.
-        weight: `[C, M, 2]`, real and imaginary part.
-        form: "fft", "scan" (in chunks), "step" (token by token), or "auto": the fastest here, on a GPU a kernel.
-        initial_state: The modes before the first token, `[B, C, M, 2]`: k = 2M numbers per channel. Zeros without it.
-        output_final_state: Whether the modes after the last token are wanted.
-        packed: `[B / T, N, C]` bytes, bit t for time step t of the same tokens, B = T * images: on a GPU these are
-            kept for the backward pass instead of `u`.
+    - `u`: Tokens `[B, N, C]`.
+    - `decay`: `[C, M]`, >= 0, of each mode and token.
+    - `frequency`: `[C, M]`, in radians per token.
+    - `weight`: `[C, M, 2]`, real and imaginary part.
+    - `form`: "fft", "scan" (in chunks), "step" (token by token), or "auto": the fastest here, on a GPU a kernel.
+    - `initial_state`: The modes before the first token, `[B, C, M, 2]`: k = 2M numbers per channel. Zeros without
+      it.
+    - `output_final_state`: Whether the modes after the last token are wanted.
+    - `packed`: `[B / T, N, C]` bytes, bit t for time step t of the same tokens, B = T * images: on a GPU these are
+      kept for the backward pass instead of `u`.
 
-    Returns:
-        Potentials `[B, N, C]`, computed in float32 at least, and the last state `[B, C, M, 2]` or None.
+    Returns potentials `[B, N, C]`, computed in float32 at least, and the last state `[B, C, M, 2]` or None.
 
     Example:
+
         >>> decay, frequency, weight = paired_modes(*initial_dendrites(channels=16, dendrites=8, width=6))
         >>> soma, state = dendrite(torch.rand(2, 36, 16), decay, frequency, weight, output_final_state=True)
         >>> soma.shape, state.shape

@@ -25,16 +25,15 @@ def lif(
 ) -> tuple[Tensor, Tensor | None]:
     """Spikes of a multi-step neuron, differentiable with its surrogate.
 
-    Args:
-        x: Currents `[T, ...]` of T time steps, floating point.
-        dynamics: The neuron: leak, threshold, reset and surrogate.
-        initial_state: The membrane H[0] `[...]`; zeros without it.
-        output_final_state: Whether the membrane H[T] is wanted.
+    - `x`: Currents `[T, ...]` of T time steps, floating point.
+    - `dynamics`: The neuron: leak, threshold, reset and surrogate.
+    - `initial_state`: The membrane H[0] `[...]`; zeros without it.
+    - `output_final_state`: Whether the membrane H[T] is wanted.
 
-    Returns:
-        Spikes `[T, ...]`, 0 or 1 in the type of `x`, and H[T] `[...]` or None.
+    Returns spikes `[T, ...]`, 0 or 1 in the type of `x`, and H[T] `[...]` or None.
 
     Example:
+
         >>> spikes, _ = lif(torch.full((4, 1), 1.0), Dynamics.lif(tau=2.0, threshold=0.8))
         >>> spikes.flatten().tolist()
         [0.0, 0.0, 1.0, 0.0]

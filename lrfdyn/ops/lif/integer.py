@@ -30,15 +30,14 @@ def integer_spike(x: Tensor, levels: int = 4, normalize: bool = True) -> Tensor:
 
     The gradient is 1/D where 0 <= x <= D and 0 elsewhere. Without `normalize` neither is divided by D.
 
-    Args:
-        x: Currents of any shape.
-        levels: D, the largest integer.
-        normalize: Whether the result is divided by D.
+    - `x`: Currents of any shape.
+    - `levels`: D, the largest integer.
+    - `normalize`: Whether the result is divided by D.
 
-    Returns:
-        A tensor of the shape and type of `x`.
+    Returns a tensor of the shape and type of `x`.
 
     Example:
+
         >>> integer_spike(torch.tensor([-1.0, 0.6, 2.2, 9.0])).tolist()
         [0.0, 0.25, 0.5, 1.0]
     """

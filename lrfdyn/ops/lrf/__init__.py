@@ -27,18 +27,17 @@ def lrf(
 ) -> Tensor:
     """Local receptive fields: the sum over dilations of depth-wise 3x3 convolutions of `x`, added to `residual`.
 
-    Args:
-        x: Tokens on their grid, `[B, C, H, W]`. Zero padding keeps the size.
-        weight: `[len(dilations), C, 3, 3]`.
-        dilations: Integers >= 1; without any nothing is computed, and `residual` itself comes back (zeros if None).
-        residual: `[B, C, H, W]`.
-        packed: `[B / T, C, H, W]` bytes, bit t for time step t of the same spikes `x`, B = T * images: on a GPU these
-            are kept for the backward pass instead of `x`.
+    - `x`: Tokens on their grid, `[B, C, H, W]`. Zero padding keeps the size.
+    - `weight`: `[len(dilations), C, 3, 3]`.
+    - `dilations`: Integers >= 1; without any nothing is computed, and `residual` itself comes back (zeros if None).
+    - `residual`: `[B, C, H, W]`.
+    - `packed`: `[B / T, C, H, W]` bytes, bit t for time step t of the same spikes `x`, B = T * images: on a GPU
+      these are kept for the backward pass instead of `x`.
 
-    Returns:
-        `[B, C, H, W]`.
+    Returns `[B, C, H, W]`.
 
     Example:
+
         >>> x = torch.rand(2, 16, 14, 14)
         >>> lrf(x, torch.randn(2, 16, 3, 3), dilations=(3, 5), residual=x).shape
         torch.Size([2, 16, 14, 14])

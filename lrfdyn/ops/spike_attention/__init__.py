@@ -19,19 +19,18 @@ def spike_attention(
 ) -> Any:
     """Spiking self-attention `scale * q k^T v`, in the cheaper order of the two products.
 
-    Args:
-        q, k: Spikes `[..., N, d]` of N tokens, as a rule `[T * B, heads, N, d]`.
-        v: Spikes `[..., N, e]`.
-        scale: A factor on the output.
-        packed: The same spikes as bytes `[B, heads, N, d]`, bit t for time step t: on a GPU these are kept for the
-            backward pass instead of q, k and v.
-        fork: Whether `v` is a second output, for whatever else reads it: on a GPU the two gradients of `v` are then
-            added without a pass of their own.
+    - `q`, `k`: Spikes `[..., N, d]` of N tokens, as a rule `[T * B, heads, N, d]`.
+    - `v`: Spikes `[..., N, e]`.
+    - `scale`: A factor on the output.
+    - `packed`: The same spikes as bytes `[B, heads, N, d]`, bit t for time step t: on a GPU these are kept for the
+      backward pass instead of q, k and v.
+    - `fork`: Whether `v` is a second output, for whatever else reads it: on a GPU the two gradients of `v` are then
+      added without a pass of their own.
 
-    Returns:
-        `[..., N, e]`, or that and `v` with `fork`.
+    Returns `[..., N, e]`, or that and `v` with `fork`.
 
     Example:
+
         >>> q, k, v = (torch.rand(3, 2, 8, 36, 16) < 0.2).float()
         >>> spike_attention(q, k, v, scale=0.25).shape
         torch.Size([2, 8, 36, 16])
@@ -60,18 +59,17 @@ def causal_spike_attention(
     """Causal spiking self-attention, `scale * sum_{j <= n} (q_n k_j) v_j` for every token n: masked scores inside a
     chunk, the d x e state k^T v between chunks.
 
-    Args:
-        q, k: Spikes `[..., N, d]`.
-        v: Spikes `[..., N, e]`.
-        scale: A factor on the output.
-        chunk: Tokens whose scores are computed at a time.
-        initial_state: k^T v of the tokens before, `[..., d, e]`.
-        output_final_state: Whether k^T v of all tokens is wanted.
+    - `q`, `k`: Spikes `[..., N, d]`.
+    - `v`: Spikes `[..., N, e]`.
+    - `scale`: A factor on the output.
+    - `chunk`: Tokens whose scores are computed at a time.
+    - `initial_state`: k^T v of the tokens before, `[..., d, e]`.
+    - `output_final_state`: Whether k^T v of all tokens is wanted.
 
-    Returns:
-        `[..., N, e]`, and the last state `[..., d, e]` or None.
+    Returns `[..., N, e]`, and the last state `[..., d, e]` or None.
 
     Example:
+
         >>> q, k, v = (torch.rand(3, 2, 8, 36, 16) < 0.2).float()
         >>> y, state = causal_spike_attention(q, k, v, scale=0.25, output_final_state=True)
         >>> y.shape, state.shape

@@ -97,18 +97,18 @@ def spike_conv(
 ) -> Any:
     """The convolution without bias of every time step of `x`.
 
-    Args:
-        x: `[T, B, C, H, W]`, best in channels-last memory.
-        weight: `[D, C / groups, kernel, kernel]`.
-        stride, padding, groups: As in `torch.nn.functional.conv2d`.
-        packed: `[B, C, H, W]` bytes, bit t for time step t of binary `x`: kept for the backward pass instead of `x`.
-        fork: Whether `x` is a second output, for a shortcut around the layers that follow: the gradient of the
-            shortcut is then added inside the product that makes the gradient of `x`.
+    - `x`: `[T, B, C, H, W]`, best in channels-last memory.
+    - `weight`: `[D, C / groups, kernel, kernel]`.
+    - `stride`, `padding`, `groups`: As in `torch.nn.functional.conv2d`.
+    - `packed`: `[B, C, H, W]` bytes, bit t for time step t of binary `x`: kept for the backward pass instead of
+      `x`.
+    - `fork`: Whether `x` is a second output, for a shortcut around the layers that follow: the gradient of the
+      shortcut is then added inside the product that makes the gradient of `x`.
 
-    Returns:
-        `[T, B, D, H', W']`, or that and `x` with `fork`.
+    Returns `[T, B, D, H', W']`, or that and `x` with `fork`.
 
     Example:
+
         >>> spike_conv(torch.ones(4, 2, 8, 6, 6), torch.randn(16, 8, 3, 3), padding=(1, 1)).shape
         torch.Size([4, 2, 16, 6, 6])
     """

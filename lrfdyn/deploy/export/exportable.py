@@ -1,4 +1,4 @@
-"""A model as it is exported: the same function in few plain operations.
+"""Models in the operations that exchange formats have: the same function, in few and plain ones.
 
 Norms are folded into convolutions, neurons are unrolled over their time steps in units that need no gain, and the
 dendrites of LRF-Dyn are constant matrices over rows of tokens instead of complex numbers or a Fourier transform, which
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lrfdyn.attention.lrf_dyn import Dendrites
-from lrfdyn.convert.fold import fold_batch_norm, scale_and_shift
+from lrfdyn.convert.fold import fold_batch_norm, fold_into
 from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.sdt_v2 import RepConvBN
@@ -22,8 +22,10 @@ from lrfdyn.ops.lif import Dynamics
 
 
 class UnrolledNeuron(nn.Module):
-    """Charge, fire, reset, one operation each. Potentials are divided by the gain, so that currents enter as they
-    are; the gains of the hosts are powers of two, for which this changes no rounding."""
+    """The neuron of `dynamics` on currents `[T, ...]`: charge, fire, reset, one operation each.
+
+    Potentials are divided by the gain, so that currents enter as they are; the gains of the hosts are powers of two,
+    for which this changes no rounding."""
 
     def __init__(self, dynamics: Dynamics) -> None:
         super().__init__()
@@ -49,8 +51,10 @@ class UnrolledNeuron(nn.Module):
 
 
 class RowDendrites(nn.Module):
-    """The dendrites on a fixed grid, in real matrix products: Toeplitz matrices inside a row of tokens, and the 2M
-    numbers of a channel's modes from row to row, whose recurrence takes log2(H) products instead of H."""
+    """The dendrites on a fixed grid, `[T, B, C, H, W]` to the same shape, in real matrix products.
+
+    Toeplitz matrices are used inside a row of tokens, and from row to row the 2M numbers of a channel's modes, whose
+    recurrence takes log2(H) products instead of H."""
 
     within: Tensor
     enter: Tensor
@@ -102,35 +106,27 @@ class RowDendrites(nn.Module):
 
 
 class PlainRepConv(nn.Module):
-    """The chain of SDT-V2 without its norms: what the first norm makes of 0 is what its folded convolution makes of
-    a padded pixel."""
+    """The chain of convolutions of SDT-V2 on `[T, B, C, H, W]`, without its norms: what the first norm makes of 0 is
+    what its folded convolution makes of a padded pixel."""
 
     def __init__(self, layer: RepConvBN) -> None:
         super().__init__()
         chain = layer.conv
-        self.conv1 = _with_norms(chain.conv1, chain.bn1)
+        self.conv1 = fold_into(chain.conv1, chain.bn1)
         self.conv1.padding = (1, 1)
         self.depthwise = chain.depthwise
-        self.conv2 = _with_norms(chain.conv2, chain.bn2, layer.bn)
+        self.conv2 = fold_into(chain.conv2, chain.bn2, layer.bn)
         self.neuron = getattr(layer, "neuron", nn.Identity())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.neuron(fold_time(lambda y: self.conv2(self.depthwise(self.conv1(y))), x))
 
 
-def _with_norms(conv: nn.Conv2d, *norms: nn.BatchNorm2d) -> nn.Conv2d:
-    bias = torch.zeros_like(conv.weight[:, 0, 0, 0]) if conv.bias is None else conv.bias
-    for norm in norms:
-        scale, shift = scale_and_shift(norm)
-        conv.weight.mul_(scale.reshape(-1, 1, 1, 1))
-        bias = bias * scale + shift
-    conv.bias = nn.Parameter(bias)
-    return conv
+class ExportableModel(nn.Module):
+    """A classifier of static images `[B, C, H, W]`; returns logits `[B, classes]`.
 
-
-class ExportForm(nn.Module):
-    """Static images `[B, C, H, W]` to logits. Memory stays as it comes: exchange formats have one order of their own,
-    and ExecuTorch computes wrong numbers of channels-last memory behind a change of shape."""
+    Memory stays as it comes: exchange formats have one order of their own, and ExecuTorch computes wrong numbers of
+    channels-last memory behind a change of shape."""
 
     def __init__(self, model: SpikingModel) -> None:
         super().__init__()
@@ -142,8 +138,8 @@ class ExportForm(nn.Module):
 
 
 @torch.no_grad()
-def export_form(model: SpikingModel, size: tuple[int, int]) -> ExportForm:
-    """A copy of `model` for images of `size` pixels, in the operations of exchange formats."""
+def exportable_model(model: SpikingModel, size: tuple[int, int]) -> ExportableModel:
+    """A copy of `model` for images of `size` (height, width), in the operations of exchange formats."""
     grids = _dendrite_grids(model, size)
     folded = fold_batch_norm(model)
     for path, module in list(folded.named_modules(remove_duplicate=False)):
@@ -160,7 +156,7 @@ def export_form(model: SpikingModel, size: tuple[int, int]) -> ExportForm:
             replacement = PlainRepConv(module)
         if replacement is not None:
             folded.set_submodule(path, replacement)
-    return ExportForm(folded).eval()
+    return ExportableModel(folded).eval()
 
 
 def _dendrite_grids(model: SpikingModel, size: tuple[int, int]) -> dict[str, tuple[int, int]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lrfdyn.attention.lrf_dyn import Dendrites
-from lrfdyn.deploy.export.form import RowDendrites, UnrolledNeuron, export_form
+from lrfdyn.deploy.export.exportable import RowDendrites, UnrolledNeuron, exportable_model
 from lrfdyn.errors import LrfdynError
 from lrfdyn.ops.dendrite import dendrite
 from lrfdyn.ops.lif import Dynamics, lif_reference
@@ -21,7 +21,7 @@ CASES = [
 @pytest.mark.parametrize(("host", "kind"), CASES)
 def test_form_is_the_model(host, kind):
     model = small(host, kind).double()
-    form = export_form(model, side(host, model))
+    form = exportable_model(model, side(host, model))
     images = random(4, model.in_channels, *side(host, model))
     with torch.no_grad():
         expected = model(images)
@@ -68,4 +68,4 @@ def test_unrolled_neuron(dynamics, steps):
 def test_neurons_over_the_batch_are_refused():
     model = small("qkformer", "ssa", legacy_neuron_axis=True)
     with pytest.raises(LrfdynError, match="BatchAsTimeLIF, which mixes the images of a batch"):
-        export_form(model, (16, 16))
+        exportable_model(model, (16, 16))
