@@ -28,7 +28,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parent))  # and not the repository: the worker finds lrfdyn in its checkout
+sys.path.insert(0, str(Path(__file__).parent))
+if "--worker" not in sys.argv:  # which finds lrfdyn in its checkout
+    sys.path.append(str(Path(__file__).parents[1]))
 
 import common
 
