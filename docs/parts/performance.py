@@ -57,20 +57,18 @@ def targets() -> str:
     return table(["attention", "images/s", "times the fastest peer", "of its memory"], body)
 
 
-def before_after() -> str:
+def before_after(name: str) -> str:
     """Two versions of the package in one run (benchmarks/before_after.py)."""
-    found = read("performance/before_after.json")
+    found = read(f"performance/{name}.json")
     if not found:
         return "Not measured yet."
     body = []
     for r in found["records"]:
-        before, after = r["before"]["median"], r["after"]["median"]
-        body.append(
-            [r["what"], r["attention"], str(r["batch"]), f"{before:,.0f}", f"{after:,.0f}", f"{after / before:.3f}"]
-        )
-    commits = [str(found[side]["commit"])[:7] for side in ("before", "after")]
-    header = ["what", "attention", "batch", *(f"{c}, images/s" for c in commits), "ratio"]
-    where = found["machine"]["gpu"] or found["machine"]["cpu"]
+        speeds = [r[side]["median"] for side in ("before", "after")]
+        shown = (f"{speed:,.3g}" if speed < 100 else f"{speed:,.0f}" for speed in speeds)
+        body.append([r["what"], r["attention"], str(r["batch"]), *shown, f"{r['ratio']:.3f}"])
+    header = ["what", "attention", "batch", *(f"{found[s]['version']}, images/s" for s in ("before", "after")), "ratio"]
+    where = found["machine"]["gpu"] or f"a CPU with {found['machine']['threads']} threads"
     return f"{found['model']} on {where}, medians of {found['rounds']} rounds:\n\n{table(header, body, numbers=True)}"
 
 
@@ -83,5 +81,6 @@ PARTS = {
     "inference_speed": lambda: speed("inference_cifar"),
     "kernels": kernels,
     "targets": targets,
-    "before_after": before_after,
+    "before_after": lambda: before_after("before_after"),
+    "before_after_cpu": lambda: before_after("before_after_cpu"),
 }
