@@ -13,6 +13,7 @@ from torch import Tensor
 settings.register_profile("lrfdyn", derandomize=True, deadline=None, max_examples=25, database=None)
 settings.load_profile("lrfdyn")
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 # Kernels run in Triton's interpreter where there is no GPU; it must be known before triton is first imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
