@@ -34,7 +34,8 @@ function intro() {
   const processor = [machine.cpu ?? "–", plural(machine.cores, "core"), plural(machine.threads, "thread")];
   const facts = [["Machine", [machine.gpu, ...processor].filter(Boolean).join(", ")],
     ["Software", `Python ${machine.python ?? "–"}, PyTorch ${machine.torch ?? "–"}`],
-    ["Wall time of this call", duration(results.wall_seconds)],
+    ["Time", (results.train_seconds ? `training ${duration(results.train_seconds)}, ` : "") +
+      `analysis ${duration(results.wall_seconds)}`],
     ["Made", String(results.created ?? "–").replace("T", " ")]].slice(results.machine ? 0 : 3);
   const code = html("code", {}, results.command ?? "");
   const button = html("button", { type: "button", class: "quiet", "aria-label": "Copy the command",
