@@ -283,7 +283,7 @@ def test_missing_extra(format, package, extra, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["spikformer_4_38", "--out", "x.onnx"], "model: 'spikformer_4_38' is no file or folder here and"),
+        (["spikformer_4_38", "--out", "x.onnx"], "no model; did you mean spikformer_4_384"),
         (["run", "--out", "x.onnx"], "model: run holds no model"),
         (["empty", "--out", "x.onnx"], "model: empty holds no model"),
         (["file", "--out", "x.onnx"], "model: expected a folder, a file that ends in"),
