@@ -1,10 +1,14 @@
-"""What decides a training: typed, checked, and printed with the near match where a name is wrong."""
+"""What decides a training: typed and checked."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
+import inspect
+import itertools
 import json
+import math
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,10 +17,25 @@ from typing import Any, Literal
 
 from lrfdyn.data import Augmentation
 from lrfdyn.errors import require
-from lrfdyn.training.schema import field_docs, parse_section, require_range
 
 DATA_FACTS = ("num_classes", "image_size", "in_channels")
 OWN_KEYS = ("attention", "dilations", "dendrites", "token", "time_steps", "drop_path")  # arguments of every host
+RANGES = {
+    "an integer >= 1": (1, math.inf),
+    "an integer >= 0": (0, math.inf),
+    "a number >= 0": (0, math.inf),
+    "a positive number": (math.nextafter(0, 1), math.inf),
+    "a number in [0, 1)": (0, 1),
+    "a number in [0, 1]": (0, math.nextafter(1, 2)),
+}
+
+
+def _require_range(section: str, config: Any, words: str, *keys: str) -> None:
+    """Checks that the numbers `keys` of a section are finite and in one of the `RANGES`; None is not given."""
+    low, high = RANGES[words]
+    for key in keys:
+        value = getattr(config, key)
+        require(value is None or low <= value < high, f"{section}.{key}: expected {words}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -101,9 +120,10 @@ class OptimizerConfig:
     """What the head's learning rate is multiplied by."""
 
     def __post_init__(self) -> None:
-        require_range("optimizer", self, "positive", "learning_rate", "eps", "clip_norm", "per_images", "head_rate")
-        require_range("optimizer", self, "share", "momentum", "ema_decay")
-        require_range("optimizer", self, ">= 0", "weight_decay")
+        positive = ("learning_rate", "eps", "clip_norm", "per_images", "head_rate")
+        _require_range("optimizer", self, "a positive number", *positive)
+        _require_range("optimizer", self, "a number in [0, 1)", "momentum", "ema_decay")
+        _require_range("optimizer", self, "a number >= 0", "weight_decay")
         shares = all(0 <= beta < 1 for beta in self.betas)
         require(shares, f"optimizer.betas: expected two numbers in [0, 1), got {self.betas}")
 
@@ -132,17 +152,12 @@ class ScheduleConfig:
     """The exponent of poly."""
 
     def __post_init__(self) -> None:
-        require(self.epochs >= 1, f"schedule.epochs: expected an integer >= 1, got {self.epochs}")
-        require(
-            0 <= self.warmup_epochs <= self.epochs,
-            f"schedule.warmup_epochs: expected 0 to the {self.epochs} epochs, got {self.warmup_epochs:g} "
-            "(lrfdyn train --epochs N shortens every part)",
-        )
-        mix_epochs = self.mix_epochs
-        require(
-            mix_epochs is None or mix_epochs >= 0, f"schedule.mix_epochs: expected an integer >= 0, got {mix_epochs}"
-        )
-        require_range("schedule", self, ">= 0", "warmup_rate", "minimum_rate", "cooldown_epochs", "power")
+        _require_range("schedule", self, "an integer >= 1", "epochs")
+        words = f"expected 0 to the {self.epochs} epochs, got {self.warmup_epochs:g}"
+        hint = "(lrfdyn train --epochs N shortens every part)"
+        require(0 <= self.warmup_epochs <= self.epochs, f"schedule.warmup_epochs: {words} {hint}")
+        _require_range("schedule", self, "an integer >= 0", "mix_epochs", "cooldown_epochs")
+        _require_range("schedule", self, "a number >= 0", "warmup_rate", "minimum_rate", "power")
 
     @property
     def total_epochs(self) -> int:
@@ -174,7 +189,7 @@ class DistillConfig:
     """The teacher's class, or its probabilities."""
 
     def __post_init__(self) -> None:
-        require(0 <= self.weight <= 1, f"distill.weight: expected a number in [0, 1], got {self.weight}")
+        _require_range("distill", self, "a number in [0, 1]", "weight")
 
 
 @dataclass(frozen=True)
@@ -207,10 +222,9 @@ class RunConfig:
     """A checkpoint after every so many epochs, and after the last."""
 
     def __post_init__(self) -> None:
-        for key, value in vars(self).items():
-            least = 0 if key == "seed" else 1
-            if type(value) is int:
-                require(value >= least, f"run.{key}: expected an integer >= {least}, got {value}")
+        counts = [key for key, value in vars(self).items() if type(value) is int and key != "seed"]
+        _require_range("run", self, "an integer >= 1", *counts)
+        _require_range("run", self, "an integer >= 0", "seed")
 
 
 # Where and how a run computes; they may change between an interruption and its resumption.
@@ -259,11 +273,6 @@ class TrainConfig:
         return self.optimizer.learning_rate * scale
 
 
-def parse_config(values: Mapping[str, Any], source: str = "recipe") -> TrainConfig:
-    """The configuration of nested `values`; an error names the source and the key."""
-    return parse_section(TrainConfig, values, source)
-
-
 def _sections() -> dict[str, type]:
     return typing.get_type_hints(TrainConfig)
 
@@ -277,8 +286,14 @@ def key_types() -> dict[str, Any]:
 
 @cache
 def key_help() -> dict[str, str]:
-    """All keys `section.name` with what the docstrings below their fields say."""
-    return {f"{section}.{name}": doc for section, cls in _sections().items() for name, doc in field_docs(cls).items()}
+    """All keys `section.name` with what the docstrings below their fields say, each in one line."""
+    docs: dict[str, str] = {}
+    for section, cls in _sections().items():
+        body = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
+        for item, below in itertools.pairwise(body):
+            if isinstance(item, ast.AnnAssign) and isinstance(below, ast.Expr):
+                docs[f"{section}.{ast.unparse(item.target)}"] = " ".join(ast.literal_eval(below.value).split())
+    return docs
 
 
 def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
