@@ -13,13 +13,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as states
 
 from lrfdyn.data import DataSource
 from lrfdyn.errors import require
@@ -28,7 +22,7 @@ from lrfdyn.io.weights import save_tensors
 from lrfdyn.training.optim import NOT_CAPTURED, MovingAverage, without_warning
 
 KEPT = 2
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def write_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
@@ -52,7 +46,7 @@ def training_tensors(
     """Weights, optimiser state and moving average in full, by the names of the plain model, whatever wraps or shards
     it. Every process must call this; the first one gets the tensors."""
     tensors = {f"model.{name}": value for name, value in _weights(model).items()}
-    moments: Any = get_optimizer_state_dict(model, optimizer, options=WHOLE).get("state", {})
+    moments: Any = states.get_optimizer_state_dict(model, optimizer, options=WHOLE).get("state", {})
     for name, entries in moments.items():
         tensors |= {f"optimizer.{name}.{key}": torch.as_tensor(value) for key, value in entries.items()}
     if average is not None:
@@ -63,7 +57,7 @@ def training_tensors(
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return cast(dict[str, Tensor], get_model_state_dict(model, options=WHOLE))
+    return cast(dict[str, Tensor], states.get_model_state_dict(model, options=WHOLE))
 
 
 def restore_training(
@@ -72,13 +66,13 @@ def restore_training(
     """The inverse. Every process reads the file, so nothing has to be sent. All values come into the tensors that are
     there: a captured step reads and writes these and no others, and fused optimisers want moments laid out like their
     (channels-last) weights."""
-    options = StateDictOptions(full_state_dict=True)
+    options = states.StateDictOptions(full_state_dict=True)
     if average is not None:
-        set_model_state_dict(model, tensors_under(tensors, "ema."), options=options)
+        states.set_model_state_dict(model, tensors_under(tensors, "ema."), options=options)
         with torch.no_grad():
             for value, live in zip(average.values, average.live(), strict=True):
                 value.copy_(live)
-    set_model_state_dict(model, tensors_under(tensors, "model."), options=options)
+    states.set_model_state_dict(model, tensors_under(tensors, "model."), options=options)
     moments: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors_under(tensors, "optimizer.").items():
         parameter, _, key = name.rpartition(".")
@@ -86,10 +80,11 @@ def restore_training(
     if not moments:  # SGD without momentum
         return
     with without_warning(NOT_CAPTURED):  # torch makes one, of nothing, where there are no moments yet
-        groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
+        groups = states.get_optimizer_state_dict(model, optimizer)["param_groups"]
     rates = [group["lr"] for group in optimizer.param_groups]
     places = {weight: dict(entries) for weight, entries in optimizer.state.items()}
-    set_optimizer_state_dict(model, optimizer, {"state": moments, "param_groups": groups}, options=options)  # type: ignore[dict-item]
+    whole: Any = {"state": moments, "param_groups": groups}
+    states.set_optimizer_state_dict(model, optimizer, whole, options=options)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     for weight, entries in optimizer.state.items():
@@ -98,14 +93,13 @@ def restore_training(
 
 def random_state() -> dict[str, Any]:
     """The generators of this process, as JSON can hold them."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, internal, following = random.getstate()
+    kind, keys, *rest = np.random.get_state(legacy=True)
     on_device = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
     generators = {"torch": torch.get_rng_state(), **on_device}
     return {
         **{name: state.numpy().tobytes().hex() for name, state in generators.items()},
-        "python": [version, list(internal), following],
-        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, gauss],
+        "python": random.getstate(),
+        "numpy": [kind, np.asarray(keys).tolist(), *rest],
     }
 
 

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.training.config import TrainConfig, key_types
@@ -26,14 +26,6 @@ SHORT_NAMES = {
     "dendrites": "model.dendrites", "token": "model.token",
 }  # fmt: skip
 UNIONS = (types.UnionType, typing.Union)
-
-
-class RecipeNotes(NamedTuple):
-    """What a list of recipes says of one. `variants` are values of `SHORT_NAMES` that its experiments choose from."""
-
-    data: str
-    description: str
-    variants: dict[str, list[Any]]
 
 
 def list_recipes() -> dict[str, Path]:
@@ -73,12 +65,13 @@ def run_name(recipe: str, overrides: Mapping[str, Any]) -> str:
     return "-".join(parts)
 
 
-def recipe_notes(path: Path) -> RecipeNotes:
-    """What a list of recipes says of this one; a recipe without a description has its first comment."""
+def recipe_notes(path: Path) -> tuple[str, str, dict[str, list[Any]]]:
+    """What a list of recipes says of this one: its data set, its description or else its first comment, and the values
+    of `SHORT_NAMES` that its experiments choose from."""
     own, lines = read_yaml(path), path.read_text(encoding="utf-8").splitlines()
     comment = next((line.strip("# ") for line in lines if line.startswith("#")), "")
     data = _read(path, ()).get("data", {}).get("name", "")
-    return RecipeNotes(data, own.get("description") or comment, own.get("variants") or {})
+    return data, own.get("description") or comment, own.get("variants") or {}
 
 
 def parse_config(

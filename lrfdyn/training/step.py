@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lrfdyn.errors import LrfdynError, first_line
 from lrfdyn.training.optim import NOT_CAPTURED, without_warning
@@ -33,7 +34,7 @@ class TrainStep:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         loss: Callable[[Tensor, Tensor], Tensor],
         *,
         amp: torch.dtype | None = None,
@@ -148,10 +149,9 @@ def in_process_group() -> bool:
 
 def capture_obstacle(
     device: torch.device,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     amp: torch.dtype | None,
     scaled: bool,
-    *,
     wanted: bool = True,
     parts: int = 1,
 ) -> str:

@@ -1,15 +1,7 @@
 """Several runs of `lrfdyn train` from one list, some of them side by side, each in a process and a folder of its own.
 
-A sweep file is YAML: the runs, and what they have in common. A run has a recipe, seeds, epochs, and any key of the
-recipe by its name (`model.options: {dim: 64}`) or short name:
-
-    recipe: cifar100_spikformer
-    seeds: [0, 1]
-    epochs: 100
-    runs:
-      - attention: ssa
-      - {attention: lrf_dyn, dilations: [5], name: wide}
-"""
+A sweep file is YAML: `runs`, and what they have in common. A run has a recipe, seeds, epochs, and any key of the recipe
+by its name (`model.options: {dim: 64}`) or short name."""
 
 from __future__ import annotations
 
@@ -238,14 +230,10 @@ class Sweep:
             environment |= {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
         self.folder(run).mkdir(parents=True, exist_ok=True)
         with self.console(run).open("ab") as console:
-            return subprocess.Popen(
-                [sys.executable, "-m", "lrfdyn", *run.command(self.folder(run))],
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for the sweep, which stops them
-            )
+            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": console, "stderr": subprocess.STDOUT}
+            command = [sys.executable, "-m", "lrfdyn", *run.command(self.folder(run))]
+            # In a session of its own: Ctrl-C is for the sweep, which stops its runs.
+            return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         write_table(self.out / "table.csv", rows)
@@ -266,23 +254,19 @@ class Sweep:
                 for place, word in places.items():
                     text = text.replace(place, word)
                 (kept / name).write_text(text, encoding="utf-8")
-            others = [other.name for other in self.runs if other is not run] if self.together > 1 else []
-            beside = f"{min(self.together - 1, len(others))} of {', '.join(others)}" if others else None
+            others = [other.name for other in self.runs if other is not run]
+            count = min(self.together - 1, len(others))
+            beside = f"{count} of {', '.join(others)}" if count else None
             summary = kept / "summary.json"
             write_json(summary, {**read_json(summary, "keep"), "beside": beside})
 
 
 def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Mean and standard deviation of the accuracies over the seeds of every group; None of too few."""
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        groups.setdefault(row["group"], []).extend([] if row["accuracy"] is None else [row["accuracy"]])
-    return [
-        {
-            "group": group,
-            "runs": len(values),
-            "accuracy_mean": statistics.mean(values) if values else None,
-            "accuracy_std": statistics.stdev(values) if len(values) > 1 else None,
-        }
-        for group, values in groups.items()
-    ]
+    groups = []
+    for group in dict.fromkeys(row["group"] for row in rows):
+        values = [row["accuracy"] for row in rows if row["group"] == group and row["accuracy"] is not None]
+        mean = statistics.mean(values) if values else None
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        groups.append({"group": group, "runs": len(values), "accuracy_mean": mean, "accuracy_std": deviation})
+    return groups

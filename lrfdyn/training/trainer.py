@@ -35,10 +35,9 @@ from lrfdyn.training.sync_norm import synchronize_norms
 from lrfdyn.training.tasks import TestRun, build_data, build_distill, data_model, task_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# Of DistributedDataParallel. Gradients of 1x1 kernels are said to be channels-last, which is the same memory.
-OTHER_LAYOUT = ".*[Gg]rad strides do not match"
-# The successor of what it warns of is too new to rely on.
-BROADCAST = ".*broadcast_buffers.*"
+# Warnings of torch: gradients of 1x1 kernels are said to be channels-last, which is the same memory; and the successor
+# of an argument is too new to rely on.
+OTHER_LAYOUT, BROADCAST = ".*[Gg]rad strides do not match", ".*broadcast_buffers.*"
 COUNTERS = ("timed_steps", "train_seconds", "wall_seconds")  # of a trainer, that a checkpoint keeps
 
 
@@ -111,12 +110,8 @@ class Trainer:
             how = {"accelerator": self.accelerator}
             with without_warning(BROADCAST):
                 self.model, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, config, rate))
+        self.raw_optimizer: torch.optim.Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         self.train_step = TrainStep(self.model, self.optimizer, self.task.loss, clip_norm=config.clip_norm, **how)
-
-    @property
-    def raw_optimizer(self) -> torch.optim.Optimizer:
-        """The optimiser itself, where Accelerate has wrapped it."""
-        return getattr(self.optimizer, "optimizer", self.optimizer)
 
     @property
     def speed(self) -> float:
@@ -185,15 +180,9 @@ class Trainer:
         mixing, augment = self.config.schedule.mix_epochs, self.config.augmentation
         mixed = mixing is None or epoch < mixing
         self.source.augment = augment if mixed else dataclasses.replace(augment, mix_probability=0.0)
-        return self.source.train_batches(
-            epoch=epoch,
-            seed=self.config.run.seed,
-            batch_size=self.micro_batch,
-            rank=self.rank,
-            world_size=self.processes,
-            device=self.device,
-            start_step=start * self.config.run.accumulate,
-        )
+        how: dict[str, Any] = {"epoch": epoch, "seed": self.config.run.seed, "batch_size": self.micro_batch}
+        how |= {"rank": self.rank, "world_size": self.processes, "device": self.device}
+        return self.source.train_batches(**how, start_step=start * self.config.run.accumulate)
 
     def _step(self, batches: list[Batch]) -> Tensor:
         parts = []
@@ -212,10 +201,13 @@ class Trainer:
     def _log_step(self, epoch: int, value: float) -> None:
         if not math.isfinite(value):
             raise self._divergence(f"loss: it is {value} at step {self.done} (epoch {epoch + 1})")
+        record = {"epoch": epoch + 1, "loss": value, "learning_rate": self.rate, "images_per_s": self.speed}
+        self._write_log("step", record)
+
+    def _write_log(self, kind: str, record: dict[str, Any]) -> None:
         if self.log is not None:
-            record = {"epoch": epoch + 1, "loss": value, "learning_rate": self.rate, "images_per_s": self.speed}
             with self.writing():
-                self.log.write("step", self.done, **record)
+                self.log.write(kind, self.done, **record)
 
     def _end_epoch(self, epoch: int, started: float) -> None:
         run, number, ended = self.config.run, epoch + 1, epoch + 1 == self.config.schedule.total_epochs
@@ -229,9 +221,7 @@ class Trainer:
         self.loss_sum.zero_()
         self.wall_seconds = time.perf_counter() - started
         record |= {"images_per_s": self.speed, "wall_s": round(self.wall_seconds, 3)}
-        if self.log is not None:
-            with self.writing():
-                self.log.write("epoch", self.done, **record)
+        self._write_log("epoch", record)
         if number % run.checkpoint_epochs == 0 or ended:
             self.save()
         self.reporter.epoch(record)
