@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
 import subprocess
@@ -11,12 +12,13 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from lrfdyn.training.optim import without_warning
-from lrfdyn.training.processes import fresh_prefix
+from lrfdyn.training.processes import fresh_prefix, seed_generators
 from lrfdyn.training.trainer import OTHER_LAYOUT
 from tests.training.runs import STEPS, assert_same_end, ending, final_state, start, tiny, torchrun, train, write_recipe
 
@@ -52,6 +54,14 @@ choice = {"resume": "auto"} if victim == "node" else {"restart": True}
 run_training(load_recipe(Path(recipe)), Path(out), recipe="tiny", reporter=Dies(), **choice)
 leave_together()
 """
+
+
+def test_every_seed_and_process_draws_its_own_numbers():
+    drawn = set()
+    for seed, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        seed_generators(seed, rank)
+        drawn |= {float(torch.rand(())), random.random(), float(np.random.rand())}
+    assert len(drawn) == 12
 
 
 @pytest.fixture(scope="module")

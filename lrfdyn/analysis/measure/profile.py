@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lrfdyn.analysis.measure.memory import SpanPeaks, layer_states, peak_allocation, resident_growth, state_notes
 from lrfdyn.analysis.measure.model import seconds_of
-from lrfdyn.attention import Attention, RowStream
-from lrfdyn.attention.row_stream import BUFFERS
+from lrfdyn.attention import Attention
+from lrfdyn.attention.row_stream import BUFFERS, RowStream
 from lrfdyn.deploy import compile_for_inference
 from lrfdyn.devices import device_name
 from lrfdyn.models import SpikingModel
