@@ -3,7 +3,7 @@ that run elsewhere."""
 
 from __future__ import annotations
 
-from lrfdyn.attention import RowStream
+from lrfdyn.attention.row_stream import RowStream
 from lrfdyn.deploy.export.write import Exported, export_model
 from lrfdyn.deploy.lowmem.model import LowMemoryModel, compile_for_inference
 from lrfdyn.deploy.predict import Predictor

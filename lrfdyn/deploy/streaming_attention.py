@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lrfdyn.attention import Attention, RowStream
-from lrfdyn.attention.row_stream import BUFFERS
+from lrfdyn.attention import Attention
+from lrfdyn.attention.row_stream import BUFFERS, RowStream
 from lrfdyn.deploy.call_lock import CallLock
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.nn.sections import row_halo

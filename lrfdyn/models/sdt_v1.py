@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
-from lrfdyn.attention.host import lif_conv
+from lrfdyn.attention.base import lif_conv
 from lrfdyn.models import spikformer
 from lrfdyn.models.registry import register_model
 from lrfdyn.models.spikformer import Spikformer
@@ -53,13 +53,7 @@ class MLP(MembraneMLP):
         return y + self.fc2(x + y) if self.inner_shortcut else self.fc2(y)
 
 
-ATTENTION_HOST = AttentionHost(
-    project=lif_conv,
-    project_out=partial(ConvBN, bias=True),
-    neuron=LIF,
-    fire=partial(LIF, threshold=0.5),
-    scale=0.125,
-)
+ATTENTION_HOST = AttentionHost(project=lif_conv, project_out=partial(ConvBN, bias=True))
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -90,13 +89,7 @@ def lif_rep_conv(c_in: int, c_out: int) -> SpikingRepConv:
     return SpikingRepConv(c_in, c_out, LIF())
 
 
-ATTENTION_HOST = AttentionHost(
-    project=lif_rep_conv,
-    project_out=RepConvBN,
-    neuron=LIF,
-    fire=partial(LIF, threshold=0.5),
-    scale=0.125,  # whatever the width of a head, as in the official code
-)
+ATTENTION_HOST = AttentionHost(project=lif_rep_conv, project_out=RepConvBN)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
 import subprocess
@@ -11,11 +12,12 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from lrfdyn.training.processes import fresh_prefix, quiet_layouts
+from lrfdyn.training.processes import fresh_prefix, quiet_layouts, seed_generators
 from tests.training.runs import STEPS, assert_same_end, ending, final_state, start, tiny, torchrun, train, write_recipe
 
 # float64, because a spiking network turns a rounding error at a threshold into a whole spike. No stochastic depth:
@@ -50,6 +52,14 @@ choice = {"resume": "auto"} if victim == "node" else {"restart": True}
 run_training(load_recipe(Path(recipe)), Path(out), recipe="tiny", reporter=Dies(), **choice)
 leave_together()
 """
+
+
+def test_every_seed_and_process_draws_its_own_numbers():
+    drawn = set()
+    for seed, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        seed_generators(seed, rank)
+        drawn |= {float(torch.rand(())), random.random(), float(np.random.rand())}
+    assert len(drawn) == 12
 
 
 @pytest.fixture(scope="module")

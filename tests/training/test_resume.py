@@ -102,6 +102,18 @@ def test_command_killed_from_outside(whole, tmp_path, capsys):
     assert_same_end(out, whole)
 
 
+def test_accumulated_run_goes_on_with_the_batches_that_follow(tmp_path):
+    """A step takes two parts of a batch, so it goes on at twice as many parts as steps."""
+    config = tiny(run={"accumulate": 2}, schedule={"epochs": 1})
+    train(config, tmp_path / "whole")
+    assert in_child(lambda: train(config, tmp_path / "out", reporter=Killer(5))) == signal.SIGKILL
+    train(config, tmp_path / "out", resume="auto")
+    ended, expected = final_state(tmp_path / "out"), final_state(tmp_path / "whole")
+    assert ended[1:] == expected[1:]
+    for name, value in ended[0].items():
+        assert value.equal(expected[0][name]), name
+
+
 def test_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(whole, tmp_path):
     assert in_child(lambda: train(tiny(), tmp_path, reporter=Killer(14))) == signal.SIGKILL
     newest, older = checkpoints.list_checkpoints(tmp_path / "checkpoints")

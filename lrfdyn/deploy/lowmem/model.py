@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lrfdyn.attention import Attention, RowStream
-from lrfdyn.attention.row_stream import BUFFERS
+from lrfdyn.attention import Attention
+from lrfdyn.attention.row_stream import BUFFERS, RowStream
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy.call_lock import CallLock
 from lrfdyn.deploy.lowmem.feature_maps import FeatureMap, FeatureMapShape, buffer_bytes, place_maps
