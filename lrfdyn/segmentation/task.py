@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from lrfdyn.data import Batch, DataSource
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
-from lrfdyn.segmentation.classes import class_names
 from lrfdyn.segmentation.data import IGNORED, Ade20k
+from lrfdyn.segmentation.drawing import class_names
 from lrfdyn.segmentation.inference import check_window, segment
 from lrfdyn.segmentation.metric import build_confusion, class_rows, require_torchmetrics, scores
 from lrfdyn.segmentation.model import Segmenter, create_segmenter, load_backbone

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.data import Augmentation
-from lrfdyn.data.digits import Digits
+from lrfdyn.data.resident import Digits
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
 from lrfdyn.training.config import DistillConfig, OptimizerConfig, ScheduleConfig
