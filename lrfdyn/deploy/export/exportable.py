@@ -116,7 +116,7 @@ class PlainRepConv(nn.Module):
         self.conv1.padding = (1, 1)
         self.depthwise = chain.depthwise
         self.conv2 = fold_into(chain.conv2, chain.bn2, layer.bn)
-        self.neuron = getattr(layer, "neuron", nn.Identity())
+        self.neuron = layer.neuron
 
     def forward(self, x: Tensor) -> Tensor:
         return self.neuron(fold_time(lambda y: self.conv2(self.depthwise(self.conv1(y))), x))
