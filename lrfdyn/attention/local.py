@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lrfdyn.errors import require, require_integers
+from lrfdyn.ops.bits import step_bits_of
 from lrfdyn.ops.lrf import lrf, lrf_reference
-from lrfdyn.ops.step_bits import step_bits_of
 
 
 class LocalReceptiveFields(nn.Module):

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from lrfdyn.errors import require, require_integer, require_integers
 from lrfdyn.nn.neurons import IntegerSpike
-from lrfdyn.ops.channel_bits import pack_integers, packed_width, unpack_integers
-from lrfdyn.ops.dendrite import dendrite, mode_powers
+from lrfdyn.ops.bits import pack_integers, packed_width, unpack_integers
+from lrfdyn.ops.dendrite import dendrite
+from lrfdyn.ops.dendrite.modes import mode_powers
 from lrfdyn.ops.dispatch import use_triton
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from torch import Tensor
 from lrfdyn.attention.base import Attention, Grid, Operations, Spikes, StateTerm, WeightBlocks
 from lrfdyn.attention.layout import from_heads, query_blocks, to_heads
 from lrfdyn.attention.registry import register_attention
+from lrfdyn.ops.bits import attach_step_bits, step_bits_of
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
-from lrfdyn.ops.step_bits import attach_step_bits, step_bits_of
 
 
 @register_attention("ssa", label="SSA")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lrfdyn.errors import require
-from lrfdyn.ops.channel_bits import pack_channels, packed_width, unpack_channels
+from lrfdyn.ops.bits import pack_channels, packed_width, unpack_channels
 
 ALIGNMENT = 64
 
