@@ -75,12 +75,9 @@ class DataSource(ABC):
         return names
 
     @abstractmethod
-    def load_train(self, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images as levels 0..255 `[B, C, H, W]` (any dtype) and labels of every step's `samples`, on the device."""
-
-    @abstractmethod
-    def load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same for test indices; fewer images than indices where some cannot be read."""
+    def load(self, split: str, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images as levels 0..255 `[B, C, H, W]` (any dtype) and labels `[B]` of every step's `samples`, on the device.
+        `split` is "train" or "test"; a test may leave out images that cannot be read."""
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
         """The samples of an epoch in the order in which they are used."""
@@ -124,7 +121,7 @@ class DataSource(ABC):
 
     def _train(self, steps: Sequence[Keys], size: int, device: torch.device, number: int) -> Iterator[Batch]:
         """Batches of `size` images from step `number` on; `steps` holds a few together where they are small."""
-        for keys, (levels, labels) in zip(steps, self.load_train(steps, device), strict=True):
+        for keys, (levels, labels) in zip(steps, self.load("train", steps, device), strict=True):
             images = augment_images(levels, self.augment, keys, self.mean, self.deviation)
             targets = smooth_targets(labels, self.num_classes, self.augment.label_smoothing)
             for x, y, t in zip(*(part.split(size) for part in (images, labels, targets)), strict=True):
@@ -153,7 +150,8 @@ class DataSource(ABC):
         return next(self._test([indices], len(indices), torch.device(device)))
 
     def _test(self, slices: Sequence[np.ndarray], batch_size: int, device: torch.device) -> Iterator[Batch]:
-        for levels, labels in self.load_test(slices, device):
+        steps = [Keys(0, 0, indices, np.zeros_like(indices)) for indices in slices]
+        for levels, labels in self.load("test", steps, device):
             count, missing = len(labels), batch_size - len(labels)
             images = F.pad(normalise(levels, self.mean, self.deviation), (0, 0) * 3 + (0, missing))
             labels = F.pad(labels, (0, missing))
@@ -210,10 +208,9 @@ def create_data(name: str, root: Path | str | None, augment: Augmentation, **opt
         given = getattr(augment, key)
         require(given == getattr(Augmentation, key), f"augmentation.{key}: is not for images of {name}, got {given}")
     check_options(name, options)
+    require(root is not None or not source.needs_root, f"root: {name} needs the folder of its files")
     folder = None if root is None else Path(root)
-    if source.needs_root:
-        require(folder is not None, f"root: {name} needs the folder of its files")
-        require(folder is not None and folder.is_dir(), f"root: no such folder {folder}")
+    require(not source.needs_root or Path(folder or "").is_dir(), f"root: no such folder {folder}")
     return source(folder, augment, **options)
 
 

@@ -6,7 +6,7 @@ import atexit
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 from weakref import WeakSet
@@ -14,7 +14,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _workers: WeakSet[Any] = WeakSet()
@@ -28,17 +28,15 @@ def to_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
 
 
-def load_in_order(loader: Dataset, wanted: Sequence[Any], workers: int, device: torch.device) -> Iterator[Any]:
-    """`loader[item]` for every item of `wanted`; an element is a whole batch. 0 workers: this process. More of them
-    than there are cores would only take turns."""
+def load_in_order(load: Callable[..., Any], items: Sequence[Any], workers: int, device: torch.device) -> Iterator[Any]:
+    """`load(item)`, a whole batch, for every item, by `workers` processes, at most one a core; 0: this one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    batches = DataLoader(
-        loader,
+    batches: DataLoader[Any] = DataLoader(
+        items,  # type: ignore[arg-type]
         batch_size=None,
-        sampler=wanted,  # type: ignore[arg-type]
-        num_workers=min(workers, len(wanted), cores),
+        collate_fn=load,
+        num_workers=min(workers, len(items), cores),
         pin_memory=device.type == "cuda",
-        collate_fn=_as_it_is,
         worker_init_fn=_leave_signals_to_the_run,
         generator=torch.Generator(),  # it would draw from the global one, which belongs to the model
     )
@@ -54,16 +52,12 @@ def load_in_order(loader: Dataset, wanted: Sequence[Any], workers: int, device: 
 
 @atexit.register
 def _end_workers() -> None:
-    """Where an error ends the program in the middle of an epoch, its traceback keeps the workers. Python would ask them
-    to end once and wait, and they leave the first request to the run."""
+    """Where an error ends the program in the middle of an epoch. Python would ask the workers to end once and wait, and
+    they leave the first request to the run."""
     for worker in list(_workers):
         while worker.is_alive():
             worker.terminate()
             worker.join(0.1)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def _leave_signals_to_the_run(worker: int) -> None:

@@ -11,7 +11,7 @@ import io
 import pickle
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,13 +25,8 @@ from lrfdyn.data.hashed_random import Keys
 from lrfdyn.data.loading import to_device
 from lrfdyn.errors import LrfdynError, require
 
-UNPICKLED = (  # the only functions that a file may call
-    "numpy.ndarray",
-    "numpy.dtype",
-    "numpy.core.multiarray._reconstruct",
-    "numpy._core.multiarray._reconstruct",
-    "_codecs.encode",
-)
+# The only functions that a file may call.
+UNPICKLED = ("numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct", "_codecs.encode")
 
 
 class ResidentData(DataSource):
@@ -48,18 +43,12 @@ class ResidentData(DataSource):
         self.train_images, self.test_images = len(train[1]), len(test[1])
         self.in_channels, self.image_size = train[0].shape[1], train[0].shape[2]
 
-    def _load(self, split: str, indices: Iterable[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def load(self, split: str, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         if (split, device) not in self._resident:
             self._resident[split, device] = [tensor.to(device) for tensor in self.splits[split]]
         images, labels = self._resident[split, device]
-        for where in (to_device(index, device) for index in indices):
+        for where in (to_device(keys.samples, device) for keys in steps):
             yield images.index_select(0, where), labels.index_select(0, where)
-
-    def load_train(self, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._load("train", (keys.samples for keys in steps), device)
-
-    def load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._load("test", slices, device)
 
 
 @register_data("digits")
@@ -91,13 +80,15 @@ class Cifar(ResidentData):
 
     image_size, in_channels, train_images = 32, 3, 50_000
     folder: ClassVar[str]
-    archive: ClassVar[str]
     labels: ClassVar[bytes]  # entries of the official files
     names: ClassVar[bytes]
     files: ClassVar[dict[str, dict[str, str]]]  # of train, test and meta, with their md5
 
     def __init__(self, root: Path, augment: Augmentation) -> None:
-        folder, archive = root if root.name == self.folder else root / self.folder, root / self.archive
+        archive, folder = (
+            root / f"cifar{self.num_classes}.npz",
+            root if root.name == self.folder else root / self.folder,
+        )
         if folder.is_dir():
             train, test = (self._read_official(folder, split) for split in ("train", "test"))
             ((names,),) = _read_entries(folder, self.files["meta"], self.names)
@@ -122,7 +113,7 @@ class Cifar(ResidentData):
 @register_data("cifar10")
 class Cifar10(Cifar):
     num_classes, mean, deviation = 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    folder, archive, labels, names = "cifar-10-batches-py", "cifar10.npz", b"labels", b"label_names"
+    folder, labels, names = "cifar-10-batches-py", b"labels", b"label_names"
     files: ClassVar[dict[str, dict[str, str]]] = {
         "train": {
             "data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -143,13 +134,13 @@ class Cifar100(Cifar):
         "test": {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         "meta": {"meta": "7973b15100ade9c7d40fb424638fde48"},
     }
-    folder, archive, labels, names = "cifar-100-python", "cifar100.npz", b"fine_labels", b"fine_label_names"
+    folder, labels, names = "cifar-100-python", b"fine_labels", b"fine_label_names"
     num_classes, mean, deviation = 100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" not in UNPICKLED:
+        if f"{module}.{name}".replace("numpy._core.", "numpy.core.") not in UNPICKLED:
             raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
         return super().find_class(module, name)
 

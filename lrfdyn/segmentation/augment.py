@@ -1,7 +1,6 @@
 """Augmentation of images with masks: random scale, crop and flip of pictures of any size, and photometric distortion.
 
-Pictures lie one behind another in one flat array, so a batch of crops is a few gathers whatever their sizes are. What
-is random is drawn on the host and is an argument here.
+Pictures lie one behind another in one flat array, so a batch of crops is a few gathers whatever their sizes are.
 """
 
 from __future__ import annotations
@@ -41,33 +40,22 @@ class Pictures(NamedTuple):
         return self._replace(pixels=to_device(self.pixels, device), masks=to_device(self.masks, device))
 
 
-class Line(NamedTuple):
-    """Where the rows (or columns) of crops come from, `[B, size]`: two neighbours, the share of the second, the
-    nearest, and whether there is a picture at all."""
-
-    first: np.ndarray
-    second: np.ndarray
-    share: np.ndarray
-    nearest: np.ndarray
-    inside: np.ndarray
-
-    @classmethod
-    def of(cls, lengths: np.ndarray, scaled: np.ndarray, start: np.ndarray, size: int) -> Line:
-        """Pixel centres of a window `size` long at `start` of pictures that were `lengths` and became `scaled`."""
-        place = start[:, None] + np.arange(size)
-        inside = place < scaled[:, None]
-        exact = (np.minimum(place, scaled[:, None] - 1) + 0.5) * (lengths / scaled)[:, None]
-        last = lengths[:, None] - 1
-        below = np.clip(exact - 0.5, 0, last)
-        first = np.floor(below).astype(np.int64)
-        nearest = np.minimum(np.floor(exact).astype(np.int64), last)
-        return cls(first, np.minimum(first + 1, last), (below - first).astype(np.float32), nearest, inside)
-
-    def flipped(self, which: np.ndarray) -> Line:
-        """What is padded stays at the end, as it is in tests."""
-        length, place = self.inside.sum(1, keepdims=True), np.arange(self.inside.shape[1])
-        source = np.where(which[:, None] & (place < length), length - 1 - place, place)
-        return Line(*(np.take_along_axis(x, source, 1) for x in self))
+def neighbours(
+    lengths: np.ndarray, factor: np.ndarray, number: np.ndarray, flipped: np.ndarray, size: int
+) -> tuple[np.ndarray, ...]:
+    """Where the rows (or columns) of crops come from, `[B, size]`: two neighbours, the nearest, the share of the
+    second, whether there is a picture at all. `lengths` are scaled by `factor`; `number` chooses the window. What is
+    padded stays at the end when the rest is flipped, as it is in tests."""
+    scaled = np.maximum(1, np.rint(lengths * factor)).astype(np.int64)
+    start = np.floor(number * (np.maximum(scaled - size, 0) + 1)).astype(np.int64)
+    place, shown, last = np.arange(size), np.minimum(scaled - start, size)[:, None], lengths[:, None] - 1
+    inside = place < shown
+    place = start[:, None] + np.where(flipped[:, None] & inside, shown - 1 - place, place)
+    centre = (np.minimum(place, scaled[:, None] - 1) + 0.5) * (lengths / scaled)[:, None]
+    below = np.clip(centre - 0.5, 0, last)
+    first = np.floor(below).astype(np.int64)
+    nearest = np.minimum(np.floor(centre).astype(np.int64), last)
+    return first, np.minimum(first + 1, last), nearest, (below - first).astype(np.float32), inside
 
 
 def random_crops(
@@ -76,40 +64,24 @@ def random_crops(
     """Crops `[B, 3, size, size]` with levels 0..255, their masks `[B, size, size]`, and where there is a picture
     `[B, 1, size, size]`. The short side becomes `size` times a random scale; what is smaller than the crop is padded
     at the right and the bottom."""
-    heights, widths = pictures.heights[index], pictures.widths[index]
-    u = keys.uniform(CROP, 3)
-    low, high = settings.scale
+    heights, widths, (low, high) = pictures.heights[index], pictures.widths[index], settings.scale
+    u, flipped = keys.uniform(CROP, 3), keys.uniform(FLIP, 1)[:, 0] < settings.flip
     factor = size * (low + (high - low) * u[:, 0]) / np.minimum(heights, widths)
-    lines = []
-    for lengths, number in ((heights, u[:, 1]), (widths, u[:, 2])):
-        scaled = np.maximum(1, np.rint(lengths * factor)).astype(np.int64)
-        start = np.floor(number * (np.maximum(scaled - size, 0) + 1)).astype(np.int64)
-        lines.append(Line.of(lengths, scaled, start, size))
-    rows, columns = lines
-    columns = columns.flipped(keys.uniform(FLIP, 1)[:, 0] < settings.flip)
-    return gather(pictures, index, rows, columns)
-
-
-def gather(pictures: Pictures, index: np.ndarray, rows: Line, columns: Line) -> tuple[Tensor, Tensor, Tensor]:
-    def down(x: np.ndarray) -> Tensor:
-        return to_device(np.ascontiguousarray(x), pictures.pixels.device)[:, :, None]
-
-    def across(x: np.ndarray) -> Tensor:
-        return down(x).transpose(1, 2)
-
-    start, width = pictures.starts[index][:, None], pictures.widths[index][:, None]
-    first, second = (down(start + row * width) for row in (rows.first, rows.second))
-    left, right = across(columns.first), across(columns.second)
-    share = across(columns.share).unsqueeze(-1)
+    *rows, row_share, row_inside = neighbours(heights, factor, u[:, 1], np.zeros_like(flipped), size)
+    columns = neighbours(widths, factor, u[:, 2], flipped, size)
+    starts = [pictures.starts[index][:, None] + row * widths[:, None] for row in rows]
+    device = pictures.pixels.device
+    top, bottom, row, down, high_enough = (to_device(x, device)[:, :, None] for x in (*starts, row_share, row_inside))
+    left, right, column, across, wide_enough = (to_device(x, device)[:, None] for x in columns)
 
     def line(row: Tensor) -> Tensor:
         a, b = pictures.pixels[row + left].float(), pictures.pixels[row + right].float()
-        return torch.lerp(a, b, share)
+        return torch.lerp(a, b, across.unsqueeze(-1))
 
-    levels = torch.lerp(line(first), line(second), down(rows.share).unsqueeze(-1)).permute(0, 3, 1, 2)
-    inside = down(rows.inside) & across(columns.inside)
-    mask = pictures.masks[down(start + rows.nearest * width) + across(columns.nearest)].long()
-    return levels, mask.masked_fill(~inside, IGNORED), inside.unsqueeze(1)
+    levels = torch.lerp(line(top), line(bottom), down.unsqueeze(-1)).permute(0, 3, 1, 2)
+    inside = high_enough & wide_enough
+    mask = pictures.masks[row + column].long().masked_fill(~inside, IGNORED)
+    return levels, mask, inside.unsqueeze(1)
 
 
 def photometric(levels: Tensor, keys: Keys) -> Tensor:
@@ -131,13 +103,11 @@ def photometric(levels: Tensor, keys: Keys) -> Tensor:
 def shift_colour(x: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:
     """Saturation times a factor (at most full) and hue plus sixths of the circle, in HSV."""
     high, which = x.max(1, keepdim=True)
-    low = x.amin(1, keepdim=True)
-    spread = high - low
+    spread = high - x.amin(1, keepdim=True)
     red, green, blue = x.split(1, 1)
     safe = spread.clamp(min=1e-6)
-    sixth = torch.where(
-        which == 0, (green - blue) / safe, torch.where(which == 1, 2 + (blue - red) / safe, 4 + (red - green) / safe)
-    )
+    other = torch.where(which == 1, 2 + (blue - red) / safe, 4 + (red - green) / safe)
+    sixth = torch.where(which == 0, (green - blue) / safe, other)
     spread = torch.minimum(spread * saturation, high)
     offsets = 5 - 2 * torch.arange(3, device=x.device).view(1, 3, 1, 1)  # of red, green and blue
     k = (offsets + sixth + hue).remainder(6)

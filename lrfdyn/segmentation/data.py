@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import fields
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lrfdyn.data.augment import Augmentation, normalise
 from lrfdyn.data.base import Batch, DataSource, register_data
@@ -99,23 +98,6 @@ def read_pair(pair: Pair, classes: int = CLASSES, short_side: int | None = None)
     return np.asarray(image), mask
 
 
-@dataclass(frozen=True)
-class Loader(Dataset):
-    """From a training step or test indices to pictures, in the worker processes, where an error can only be told."""
-
-    pairs: list[Pair]
-    classes: int
-    short_side: int | None = None
-
-    def __getitem__(self, wanted: Keys | np.ndarray) -> Pictures | list[Picture] | str:
-        samples = wanted.samples if isinstance(wanted, Keys) else wanted
-        try:
-            pictures = [read_pair(self.pairs[i], self.classes, self.short_side) for i in samples]
-        except LrfdynError as error:
-            return str(error)
-        return Pictures.pack(pictures) if isinstance(wanted, Keys) else pictures
-
-
 def stack(arrays: Sequence[np.ndarray], fill: int) -> np.ndarray:
     """`[B, H, W, ...]`, with `fill` at the right and the bottom of what is smaller than the largest."""
     height, width = np.max([array.shape[:2] for array in arrays], 0)
@@ -187,13 +169,16 @@ class Ade20k(DataSource):
         else:
             self._each(read_mask, self.test_pairs)
 
-    def load_train(self, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def load(self, split: str, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._load_crops(steps, device) if split == "train" else self._load_whole(steps, device)
+
+    def _load_crops(self, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         if self._resident:
             if device not in self._pictures:
                 self._pictures[device] = Pictures.pack(self._each(read_pair, self._train_pairs)).to(device)
             loaded = ((self._pictures[device], keys.samples) for keys in steps)
         else:
-            decoded = self._decoded(Loader(self._train_pairs, self.num_classes), steps, device)
+            decoded = self._decoded("train", steps, device)
             loaded = ((pictures.to(device), np.arange(len(pictures.starts))) for pictures in decoded)
         for keys, (pictures, index) in zip(steps, loaded, strict=True):
             levels, mask, inside = random_crops(pictures, index, self.augment, keys, self.image_size)
@@ -203,19 +188,27 @@ class Ade20k(DataSource):
             images = normalise(levels, self.mean, self.deviation) * inside
             yield images.contiguous(memory_format=torch.channels_last), mask
 
-    def _decoded(self, loader: Loader, wanted: Sequence[Any], device: torch.device) -> Iterator[Any]:
-        for pictures in load_in_order(loader, wanted, self._workers, device):
+    def _decode(self, split: str, keys: Keys) -> Pictures | list[Picture] | str:
+        """The pictures of a step, or an error, which a worker process can only tell."""
+        try:
+            if split == "train":
+                return Pictures.pack([read_pair(self._train_pairs[i], self.num_classes) for i in keys.samples])
+            return [read_pair(self.test_pairs[i], self.num_classes, self._test_size) for i in keys.samples]
+        except LrfdynError as error:
+            return str(error)
+
+    def _decoded(self, split: str, steps: Sequence[Keys], device: torch.device) -> Iterator[Any]:
+        for pictures in load_in_order(partial(self._decode, split), steps, self._workers, device):
             require(not isinstance(pictures, str), pictures)
             yield pictures
 
     def _train(self, steps: Sequence[Keys], size: int, device: torch.device, number: int) -> Iterator[Batch]:
-        for images, labels in self.load_train(steps, device):
+        for images, labels in self.load("train", steps, device):
             yield Batch(images, labels, labels, len(images))
 
-    def load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        loader = Loader(self.test_pairs, self.num_classes, self._test_size)
-        kept = ([self._test_pictures[i] for i in indices] for indices in slices)
-        for pictures in kept if self._resident else self._decoded(loader, slices, device):
+    def _load_whole(self, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        kept = ([self._test_pictures[i] for i in keys.samples] for keys in steps)
+        for pictures in kept if self._resident else self._decoded("test", steps, device):
             levels = to_device(stack([image for image, _ in pictures], 0), device).permute(0, 3, 1, 2)
             images = normalise(levels.float(), self.mean, self.deviation)
             for (image, _), padded in zip(pictures, images, strict=True):
@@ -225,7 +218,8 @@ class Ade20k(DataSource):
 
     def _test(self, slices: Sequence[np.ndarray], batch_size: int, device: torch.device) -> Iterator[Batch]:
         shown = [indices if len(indices) else np.arange(1) for indices in slices]  # any image fills up
-        for indices, (images, labels) in zip(slices, self.load_test(shown, device), strict=True):
+        steps = [Keys(0, 0, indices, indices) for indices in shown]
+        for indices, (images, labels) in zip(slices, self.load("test", steps, device), strict=True):
             yield Batch(images, labels, labels, len(indices))
 
     def _test_slices(self, batch_size: int, multiple: int) -> list[np.ndarray]:
