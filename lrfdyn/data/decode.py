@@ -42,8 +42,7 @@ class Images(Protocol):
 def resized_crop_box(
     width: int, height: int, numbers: np.ndarray, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """A random part of the image, left, top, right, bottom: its share of the area is uniform, the logarithm of its
-    ratio too (Szegedy et al., 2015). `numbers`: four uniform ones per attempt."""
+    """Left, top, right, bottom of a random part (Szegedy et al., 2015); `numbers` are four uniform ones per attempt."""
     for share, shape, x, y in numbers.reshape(-1, 4):
         area = width * height * (scale[0] + (scale[1] - scale[0]) * share)
         aspect = math.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * shape)
@@ -58,9 +57,8 @@ def resized_crop_box(
 
 
 class DecodedData(DataSource):
-    """`workers` processes decode (0: this one). An image that cannot be read is an error, or with
-    `on_corrupt="skip"` is reported by name once, replaced in training and left out in tests; `corrupt` lists them.
-    `crop_share` is the side of the evaluated centre in the scaled image."""
+    """`workers` processes decode (0: this one). An image that cannot be read is an error, or with `on_corrupt="skip"`
+    listed in `corrupt`, replaced in training and left out in tests. `crop_share` is the evaluated part of a side."""
 
     image_size, in_channels = 224, 3
     mean, deviation = IMAGENET_MEAN, IMAGENET_DEVIATION
@@ -85,8 +83,8 @@ class DecodedData(DataSource):
         require(on_corrupt in ("error", "skip"), f"on_corrupt: expected error or skip, got {on_corrupt!r}")
         fits = isinstance(crop_share, (int, float)) and 0 < crop_share <= 1
         require(fits, f"crop_share: expected 0 < x <= 1, got {crop_share!r}")
-        self.crop_share, self._skip, self._workers = crop_share, on_corrupt == "skip", workers
-        self.splits, self.num_classes = {"train": train, "test": test}, num_classes
+        self.num_classes, self.crop_share, self._workers = num_classes, crop_share, workers
+        self.splits, self._skip = {"train": train, "test": test}, on_corrupt == "skip"
         self.train_images, self.test_images = len(train.labels), len(test.labels)
         self.corrupt: dict[str, str] = {}
 
@@ -116,8 +114,7 @@ class DecodedData(DataSource):
     def _decode(self, encoded: bytes, numbers: np.ndarray | None) -> np.ndarray:
         from PIL import Image
 
-        with Image.open(io.BytesIO(encoded)) as file:
-            image = file.convert("RGB")
+        image = Image.open(io.BytesIO(encoded)).convert("RGB")
         if numbers is None:
             return np.asarray(centre_crop(image, self.image_size, self.crop_share))
         box = resized_crop_box(*image.size, numbers, self.augment.crop_scale, self.augment.crop_ratio)
@@ -165,8 +162,7 @@ class FolderImages(Images):
 @register_data("folder")
 class ImageFolder(DecodedData):
     """ImageNet and Imagenette as they come, and any images in such folders: `train/<class>/*.JPEG` and
-    `val/<class>/*.JPEG`. The class index is the place of the folder's name in their sorted order, which for ImageNet's
-    synsets is the usual numbering. `options` are those of `DecodedData`."""
+    `val/<class>/*.JPEG`, numbered in the sorted order of their names. `options` are those of `DecodedData`."""
 
     def __init__(self, root: Path, augment: Augmentation, **options: Any) -> None:
         train, test = FolderImages(root / "train"), FolderImages(root / "val")

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+
+from lrfdyn.errors import LrfdynError, require
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _workers: WeakSet[Any] = WeakSet()
@@ -34,7 +36,7 @@ def load_in_order(load: Callable[..., Any], items: Sequence[Any], workers: int, 
     batches: DataLoader[Any] = DataLoader(
         items,  # type: ignore[arg-type]
         batch_size=None,
-        collate_fn=load,
+        collate_fn=partial(_load, load),
         num_workers=min(workers, len(items), cores),
         pin_memory=device.type == "cuda",
         worker_init_fn=_leave_signals_to_the_run,
@@ -47,13 +49,22 @@ def load_in_order(load: Callable[..., Any], items: Sequence[Any], workers: int, 
         _workers.update(set(multiprocessing.active_children()) - others)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    yield from iterator
+    for batch in iterator:
+        require(not isinstance(batch, LrfdynError), str(batch))
+        yield batch
+
+
+def _load(load: Callable[..., Any], item: Any) -> Any:
+    """An error of a worker process would be told with its traceback; a returned one is raised by the run."""
+    try:
+        return load(item)
+    except LrfdynError as error:
+        return error
 
 
 @atexit.register
 def _end_workers() -> None:
-    """Where an error ends the program in the middle of an epoch. Python would ask the workers to end once and wait, and
-    they leave the first request to the run."""
+    """Where an error ends the program in an epoch: the workers leave the first request to end to the run."""
     for worker in list(_workers):
         while worker.is_alive():
             worker.terminate()
@@ -64,7 +75,7 @@ def _leave_signals_to_the_run(worker: int) -> None:
     """Ctrl-C, and a scheduler that wants the machine back, signal all processes at once. The run needs its data to
     come to a checkpoint, and ends its workers itself; they end too where it is gone."""
 
-    def first(number: int, frame: FrameType | None) -> None:
+    def first(*_: Any) -> None:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # again: from the run, which insists
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

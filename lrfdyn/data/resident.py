@@ -1,8 +1,4 @@
-"""Data sets that fit in the device's memory: copied there once, as they are; batches are gathered there.
-
-The digits of scikit-learn need no files. CIFAR-10 and CIFAR-100 are read from their official python files, or from an
-`.npz` file of the same images.
-"""
+"""Data sets that fit in the device's memory, where batches are gathered: scikit-learn's digits, CIFAR-10 and 100."""
 
 from __future__ import annotations
 
@@ -89,14 +85,13 @@ class Cifar(ResidentData):
             root / f"cifar{self.num_classes}.npz",
             root if root.name == self.folder else root / self.folder,
         )
-        if folder.is_dir():
-            train, test = (self._read_official(folder, split) for split in ("train", "test"))
+        path, most = folder if folder.is_dir() else archive, self.num_classes - 1
+        require(path.exists(), f"root: {root} holds neither {self.folder}/ nor {archive.name}")
+        read = self._read_official if path is folder else _read_archive
+        train, test = read(path, "train"), read(path, "test")
+        if path is folder:
             ((names,),) = _read_entries(folder, self.files["meta"], self.names)
             self.class_names = [name.decode() for name in names]
-        else:
-            require(archive.is_file(), f"root: {root} holds neither {self.folder}/ nor {archive.name}")
-            train, test = (_read_archive(archive, split) for split in ("train", "test"))
-        path, most = folder if folder.is_dir() else archive, self.num_classes - 1
         for images, labels in (train, test):
             require(len(labels) > 0, f"root: a split of {path} has no images")
             require(len(images) == len(labels), f"root: {path} has {len(images)} images but {len(labels)} labels")
@@ -168,8 +163,7 @@ def _read_archive(path: Path, split: str) -> tuple[Tensor, Tensor]:
             images, labels = file[f"x_{split}"], file[f"y_{split}"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise LrfdynError(f"root: cannot read {path} ({error})") from None
-    kind, shape = images.dtype, images.shape[1:]
-    fits = kind == np.uint8 and shape == (32, 32, 3)
-    require(fits, f"root: expected uint8 images of 32x32x3 in {path}, got {kind} {shape}")
+    found = f"{images.dtype} {images.shape[1:]}"
+    require(found == "uint8 (32, 32, 3)", f"root: expected uint8 images of 32x32x3 in {path}, got {found}")
     channels_first = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     return torch.from_numpy(channels_first), torch.from_numpy(labels.astype(np.int64).reshape(-1))

@@ -1,10 +1,6 @@
 """WebDataset shards: tar files that hold `<key>.jpg` (or .jpeg, .png, .webp) and `<key>.cls` (the class index as text)
-for every sample.
-
-The headers are read once (`.<shard>.index.npy` keeps what they say), then every image is a place in a file: an epoch
-can start at any step, which a stream with a shuffle buffer cannot. To read nearly in sequence all the same, the shards
-are shuffled, and samples only among `shuffle_shards` shards at a time. All processes read all shards.
-"""
+for every sample. The headers are read once (`.<shard>.index.npy` keeps what they say), so an epoch can start at any
+step. To read nearly in sequence, the shards are shuffled, and samples only among `shuffle_shards` of them at a time."""
 
 from __future__ import annotations
 
@@ -55,8 +51,7 @@ class ShardImages(Images):
 
 
 def _index(path: Path) -> np.ndarray:
-    """`[n, 3]`: offset, size and label of every image of a shard. Kept beside the shard where that is possible, because
-    reading a million headers takes a minute in every process."""
+    """`[n, 3]`: offset, size and label of every image of a shard, kept beside it where that is possible."""
     kept = path.with_name(f".{path.name}.index.npy")
     try:
         made_from = [FORMAT, path.stat().st_size, path.stat().st_mtime_ns]

@@ -78,8 +78,7 @@ def any_size() -> Iterator[None]:
 
 
 def best_class(scores: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return the class with the largest score `[B, H, W]` after scaling to `size`, a few classes at a time: the scores
-    of all 150 for a photograph would not fit in memory."""
+    """Return the best class `[B, H, W]` after scaling to `size`, a few classes at a time: they need much memory."""
     if scores.shape[-2:] == torch.Size(size):
         return scores.argmax(1)
     at_once = max(1, MOST_SCORES // (len(scores) * size[0] * size[1]))

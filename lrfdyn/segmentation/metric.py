@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lrfdyn.errors import require
-from lrfdyn.segmentation.augment import IGNORED
+from lrfdyn.segmentation.data import IGNORED
 
 
 def require_torchmetrics() -> None:

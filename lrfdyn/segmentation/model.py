@@ -44,8 +44,7 @@ class ReluConv(ConvBN):
 
 
 class ScalePath(nn.Module):
-    """Takes `[T, B, c_in, H, W]` from a stage's grid to the common one, `[T, B, c_out, ...]`: one convolution per
-    doubling, at least one, or one with a stride."""
+    """Takes a stage `[T, B, c_in, H, W]` to the common grid: a convolution per doubling, or one alone with a stride."""
 
     def __init__(self, stride: int, output_stride: int, c_in: int, c_out: int, neuron: Neuron | None) -> None:
         super().__init__()
