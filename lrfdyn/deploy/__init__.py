@@ -1,7 +1,7 @@
 """Trained models outside of training: in little memory (attention row by row, whole models piece by piece) and as files
 that run elsewhere."""
 
-from lrfdyn.attention import RowStream
+from lrfdyn.attention.row_stream import RowStream
 from lrfdyn.deploy.export.write import Exported, export_model
 from lrfdyn.deploy.lowmem import LowMemoryModel, compile_for_inference
 from lrfdyn.deploy.predict import Predictor

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lrfdyn.convert.fold import fold_batch_norm
-from lrfdyn.data.folder import ENDINGS
+from lrfdyn.data.decode import ENDINGS
 from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
 from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner
 from lrfdyn.deploy.export.write import model_facts

@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from lrfdyn.attention import Attention, RowStream
-from lrfdyn.attention.row_stream import BUFFERS
+from lrfdyn.attention import Attention
+from lrfdyn.attention.row_stream import BUFFERS, RowStream
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.nn.sections import row_halo
 

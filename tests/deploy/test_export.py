@@ -18,8 +18,8 @@ from PIL import Image
 from lrfdyn.attention import Attention
 from lrfdyn.cli import main
 from lrfdyn.data import Augmentation
-from lrfdyn.data.digits import Digits
 from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.data.resident import Digits
 from lrfdyn.deploy.export import write as export_check
 from lrfdyn.deploy.export.exportable import exportable_model
 from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner, sidecar, write_executorch

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lrfdyn import LrfdynError, create_model
-from lrfdyn.analysis.measure.memory import peak_allocation
+from lrfdyn.analysis.measure.inference import peak_allocation
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy import compile_for_inference

@@ -101,7 +101,7 @@ class PlainRepConv(nn.Module):
         first, last = fold_into(layer.conv.conv1, layer.conv.bn1), fold_into(layer.conv.conv2, layer.conv.bn2, layer.bn)
         first.padding = (1, 1)
         self.chain = nn.Sequential(first, layer.conv.depthwise, last)
-        self.neuron = getattr(layer, "neuron", nn.Identity())
+        self.neuron = layer.neuron
 
     def forward(self, x: Tensor) -> Tensor:
         return self.neuron(fold_time(self.chain, x))
