@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -26,49 +26,30 @@ ATTEMPTS = 10  # at a rectangle that fits, before the image is left alone
 class Augmentation:
     """What happens to training images; everything is off by default. The values in brackets are the usual ones."""
 
-    crop: Literal["none", "pad", "resized"] = "none"
-    """pad: zeros around the image, then a random window; resized: a random part, scaled (decoded images only);
-    none: the centre, as in evaluation."""
-    crop_padding: int = 4
-    """Pixels on every side, of crop pad."""
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    """Share of the area, of crop resized."""
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Width over height, of crop resized."""
-    flip: float = 0.0
-    """Probability of a mirror image [0.5]."""
-    rand_augment_layers: int = 0
-    """Operations of RandAugment in a row [1 or 2]; 0: off."""
-    rand_augment_magnitude: float = 9.0
-    """Strength of RandAugment, 0 to 10."""
-    rand_augment_deviation: float = 0.5
-    """Deviation of the magnitude, per image and layer."""
-    rand_augment_probability: float = 0.5
-    """Probability that a layer touches an image (1 in the paper, 0.5 in timm)."""
-    rand_augment_operations: tuple[str, ...] | None = None
-    """Names that a layer chooses from; null: all 14."""
-    erase: float = 0.0
-    """Probability of random erasing [0.25]."""
-    erase_area: tuple[float, float] = (0.02, 1 / 3)
-    """Share of the image that is erased."""
-    erase_fill: Literal["noise", "mean"] = "noise"
-    """Normal noise per pixel, or the mean colour (zero, normalised)."""
-    mixup: float = 0.0
-    """Alpha of the Beta distribution of mixup [0.8]; 0: off."""
-    cutmix: float = 0.0
-    """Alpha of cutmix [1.0]; 0: off."""
-    mix_probability: float = 1.0
-    """Probability that a step is mixed at all."""
-    cutmix_share: float = 0.5
-    """Share of cutmix among the mixed steps, where both are on."""
-    label_smoothing: float = 0.0
-    """Share of a target that is spread over all classes [0.1]."""
-    repeats: int = 1
-    """Augmentations of every image in a global batch [3]; more mean fewer distinct images per epoch."""
-    scale: tuple[float, float] = (1.0, 1.0)
-    """Of images with masks: the short side over the crop [0.5, 2]."""
-    photometric: bool = False
-    """Of images with masks: random brightness, contrast, saturation and hue."""
+    crop: Annotated[
+        Literal["none", "pad", "resized"],
+        "pad: a random window; resized: a random part (decoded images); none: the centre.",
+    ] = "none"
+    crop_padding: Annotated[int, "Pixels on every side, of crop pad."] = 4
+    crop_scale: Annotated[tuple[float, float], "Share of the area, of crop resized."] = (0.08, 1.0)
+    crop_ratio: Annotated[tuple[float, float], "Width over height, of crop resized."] = (3 / 4, 4 / 3)
+    flip: Annotated[float, "Probability of a mirror image [0.5]."] = 0.0
+    rand_augment_layers: Annotated[int, "Operations of RandAugment in a row [1 or 2]; 0: off."] = 0
+    rand_augment_magnitude: Annotated[float, "Strength of RandAugment, 0 to 10."] = 9.0
+    rand_augment_deviation: Annotated[float, "Deviation of the magnitude, per image and layer."] = 0.5
+    rand_augment_probability: Annotated[float, "Probability that a layer acts on an image (paper 1, timm 0.5)."] = 0.5
+    rand_augment_operations: Annotated[tuple[str, ...] | None, "Names that a layer chooses from; null: all 14."] = None
+    erase: Annotated[float, "Probability of random erasing [0.25]."] = 0.0
+    erase_area: Annotated[tuple[float, float], "Share of the image that is erased."] = (0.02, 1 / 3)
+    erase_fill: Annotated[Literal["noise", "mean"], "Normal noise per pixel, or the mean colour, zero."] = "noise"
+    mixup: Annotated[float, "Alpha of the Beta distribution of mixup [0.8]; 0: off."] = 0.0
+    cutmix: Annotated[float, "Alpha of cutmix [1.0]; 0: off."] = 0.0
+    mix_probability: Annotated[float, "Probability that a step is mixed at all."] = 1.0
+    cutmix_share: Annotated[float, "Share of cutmix among the mixed steps, where both are on."] = 0.5
+    label_smoothing: Annotated[float, "Share of a target that is spread over all classes [0.1]."] = 0.0
+    repeats: Annotated[int, "Augmentations of every image in a global batch [3]; more: fewer images per epoch."] = 1
+    scale: Annotated[tuple[float, float], "Of images with masks: the short side over the crop [0.5, 2]."] = (1.0, 1.0)
+    photometric: Annotated[bool, "Of images with masks: random brightness, contrast, saturation and hue."] = False
 
     def __post_init__(self) -> None:
         pairs, operations = ("crop_scale", "crop_ratio", "erase_area", "scale"), "rand_augment_operations"

@@ -66,8 +66,8 @@ class Segmentation(Task):
         model.eval()
         # Without the wrapper of several processes: they test different sizes, and must not wait for each other.
         plain: Any = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        confusion = build_confusion(source.num_classes).to(run.device)
-        sums = torch.zeros(2, dtype=torch.float64, device=run.device)  # loss, labelled pixels
+        confusion = build_confusion(source.num_classes).to(run.accelerator.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=run.accelerator.device)  # loss, labelled pixels
         for batch in run.batches(multiple=plain.stride):
             with run.accelerator.autocast():
                 images, size = batch.images.to(run.dtype), batch.labels.shape[-2:]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lrfdyn import LrfdynError, create_model
-from lrfdyn.analysis.measure.memory import peak_allocation
+from lrfdyn.analysis.measure.inference import peak_allocation
 from lrfdyn.attention import Attention, LRFDyn
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.deploy import RowStream, StreamingAttention

@@ -1,4 +1,4 @@
-"""Synaptic operations and energy, counted from the spikes that a model really sends.
+"""Firing rates, and synaptic operations and their energy, counted from the spikes that a model really sends.
 
 A spike into a layer is one accumulate (AC) per weight it meets: borders are exact, and an integer n is n spikes. A
 layer whose input is not spikes multiplies and accumulates (MAC) with every weight, whatever the value. The first layer
@@ -8,11 +8,11 @@ of a static image is such a layer. The products inside an attention are those of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,15 +20,42 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 from torch.utils.hooks import RemovableHandle
 
-from lrfdyn.analysis.measure.observe import as_batches, observe, watch_attentions
+from lrfdyn.analysis.measure.observe import ImageTensors, images_in, observe, watch_attentions
 from lrfdyn.attention import Attention
 from lrfdyn.attention.base import Spikes
 from lrfdyn.errors import require
 from lrfdyn.models.qkformer import TokenAttention
 from lrfdyn.models.sdt_v2 import RepConv
-from lrfdyn.nn.neurons import IntegerSpike
+from lrfdyn.nn.neurons import IntegerSpike, Neuron
 
 TOLERANCE = 1e-3  # how far from a whole number a spike may be: 1/3 three times is not 1
+
+
+class FiringRates:
+    """Counts the spikes of every neuron layer; an integer spike n/D counts as n/D."""
+
+    def __init__(self) -> None:
+        self.spikes: defaultdict[str, Tensor | float] = defaultdict(float)
+        self.neurons: Counter[str] = Counter()
+
+    def watch(self, model: nn.Module) -> list[RemovableHandle]:
+        neurons = [(name, module) for name, module in model.named_modules() if isinstance(module, Neuron)]
+        return [module.register_forward_hook(partial(self._add, name)) for name, module in neurons]
+
+    def _add(self, name: str, _module: nn.Module, _args: Any, spikes: Tensor) -> None:
+        self.spikes[name] += spikes.detach().double().sum()  # stays on the device: no waiting inside the pass
+        self.neurons[name] += spikes.numel()
+
+    def record(self) -> dict[str, Any]:
+        spikes = {name: float(total) for name, total in self.spikes.items()}
+        by_layer = {name: total / self.neurons[name] for name, total in spikes.items()}
+        return {"mean": sum(spikes.values()) / max(1, self.neurons.total()), "by_layer": by_layer}
+
+
+def firing_rates(model: nn.Module, images: ImageTensors) -> dict[str, Any]:
+    """Return the firing rates of a model on images `[n, C, H, W]` or batches of them: `mean`, spikes per neuron and
+    time step over all neurons, and `by_layer`, the same of every neuron layer."""
+    return observe(model, images, FiringRates())[0]
 
 
 @dataclass(frozen=True)
@@ -69,24 +96,12 @@ class EnergyModel:
 
 def conv_uses(conv: nn.Conv2d, height: int, width: int) -> Tensor:
     """`[H, W]`: how many outputs of one channel the input at each place reaches."""
-    require(
-        not isinstance(conv.padding, str) and conv.padding_mode == "zeros",
-        f"model: expected convolutions with zero padding by numbers, got padding={conv.padding!r}",
-    )
+    by_numbers = not isinstance(conv.padding, str) and conv.padding_mode == "zeros"
+    require(by_numbers, f"model: expected convolutions with zero padding by numbers, got padding={conv.padding!r}")
     image, weight = (torch.ones(1, 1, *size, dtype=torch.float64) for size in ((height, width), conv.kernel_size))
     settings: Any = {"stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation}
     reached = torch.ones_like(F.conv2d(image, weight, **settings))
     return conv2d_input(image.shape, weight, reached, **settings)[0, 0]
-
-
-@dataclass
-class LayerCount:
-    """Sums over all images so far; `real` says whether an input was anything else than spikes."""
-
-    kind: str
-    accumulates: Tensor | float = 0.0
-    dense: float = 0.0
-    real: Tensor | bool = False
 
 
 class SynapticOperations:
@@ -94,7 +109,10 @@ class SynapticOperations:
 
     def __init__(self, energy: EnergyModel | None = None) -> None:
         self.energy = energy or EnergyModel()
-        self.layers: dict[str, LayerCount] = {}
+        self.kinds: dict[str, str] = {}  # of the layers by name, and sums over all images so far:
+        self.accumulates: defaultdict[str, Tensor | float] = defaultdict(float)
+        self.dense: defaultdict[str, float] = defaultdict(float)
+        self.real: defaultdict[str, Tensor | bool] = defaultdict(bool)  # if an input was anything else than spikes
         self.notes: dict[str, None] = {}  # what could not be counted, each line once
         self.first: str | None = None
         self.images = 0
@@ -105,7 +123,7 @@ class SynapticOperations:
         # The classifier behind a neuron that sends the integers themselves takes those.
         self.head_levels = 1 if any(not m.normalize for m in integers) else self.levels
         self.time_steps = getattr(model, "time_steps", 1)
-        handles = [model.register_forward_pre_hook(self._begin)]
+        handles = [model.register_forward_pre_hook(self._begin), *watch_attentions(model, self._attention)]
         counted: set[nn.Module] = set()
         for name, module in model.named_modules():
             if isinstance(module, (nn.Conv2d, nn.Linear, RepConv)) and module not in counted:
@@ -113,30 +131,23 @@ class SynapticOperations:
                 handles.append(module.register_forward_pre_hook(partial(self._layer, name)))
             elif isinstance(module, TokenAttention):
                 handles.append(module.q.register_forward_hook(partial(self._token_attention, name)))
-        return handles + watch_attentions(model, self._attention)
+        return handles
 
     def _begin(self, _module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        images = args[0]
-        self.static = images.dim() == 4
-        self.images += images.shape[-4] if images.dim() >= 4 else len(images)
-        self.batch = images.shape[0]
+        self.static, self.batch = args[0].dim() == 4, len(args[0])
+        self.images += images_in(args[0])
 
     def _layer(self, name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        x = args[0].detach()
-        if isinstance(module, nn.Linear):
-            uses = torch.tensor(float(module.out_features), device=x.device)
-            self._count(name, "linear", x, uses, self.head_levels)
-            return
+        x, levels = args[0].detach(), self.levels
         if isinstance(module, RepConv):  # counts as what it equals
             module = nn.Conv2d(module.conv1.in_channels, module.conv2.out_channels, 3, padding=1, device="meta")
-        assert isinstance(module, nn.Conv2d)
-        depth_wise = "depth-wise " if module.groups == module.in_channels > 1 else ""
-        kind = f"{'x'.join(map(str, module.kernel_size))} {depth_wise}convolution"
-        uses = conv_uses(module, x.shape[-2], x.shape[-1]).to(x.device) * (module.out_channels // module.groups)
-        self._count(name, kind, x, uses, self.levels)
-
-    def _count(self, name: str, kind: str, x: Tensor, uses: Tensor, levels: int) -> None:
-        """`uses`: how many weights an input meets, by its place."""
+        if isinstance(module, nn.Conv2d):
+            depth_wise = "depth-wise " if module.groups == module.in_channels > 1 else ""
+            kind = f"{'x'.join(map(str, module.kernel_size))} {depth_wise}convolution"
+            uses = conv_uses(module, x.shape[-2], x.shape[-1]).to(x.device) * (module.out_channels // module.groups)
+        else:
+            kind, levels = "linear", self.head_levels
+            uses = torch.tensor(float(cast(nn.Linear, module).out_features), device=x.device)
         spikes = x.double() * levels
         whole = spikes.round()
         is_first = self.static and self.first in (None, name)
@@ -144,21 +155,20 @@ class SynapticOperations:
         repeated = is_first and self.energy.repeat_first and x.shape[0] == self.batch
         dense = float(x.numel() / uses.numel() * uses.sum()) * (self.time_steps if repeated else 1)
         real = ((spikes - whole).abs() > TOLERANCE).any() | is_first | self.energy.multiplies(name)
-        self._add(name, kind, (whole.abs() * uses).sum(), dense, real)
+        self._add(name, kind, (whole.abs() * uses).sum(), dense, real)  # `uses`: weights that an input meets
 
     def _add(self, name: str, kind: str, accumulates: Tensor | float, dense: float, real: Tensor | bool) -> None:
-        layer = self.layers.setdefault(name, LayerCount(kind))
-        layer.accumulates = accumulates + layer.accumulates
-        layer.dense += dense
-        layer.real = real | layer.real
+        self.kinds[name] = kind
+        self.accumulates[name] += accumulates
+        self.dense[name] += dense
+        self.real[name] |= real
 
     def _attention(self, name: str, module: Attention, x: Tensor, spikes: Spikes) -> None:
         counted = {key: (value.double() * self.levels).round() for key, value in spikes.items()}
         counts = module.operation_counts(counted, (x.shape[3], x.shape[4]))
         if counts is None:
             self.notes[module.missing("how many operations it takes (operation_counts): its energy is left out")] = None
-            return
-        for part, (accumulates, macs) in counts.items():
+        for part, (accumulates, macs) in (counts or {}).items():
             forced = self.energy.multiplies(f"{name}.{part}")
             dense = macs or float(accumulates) * forced
             self._add(f"{name}.{part}", "attention", accumulates, dense, bool(macs) or forced)
@@ -170,24 +180,22 @@ class SynapticOperations:
     def record(self) -> dict[str, Any]:
         """Per image: operations and energy of every layer, in the order in which they run, and their sums."""
         layers: list[dict[str, Any]] = []
-        for name, layer in self.layers.items():
-            real = bool(layer.real)
-            accumulates = 0.0 if real else float(layer.accumulates) / self.images
-            macs = layer.dense / self.images if real else 0.0
+        for name, kind in self.kinds.items():
+            real = bool(self.real[name])
+            accumulates = 0.0 if real else float(self.accumulates[name]) / self.images
+            macs = self.dense[name] / self.images if real else 0.0
             picojoule = accumulates * self.energy.accumulate_pj + macs * self.energy.multiply_accumulate_pj
             values = {"accumulates": accumulates, "multiply_accumulates": macs, "energy_pj": picojoule}
-            layers.append({"name": name, "kind": layer.kind, **values})
+            layers.append({"name": name, "kind": kind, **values})
         keys = ("accumulates", "multiply_accumulates", "energy_pj")
         totals = {key: math.fsum(layer[key] for layer in layers) for key in keys}
         return {**totals, "layers": layers, "assumptions": self.energy.assumptions(), "notes": [*self.notes]}
 
 
-def energy(model: nn.Module, images: Tensor | Iterable[Tensor], costs: EnergyModel | None = None) -> dict[str, Any]:
+def energy(model: nn.Module, images: ImageTensors, costs: EnergyModel | None = None) -> dict[str, Any]:
     """Synaptic operations and energy per image of `model` on `images` `[n, C, H, W]` or batches of them.
 
     Returns `accumulates`, `multiply_accumulates` and `energy_pj` in all and in `layers`, the `assumptions` behind them,
     and `notes` about what could not be counted.
     """
-    counter = SynapticOperations(costs)
-    observe(model, as_batches(images), [counter])
-    return counter.record()
+    return observe(model, images, SynapticOperations(costs))[0]
