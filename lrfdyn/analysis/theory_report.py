@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from lrfdyn.analysis import theory as t
-from lrfdyn.analysis.report.write import RESULTS_FORMAT
+from lrfdyn.analysis.report.write import results_head
 from lrfdyn.errors import require
-from lrfdyn.version import __version__
 
 Chart = dict[str, Any]
+Lines = dict[str, list[list[float]]]  # points by label
 POINTS, CELLS = 60, 48  # of a line, and a side of a map
 TOLERANCE = 1e-12  # in which two radii are equal
 
@@ -41,15 +40,13 @@ ORDER_NOTE = (
 
 @dataclass(frozen=True)
 class TheorySettings:
-    """The numbers of the theorems: `n` tokens, similarity `alpha` at distance 0 and its fall `beta` per token, the
-    `share` of local weights and their dilations. `alpha` None takes 1 + beta (n - 1), the smallest with which the order
-    of Theorem 1 is sure."""
+    """The numbers of the theorems."""
 
-    n: int = 196
-    beta: float = 0.1
-    alpha: float | None = None
-    share: float = 0.5
-    dilations: tuple[int, ...] = (3, 5)
+    n: int = 196  # tokens
+    beta: float = 0.1  # fall of the similarity per token
+    alpha: float | None = None  # similarity at distance 0; None: 1 + beta (n - 1), with which Theorem 1's order is sure
+    share: float = 0.5  # of local weights
+    dilations: tuple[int, ...] = (3, 5)  # of the local weights
 
     def __post_init__(self) -> None:
         require(self.n >= 8, f"n (tokens): expected an integer >= 8, got {self.n}")
@@ -88,32 +85,27 @@ def theory_results(settings: TheorySettings | None = None, command: str = "lrfdy
     settings = settings or TheorySettings()
     alpha = "1 + β(N-1)" if settings.alpha is None else f"{settings.alpha:g}"
     dilations = f"dilations {', '.join(map(str, settings.dilations))}"
+    lead = (
+        f"Exact values for attention over distances 0..N-1. Unless an axis says otherwise N = {settings.n}, "
+        f"β = {settings.beta:g}, α = {alpha}, λ = {settings.share:g}, and R has the taps of stencils with {dilations}."
+    )
     return {
-        "format": RESULTS_FORMAT,
-        "title": "Theorems 1 and 2: radius and entropy of attention",
-        "lead": f"Exact values for attention over distances 0..N-1. Unless an axis says otherwise N = {settings.n}, "
-        f"β = {settings.beta:g}, α = {alpha}, λ = {settings.share:g}, and R has the taps of stencils with {dilations}.",
-        "command": command,
-        "created": datetime.now().isoformat(timespec="seconds"),
-        "version": __version__,
+        **results_head("Theorems 1 and 2: radius and entropy of attention", lead, command),
         "checks": checks(settings),
         "charts": [*_curves(settings), *_regions(settings, alpha, dilations)],
         "notes": [REASON, RADIUS_NOTE, ORDER_NOTE],
     }
 
 
-def _chart(id_: str, title: str, caption: str, x: Chart, y: Chart, **content: Any) -> Chart:
-    """Lines where `content` has series, a map of regions where it has classes and cells."""
-    kind = "lines" if "series" in content else "regions"
-    return {"id": id_, "kind": kind, "title": title, "caption": caption, "x": x, "y": y, **content}
+def _chart(id_: str, title: str, caption: str, x: Chart, y: Chart, lines: Lines | None = None, **regions: Any) -> Chart:
+    """Lines through points by label, or a map of regions, which are classes and cells."""
+    series = {"series": [{"label": label, "points": points} for label, points in (lines or {}).items()]}
+    head = {"id": id_, "kind": "lines" if lines else "regions", "title": title, "caption": caption, "x": x, "y": y}
+    return {**head, **(series if lines else regions)}
 
 
 def _axis(label: str, log: bool = False, **values: Any) -> Chart:
     return {"label": label, **values, "log": log}
-
-
-def _series(lines: dict[str, list[list[float]]]) -> list[dict[str, Any]]:
-    return [{"label": label, "points": points} for label, points in lines.items()]
 
 
 def _distributions(settings: TheorySettings, n: int, beta: float, share: float) -> dict[str, t.Vector]:
@@ -135,12 +127,10 @@ def _curves(settings: TheorySettings) -> Iterator[Chart]:
         ("beta", "β", betas, lambda x: (n, x, share), "fall β of the similarity per token."),
         ("lambda", "λ", shares, lambda x: (n, beta, x), "share λ of the local weights: LRF-SSA goes from SSA to R."),
     ]  # fmt: skip
-    for theorem, name, label, value in (
-        (1, "radius", "Expected radius μ", t.radius),
-        (2, "entropy", "Entropy H (nats)", t.entropy_of),
-    ):
+    quantities = (1, "radius", "Expected radius μ", t.radius), (2, "entropy", "Entropy H (nats)", t.entropy_of)
+    for theorem, name, label, value in quantities:
         for id_, symbol, xs, at, against in sweeps:
-            lines: dict[str, list[list[float]]] = {}
+            lines: Lines = {}
             for x in xs:
                 for kind, p in _distributions(settings, *at(x)).items():
                     lines.setdefault(kind, []).append([float(x), value(p)])
@@ -149,13 +139,8 @@ def _curves(settings: TheorySettings) -> Iterator[Chart]:
             x_axis, y_axis = _axis(symbol, id_ != "lambda"), _axis(label, (name, id_) == ("radius", "tokens"))
             title = f"Theorem {theorem}: {name} against {symbol}"
             caption = f"{label.removesuffix(' (nats)')} against the {against}"
-            yield _chart(f"{name}-{id_}", title, caption, x_axis, y_axis, series=_series(lines))
+            yield _chart(f"{name}-{id_}", title, caption, x_axis, y_axis, lines)
     p, r = t.ssa_distribution(n, settings.alpha_at(n, beta), beta), t.local_distribution(n, settings.taps)
-    values: dict[str, Callable[[float], float]] = {
-        "H of LRF-SSA": lambda x: t.entropy_of(t.mixture(p, r, x)),
-        "the paper's bound": lambda x: t.mixture_bound(p, r, x),
-        "H of SSA": lambda x: t.entropy_of(p),
-    }
     yield _chart(
         "inequality-lambda",
         "Theorem 2: both sides of the inequality",
@@ -163,7 +148,11 @@ def _curves(settings: TheorySettings) -> Iterator[Chart]:
         f"λ = {t.proof_threshold(p, r):.3f} on.",
         _axis("λ"),
         _axis("Entropy H (nats)"),
-        series=_series({label: [[x, value(x)] for x in shares] for label, value in values.items()}),
+        {
+            "H of LRF-SSA": [[x, t.entropy_of(t.mixture(p, r, x))] for x in shares],
+            "the paper's bound": [[x, t.mixture_bound(p, r, x)] for x in shares],
+            "H of SSA": [[x, t.entropy_of(p)] for x in shares],
+        },
     )
 
 
@@ -198,14 +187,12 @@ def _regions(settings: TheorySettings, alpha: str, dilations: str) -> Iterator[C
         cells=[[order(beta, share) for beta in betas] for share in shares],
     )
     distributions = [t.ssa_distribution(n, 1.0, ratio) for ratio in ratios]
-    for id_, name, distances in (
-        ("inequality-local", "R uniform on distances 0 and 1", [0, 1]),
-        ("inequality-stencil", f"R of {dilations}", taps),
-    ):
+    kinds = ("local", "R uniform on distances 0 and 1", [0, 1]), ("stencil", f"R of {dilations}", taps)
+    for id_, name, distances in kinds:
         r = t.local_distribution(n, distances)
         limits = [(t.failing_share(p, r), t.proof_threshold(p, r)) for p in distributions]
         yield _chart(
-            id_,
+            f"inequality-{id_}",
             f"Theorem 2: where the last inequality holds, {name}",
             f"Whether H((1-λ)P + λR) ≤ H(P) for N = {n}, P the weights of SSA, and if the bound shows it. {REASON}",
             _axis("β/α", True, values=ratios),

@@ -55,11 +55,8 @@ class Images:
 def load_images(
     name: str, root: Path | None, count: int, batch_size: int, device: torch.device, image_size: int | None = None
 ) -> Images:
-    """Load `count` test images of the data set `name` in the folder `root`, or noise for "random".
-
-    They are spread evenly over the test set, because sorted sets begin with one class. `image_size` is that of the data
-    set (or, for noise, that of each model) without one.
-    """
+    """Load `count` test images of the data set `name` in the folder `root`, spread evenly as sorted sets begin with one
+    class, or noise for "random". `image_size` is that of the data set (for noise, of each model) without one."""
     for argument, value in {"images": count, "batch_size": batch_size, "image_size": image_size}.items():
         require(value is None or value >= 1, f"{argument}: expected an integer >= 1, got {value}")
     size = {} if image_size is None else {"image_size": image_size}
