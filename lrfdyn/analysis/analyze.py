@@ -16,10 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from lrfdyn import sources as known
-from lrfdyn.analysis.measure.images import RANDOM, Images
 from lrfdyn.analysis.measure.inference import attention_state, images_per_second, inference_peak, machine, state_notes
 from lrfdyn.analysis.measure.locality import Locality, receptive_field_record
-from lrfdyn.analysis.measure.observe import observe
+from lrfdyn.analysis.measure.observe import RANDOM, Images, observe
 from lrfdyn.analysis.measure.spikes import EnergyModel, FiringRates, SynapticOperations
 from lrfdyn.analysis.report.write import results_head
 from lrfdyn.attention import Attention, attention_label, attention_options
@@ -232,9 +231,9 @@ def _summary(accuracies: Iterable[float | None]) -> dict[str, Any]:
 
 def _tell_apart(entries: Sequence[dict[str, Any]]) -> None:
     """Puts the model into the labels where the models differ, and where a model is from where labels are equal."""
-    if len({entry["model"] for entry in entries}) > 1:
-        for entry in entries:
-            entry["label"] = f"{entry['model']}, {entry['label']}" if entry["kind"] else entry["label"]
+    several = len({entry["model"] for entry in entries}) > 1
+    for entry in entries:
+        entry["label"] = f"{entry['model']}, {entry['label']}" if several and entry["kind"] else entry["label"]
     labels = Counter(entry["label"] for entry in entries)
     for entry in entries:
         if labels[entry["label"]] > 1:

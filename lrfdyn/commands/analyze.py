@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lrfdyn.analysis.analyze import NOTES, PASSES, analyze, find_sources
-from lrfdyn.analysis.measure.images import RANDOM, Images, load_images
+from lrfdyn.analysis.measure.observe import RANDOM, Images, load_images
 from lrfdyn.analysis.measure.spikes import EnergyModel
 from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
 from lrfdyn.commands.arguments import comma_list, command_line

@@ -13,8 +13,8 @@ import torch
 
 import lrfdyn
 from lrfdyn.analysis.analyze import analyze, find_sources, measure_model, model_label
-from lrfdyn.analysis.measure.images import load_images
 from lrfdyn.analysis.measure.inference import images_per_second
+from lrfdyn.analysis.measure.observe import load_images
 from lrfdyn.analysis.report.write import write_all
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main

@@ -43,12 +43,9 @@ def uniform_over_past(grid: tuple[int, int], short: int) -> dict[str, float]:
     tokens, without any preference. The reference for kinds that run over the tokens in order."""
     distance = manhattan(grid)
     n = torch.arange(1, len(distance) + 1, dtype=torch.float64)
-    near = (distance <= short).tril().sum(1)
-    return {
-        "short_range_share": float((near / n).mean()),
-        "mean_distance": float((distance.tril().sum(1) / n).mean()),
-        "entropy_mean": float(n.log().mean()),
-    }
+    near, total = (distance <= short).tril().sum(1), distance.tril().sum(1)
+    means = {"short_range_share": near / n, "mean_distance": total / n, "entropy_mean": n.log()}
+    return {name: float(values.mean()) for name, values in means.items()}
 
 
 def placed(mass: Tensor, top: float, common: float) -> Tensor:

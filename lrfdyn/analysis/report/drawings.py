@@ -59,11 +59,10 @@ def pyplot(argument: str) -> Any:
     """Import matplotlib without a screen; an error names `argument` where it is not installed."""
     try:
         import matplotlib
+        import matplotlib.pyplot as plt
     except ImportError:
         raise LrfdynError(f"{argument}: {NEEDED}") from None
     matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     return plt
 
 
@@ -129,8 +128,7 @@ def attention_distance(plt: Any, entries: Entries) -> Any:
 
 def attention_distance_layers(plt: Any, entries: Entries) -> Any:
     layers = max(len(entry["locality"]["weight_by_layer"]) for entry in entries)
-    columns = min(4, layers)
-    rows = -(-layers // columns)
+    rows, columns = -(-layers // 4), min(4, layers)
     size = (2 * WIDTH, 1.6 * rows + 0.4)
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, sharex=True, sharey=True)
     for layer, axis in enumerate(axes.flat):
@@ -141,8 +139,7 @@ def attention_distance_layers(plt: Any, entries: Entries) -> Any:
                 axis.plot(entry["locality"]["distance"], weights[0], **_line(entry, markersize=2))
         axis.set(title=f"layer {layer + 1}")
     axes[0][0].set(ylim=(0, None))  # behind the last line, which may be the highest
-    for axis in axes[-1]:
-        axis.set_xlabel("Manhattan distance")
+    plt.setp(axes[-1], xlabel="Manhattan distance")
     figure.supylabel("mean attention weight", fontsize=8)
     return _legend(figure, axes[0][0], entries, fontsize=6)
 
@@ -170,8 +167,7 @@ def attention_entropy(plt: Any, entries: Entries) -> Any:
 
 
 def receptive_fields(plt: Any, entries: Entries) -> Any:
-    columns = min(5, len(entries))
-    rows = -(-len(entries) // columns)
+    rows, columns = -(-len(entries) // 5), min(5, len(entries))
     figure, axes = plt.subplots(rows, columns, figsize=(2 * WIDTH, 1.7 * rows + 0.25), squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -287,28 +283,25 @@ def theory_chart(plt: Any, chart: dict[str, Any]) -> Any:
     if chart["kind"] == "lines":
         series = [{"label": s["label"], "rows": s["points"], "place": i} for i, s in enumerate(chart["series"])]
         return curves(plt, series, scale=1, **scales)
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
+    from matplotlib import colors, patches
 
     figure, axis = plt.subplots(figsize=(WIDTH, 2.9))
     classes = chart["classes"]
-    colours = REGIONS if len(classes) == 3 else (REGIONS[0], REGIONS[2])
-    axis.pcolormesh(chart["x"]["values"], chart["y"]["values"], chart["cells"], cmap=ListedColormap(colours), vmin=-0.5,
-                    vmax=len(classes) - 0.5, shading="nearest", rasterized=True)  # fmt: skip
+    shown = REGIONS if len(classes) == 3 else (REGIONS[0], REGIONS[2])
+    cells = {"cmap": colors.ListedColormap(shown), "vmin": -0.5, "vmax": len(classes) - 0.5, "shading": "nearest"}
+    axis.pcolormesh(chart["x"]["values"], chart["y"]["values"], chart["cells"], rasterized=True, **cells)
     axis.set(**scales)
     axis.grid(visible=False)
-    patches = [Patch(color=colour, label=label) for colour, label in zip(colours, classes, strict=True)]
-    figure.legend(handles=patches, loc=BELOW, ncols=1 if max(map(len, classes)) > 28 else 2)
+    handles = [patches.Patch(color=colour, label=label) for colour, label in zip(shown, classes, strict=True)]
+    figure.legend(handles=handles, loc=BELOW, ncols=1 if max(map(len, classes)) > 28 else 2)
     return figure
 
 
 def check_plot(path: Path) -> None:
     """Raise an error where the figure could not be drawn or written."""
-    plt = pyplot("plot")
-    formats = sorted(plt.gcf().canvas.get_supported_filetypes())
-    plt.close()
-    ending = path.suffix.removeprefix(".")
-    require(ending in formats, f"plot: expected a name that ends in one of {', '.join(formats)}, got {path}")
+    endings = sorted(pyplot("plot").FigureCanvasBase.filetypes)
+    one_of = f"one of {', '.join(endings)}, got {path}"
+    require(path.suffix.removeprefix(".") in endings, f"plot: expected a name that ends in {one_of}")
     writable_folder(path.parent, "plot")
 
 
@@ -317,8 +310,7 @@ def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dic
     with `group`, `label`, `implementation` and `mib`, into the file `path`."""
     plt = pyplot("plot")
     groups = list(dict.fromkeys(record["group"] for record in peaks))
-    columns = min(len(groups) + 1, 3)
-    rows = -(-(len(groups) + 1) // columns)
+    rows, columns = 1 + len(groups) // 3, min(len(groups) + 1, 3)
     widest = max((sum(r["group"] == group for r in peaks) for group in groups), default=0)
     size = (columns * max(0.75 * widest + 0.6, 3.8), 3.2 * rows)
     with plt.rc_context({**STYLE, "axes.grid.axis": "y", "axes.titlelocation": "left", "axes.ymargin": 0.15}):
@@ -327,8 +319,7 @@ def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dic
         bottom = [0.0] * len(states)
         for i, name in enumerate(dict.fromkeys(term["name"] for terms in states.values() for term in terms)):
             sizes = [sum(t["bytes"] for t in terms if t["name"] == name) / 1024 for terms in states.values()]
-            color = TERMS[i % len(TERMS)]
-            first.bar(range(len(states)), sizes, 0.6, bottom, color=color, label=name, edgecolor="white")
+            first.bar(range(len(states)), sizes, 0.6, bottom, color=TERMS[i % 6], label=name, edgecolor="white")
             bottom = [a + b for a, b in zip(bottom, sizes, strict=True)]
         for i, total in enumerate(bottom):
             first.text(i, total, f"{total:,.0f}", ha="center", va="bottom")
