@@ -6,7 +6,7 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, count
@@ -95,7 +95,7 @@ def analyze(
             "grid": list(getattr(model, "grid", [])) or None,
             "time_steps": model.time_steps,
         }
-        name = model_name(model)
+        name = model.name or type(model).__name__
         identity = json.dumps([name, model.config, source.trained, recipe], sort_keys=True, default=str)
         key = keys.get(identity)
         if key is None or source.seed is None or any((r["attention"], r["seed"]) == (key, source.seed) for r in runs):
@@ -110,7 +110,11 @@ def analyze(
         run |= {name: getattr(source, name) for name in ("seed", "train_seconds", "curve")}
         runs.append(run | {"weights": source.origin})
     for key, entry in entries.items():
-        entry |= _summary(run["test_accuracy"] for run in runs if run["attention"] == key)
+        accuracies = [run["test_accuracy"] for run in runs if run["attention"] == key]
+        known = [accuracy for accuracy in accuracies if accuracy is not None]
+        spread = (max(known) - min(known)) / 2 if known else None
+        mean = statistics.mean(known) if known else None
+        entry |= {"accuracy_mean": mean, "accuracy_spread": spread, "accuracy_values": known}
     _tell_apart(list(entries.values()))
     names = list(dict.fromkeys(entry["model"] for entry in entries.values()))
     what, noun = ("noise", "image") if images.name == RANDOM else (images.name, "test image")
@@ -156,9 +160,8 @@ def measure_model(
     """Measure a model on batches `[B, C, H, W]` of images (or of event frames, `[T, B, C, H, W]`) and return a record
     of parameters, memory, firing, energy, speed, locality (with attention) and receptive field, and `notes` about what
     an attention does not say. `progress(what, images)` is called while images are measured."""
-    local, watched = Locality(), partial(progress, "spikes and attention")
-    observers = FiringRates(), SynapticOperations(energy), local
-    rates, operations, distances = observe(model, batches, *observers, on_batch=watched)
+    counts, local, told = SynapticOperations(energy), Locality(), partial(progress, "spikes and attention")
+    rates, operations, distances = observe(model, batches, FiringRates(), counts, local, on_batch=told)
     terms = attention_state(model) if any(isinstance(module, Attention) for module in model.modules()) else []
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -184,7 +187,7 @@ def _entry(
     return {
         "label": label + RANDOM_LABEL * (not source.trained),
         "kind": model.config.get("attention"),
-        "model": model_name(model),
+        "model": model.name or type(model).__name__,
         "origin": source.origin,
         "trained": source.trained,
         "options": options,
@@ -192,11 +195,6 @@ def _entry(
         "accuracy_on_images": images.accuracy(model) if source.trained else None,
         **measure_model(model, images.of(model), energy, partial(progress, source.origin)),
     }
-
-
-def model_name(model: SpikingModel) -> str:
-    """Return the name of the registry, or that of the class where the model has none."""
-    return model.name or type(model).__name__
 
 
 def model_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
@@ -208,7 +206,7 @@ def model_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
 
     kind = model.config.get("attention")
     if kind is None:
-        return model_name(model), {}
+        return model.name or type(model).__name__, {}
     defaults = attention_options(kind)
     options = {**defaults, **(model.config.get("attention_options") or {})}
     changed = [f"{key} {text(value)}" for key, value in options.items() if text(value) != text(defaults[key])]
@@ -217,16 +215,6 @@ def model_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def _summary(accuracies: Iterable[float | None]) -> dict[str, Any]:
-    """Mean and spread of the known accuracies of several seeds, None where there are none."""
-    known = [accuracy for accuracy in accuracies if accuracy is not None]
-    return {
-        "accuracy_mean": statistics.mean(known) if known else None,
-        "accuracy_spread": (max(known) - min(known)) / 2 if known else None,
-        "accuracy_values": known,
-    }
 
 
 def _tell_apart(entries: Sequence[dict[str, Any]]) -> None:

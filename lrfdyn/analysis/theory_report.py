@@ -14,6 +14,7 @@ from lrfdyn.analysis.report.write import results_head
 from lrfdyn.errors import require
 
 Chart = dict[str, Any]
+Axes = tuple[dict[str, Any], dict[str, Any]]  # x and y
 Lines = dict[str, list[list[float]]]  # points by label
 POINTS, CELLS = 60, 48  # of a line, and a side of a map
 TOLERANCE = 1e-12  # in which two radii are equal
@@ -97,14 +98,14 @@ def theory_results(settings: TheorySettings | None = None, command: str = "lrfdy
     }
 
 
-def _chart(id_: str, title: str, caption: str, x: Chart, y: Chart, lines: Lines | None = None, **regions: Any) -> Chart:
+def _chart(id_: str, title: str, caption: str, axes: Axes, lines: Lines | None = None, **regions: Any) -> Chart:
     """Lines through points by label, or a map of regions, which are classes and cells."""
     series = {"series": [{"label": label, "points": points} for label, points in (lines or {}).items()]}
-    head = {"id": id_, "kind": "lines" if lines else "regions", "title": title, "caption": caption, "x": x, "y": y}
-    return {**head, **(series if lines else regions)}
+    head = {"id": id_, "kind": "lines" if lines else "regions", "title": title, "caption": caption}
+    return {**head, "x": axes[0], "y": axes[1], **(series if lines else regions)}
 
 
-def _axis(label: str, log: bool = False, **values: Any) -> Chart:
+def _axis(label: str, log: bool = False, **values: Any) -> dict[str, Any]:
     return {"label": label, **values, "log": log}
 
 
@@ -136,18 +137,17 @@ def _curves(settings: TheorySettings) -> Iterator[Chart]:
                     lines.setdefault(kind, []).append([float(x), value(p)])
             if id_ == "tokens":
                 lines[f"SSA, α fixed at {fixed:g}"] = [[x, value(t.ssa_distribution(x, fixed, beta))] for x in xs]
-            x_axis, y_axis = _axis(symbol, id_ != "lambda"), _axis(label, (name, id_) == ("radius", "tokens"))
+            axes = _axis(symbol, id_ != "lambda"), _axis(label, (name, id_) == ("radius", "tokens"))
             title = f"Theorem {theorem}: {name} against {symbol}"
             caption = f"{label.removesuffix(' (nats)')} against the {against}"
-            yield _chart(f"{name}-{id_}", title, caption, x_axis, y_axis, lines)
+            yield _chart(f"{name}-{id_}", title, caption, axes, lines)
     p, r = t.ssa_distribution(n, settings.alpha_at(n, beta), beta), t.local_distribution(n, settings.taps)
     yield _chart(
         "inequality-lambda",
         "Theorem 2: both sides of the inequality",
         f"The entropy of LRF-SSA, the paper's bound, and the entropy of SSA. The bound is below H(P) from "
         f"λ = {t.proof_threshold(p, r):.3f} on.",
-        _axis("λ"),
-        _axis("Entropy H (nats)"),
+        (_axis("λ"), _axis("Entropy H (nats)")),
         {
             "H of LRF-SSA": [[x, t.entropy_of(t.mixture(p, r, x))] for x in shares],
             "the paper's bound": [[x, t.mixture_bound(p, r, x)] for x in shares],
@@ -165,8 +165,7 @@ def _regions(settings: TheorySettings, alpha: str, dilations: str) -> Iterator[C
         "radius-order",
         "Theorem 1: where VSA is at least as local as SSA",
         f"The sign of μ(SSA) - μ(VSA) for N = {n}. {RADIUS_NOTE}",
-        _axis("β", True, values=betas),
-        _axis("α", True, values=alphas),
+        (_axis("β", True, values=betas), _axis("α", True, values=alphas)),
         classes=["μ(VSA) ≤ μ(SSA)", "μ(VSA) > μ(SSA)"],
         cells=[[int(t.vsa_radius(n, b) > t.ssa_radius(n, a, b) + TOLERANCE) for b in betas] for a in alphas],
     )
@@ -181,8 +180,7 @@ def _regions(settings: TheorySettings, alpha: str, dilations: str) -> Iterator[C
         "radius-between",
         "Theorem 1: where LRF-SSA is between VSA and SSA",
         f"The order of the three radii for N = {n}, α = {alpha} and R of {dilations}. {ORDER_NOTE}",
-        _axis("β", True, values=betas),
-        _axis("λ", values=shares),
+        (_axis("β", True, values=betas), _axis("λ", values=shares)),
         classes=["μ(VSA) ≤ μ(LRF-SSA) ≤ μ(SSA)", "LRF-SSA is more local than VSA", "LRF-SSA is less local than SSA"],
         cells=[[order(beta, share) for beta in betas] for share in shares],
     )
@@ -195,8 +193,7 @@ def _regions(settings: TheorySettings, alpha: str, dilations: str) -> Iterator[C
             f"inequality-{id_}",
             f"Theorem 2: where the last inequality holds, {name}",
             f"Whether H((1-λ)P + λR) ≤ H(P) for N = {n}, P the weights of SSA, and if the bound shows it. {REASON}",
-            _axis("β/α", True, values=ratios),
-            _axis("λ", values=shares),
+            (_axis("β/α", True, values=ratios), _axis("λ", values=shares)),
             classes=["follows from the bound", "true, but not by the bound", "false"],
             cells=[[2 if share < failing else int(share < proved) for failing, proved in limits] for share in shares],
         )

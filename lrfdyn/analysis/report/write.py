@@ -138,7 +138,7 @@ def figures(results: dict[str, Any]) -> dict[str, Figure]:
             made[name] = Figure([("model", *columns.split()), *rows], caption.format(**words), draw)
     for chart in results.get("charts", []):
         caption, draw = f"{chart['title']}. {chart['caption']}", partial(drawings.theory_chart, chart=chart)
-        made[chart["id"].replace("-", "_")] = Figure(list(_chart(chart)), caption, draw)
+        made[chart["id"].replace("-", "_")] = Figure(_chart_rows(chart), caption, draw)
     return made
 
 
@@ -196,16 +196,16 @@ def _rates(entry: Entry) -> Iterator[Row]:
     return ((name, i / max(1, len(rates) - 1), rate) for i, (name, rate) in enumerate(rates))
 
 
-def _chart(chart: dict[str, Any]) -> Iterator[Row]:
+def _chart_rows(chart: dict[str, Any]) -> list[Row]:
     """The rows of a chart of theory: lines or a map of regions."""
-    x, y = chart["x"]["label"], chart["y"]["label"]
-    if chart["kind"] == "regions":
-        yield x, y, "region"
-        for row, value in zip(chart["cells"], chart["y"]["values"], strict=True):
-            yield from ((at, value, chart["classes"][cell]) for at, cell in zip(chart["x"]["values"], row, strict=True))
-    else:
-        yield "series", x, y
-        yield from ((series["label"], *point) for series in chart["series"] for point in series["points"])
+    x, y = chart["x"], chart["y"]
+    if chart["kind"] == "lines":
+        points = ((series["label"], *point) for series in chart["series"] for point in series["points"])
+        return [("series", x["label"], y["label"]), *points]
+    places = ((at, value) for value in y["values"] for at in x["values"])
+    regions = (chart["classes"][cell] for row in chart["cells"] for cell in row)
+    rows = ((*place, region) for place, region in zip(places, regions, strict=True))
+    return [(x["label"], y["label"], "region"), *rows]
 
 
 PLACE = "parameters accuracy_mean accuracy_spread state_bytes peak_inference_bytes"
