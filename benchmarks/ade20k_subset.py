@@ -31,8 +31,8 @@ from lrfdyn.files import write_json
 from lrfdyn.segmentation.data import find_pairs
 from lrfdyn.segmentation.predict import choose_pairs, segmentation_figure
 from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.logs import Reporter
 from lrfdyn.training.recipes import load_recipe, run_name
-from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.run import run_training
 from lrfdyn.training.tasks import TestRun
 from lrfdyn.training.trainer import Trainer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lrfdyn.nn import DropPath
+from lrfdyn.nn.layers import DropPath
 
 
 def test_drop_path_drops_samples_at_all_time_steps_and_keeps_the_mean():

@@ -7,8 +7,7 @@ import shlex
 import sys
 
 from lrfdyn.training.config import key_help, key_types
-from lrfdyn.training.recipes import SHORT_NAMES
-from lrfdyn.training.schema import type_name
+from lrfdyn.training.recipes import SHORT_NAMES, type_name
 
 
 def comma_list(text: str) -> tuple[str, ...]:

@@ -17,10 +17,9 @@ from lrfdyn.commands.bar import bar
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io.checkpoints import list_checkpoints, read_checkpoint
 from lrfdyn.sources import find_source
-from lrfdyn.training.config import TrainConfig, parse_config
-from lrfdyn.training.evaluation import evaluate_weights
+from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.processes import leave_together
-from lrfdyn.training.recipes import ENDINGS, apply_override, list_recipes, load_recipe
+from lrfdyn.training.recipes import ENDINGS, list_recipes, load_recipe, parse_config
 from lrfdyn.training.tasks import describe_results
 
 
@@ -36,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    from lrfdyn.training.run import evaluate_weights  # its imports take a second
+
     config, weights, source = load(arguments)
     first = int(os.environ.get("RANK", "0")) == 0
     with bar(first) as shown:
@@ -88,10 +89,7 @@ def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], st
                 source.kind == "checkpoint",
                 f"source: {given} says nothing of its data; give its recipe and --weights {given}",
             )
-            values = read_checkpoint(source.path)[1]["config"]
-            for key, text in changed.items():
-                apply_override(values, key, text)
-            config = parse_config(values, str(source.path))
+            config = parse_config(read_checkpoint(source.path)[1]["config"], str(source.path), changed)
     else:
         if arguments.weights is None and arguments.source not in list_recipes() and given.suffix not in ENDINGS:
             raise LrfdynError(f"source: no such file or folder, and no recipe of that name: {given}")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from typing import Any
 
-from lrfdyn.deploy.export.check import settle_norms
-from lrfdyn.deploy.export.write import export_model
+from lrfdyn.deploy.export.write import export_model, settle_norms
 from lrfdyn.deploy.predict import expand_images
 from lrfdyn.errors import require
 from lrfdyn.sources import find_source
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
         "weights": weights,
         "file_mib": made.bytes / MEGA,
         "preprocessing_assumed": model.preprocessing is None,
-        **made.check.as_dict(),
+        **asdict(made.check),
     }
     if arguments.json:
         print(json.dumps(facts, indent=1))

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.dry_run:
         for each in sweep.runs:
-            state = " (ended)" if sweep.ended(each) else ""
+            state = " (ended)" if sweep.summary(each) else ""
             print(f"{each.name}{state}: {shlex.join(['lrfdyn', *each.command(sweep.folder(each))])}")
         return 0
     rows = run_with_bars(sweep, Console(stderr=arguments.json), arguments.restart)

@@ -17,10 +17,9 @@ from rich.table import Table
 from lrfdyn.commands.arguments import add_keys, command_line, given_keys
 from lrfdyn.commands.bar import bars
 from lrfdyn.commands.recipes import print_recipes
-from lrfdyn.training.build import build_config
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.recipes import dump_yaml
-from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.logs import Reporter
+from lrfdyn.training.recipes import dump_yaml, load_recipe, run_name
 from lrfdyn.training.tasks import describe_results, shown_results
 
 if TYPE_CHECKING:
@@ -48,15 +47,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.recipe is None:
         print_recipes()
         return 0
-    name, config = build_config(arguments.recipe, given_keys(arguments), arguments.epochs)
+    changed = given_keys(arguments)
+    config = load_recipe(arguments.recipe, changed, arguments.epochs)
     if arguments.dry_run:
         dry_run(config, arguments)
         return 0
-    from lrfdyn.training.processes import leave_together
+    from lrfdyn.training.processes import Stop, Stopped, leave_together
     from lrfdyn.training.run import run_training
-    from lrfdyn.training.stopping import Stop, Stopped
 
-    stop, code = Stop(arguments.minutes), 0
+    stop, code, name = Stop(arguments.minutes), 0, run_name(arguments.recipe, changed)
     out = arguments.out or Path("results") / "training" / name / f"seed{config.run.seed}"
     with Bar(Console(stderr=arguments.json)) as bar, stop.listening():
         try:

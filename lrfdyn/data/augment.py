@@ -1,5 +1,4 @@
-"""Batched augmentation. Random numbers are drawn on the host, pixels are touched on the device only, and the host never
-waits for it."""
+"""Batched augmentation: random numbers are drawn on the host, pixels are touched on the device, and nobody waits."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from lrfdyn.data.loading import to_device
 from lrfdyn.data.randaugment import OPERATIONS, rand_augment
 from lrfdyn.errors import require, unknown_name
 
+Levels = tuple[float, ...]  # one number per channel
 ATTEMPTS = 10  # at a rectangle that fits, before the image is left alone
 
 
@@ -26,49 +26,30 @@ ATTEMPTS = 10  # at a rectangle that fits, before the image is left alone
 class Augmentation:
     """What happens to training images; everything is off by default. The values in brackets are the usual ones."""
 
-    crop: Literal["none", "pad", "resized"] = "none"
-    """pad: zeros around the image, then a random window; resized: a random part, scaled (decoded images only);
-    none: the centre, as in evaluation."""
-    crop_padding: int = 4
-    """Pixels on every side, of crop pad."""
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    """Share of the area, of crop resized."""
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Width over height, of crop resized."""
-    flip: float = 0.0
-    """Probability of a mirror image [0.5]."""
-    rand_augment_layers: int = 0
-    """Operations of RandAugment in a row [1 or 2]; 0: off."""
-    rand_augment_magnitude: float = 9.0
-    """Strength of RandAugment, 0 to 10."""
-    rand_augment_deviation: float = 0.5
-    """Deviation of the magnitude, per image and layer."""
-    rand_augment_probability: float = 0.5
-    """Probability that a layer touches an image (1 in the paper, 0.5 in timm)."""
-    rand_augment_operations: tuple[str, ...] | None = None
-    """Names that a layer chooses from; null: all 14."""
-    erase: float = 0.0
-    """Probability of random erasing [0.25]."""
-    erase_area: tuple[float, float] = (0.02, 1 / 3)
-    """Share of the image that is erased."""
-    erase_fill: Literal["noise", "mean"] = "noise"
-    """Normal noise per pixel, or the mean colour (zero, normalised)."""
-    mixup: float = 0.0
-    """Alpha of the Beta distribution of mixup [0.8]; 0: off."""
-    cutmix: float = 0.0
-    """Alpha of cutmix [1.0]; 0: off."""
-    mix_probability: float = 1.0
-    """Probability that a step is mixed at all."""
-    cutmix_share: float = 0.5
-    """Share of cutmix among the mixed steps, where both are on."""
-    label_smoothing: float = 0.0
-    """Share of a target that is spread over all classes [0.1]."""
-    repeats: int = 1
-    """Augmentations of every image in a global batch [3]; more mean fewer distinct images per epoch."""
-    scale: tuple[float, float] = (1.0, 1.0)
-    """Of images with masks: the short side over the crop [0.5, 2]."""
-    photometric: bool = False
-    """Of images with masks: random brightness, contrast, saturation and hue."""
+    crop: Annotated[
+        Literal["none", "pad", "resized"],
+        "pad: a random window; resized: a random part (decoded images); none: the centre.",
+    ] = "none"
+    crop_padding: Annotated[int, "Pixels on every side, of crop pad."] = 4
+    crop_scale: Annotated[tuple[float, float], "Share of the area, of crop resized."] = (0.08, 1.0)
+    crop_ratio: Annotated[tuple[float, float], "Width over height, of crop resized."] = (3 / 4, 4 / 3)
+    flip: Annotated[float, "Probability of a mirror image [0.5]."] = 0.0
+    rand_augment_layers: Annotated[int, "Operations of RandAugment in a row [1 or 2]; 0: off."] = 0
+    rand_augment_magnitude: Annotated[float, "Strength of RandAugment, 0 to 10."] = 9.0
+    rand_augment_deviation: Annotated[float, "Deviation of the magnitude, per image and layer."] = 0.5
+    rand_augment_probability: Annotated[float, "Probability that a layer acts on an image (paper 1, timm 0.5)."] = 0.5
+    rand_augment_operations: Annotated[tuple[str, ...] | None, "Names that a layer chooses from; null: all 14."] = None
+    erase: Annotated[float, "Probability of random erasing [0.25]."] = 0.0
+    erase_area: Annotated[tuple[float, float], "Share of the image that is erased."] = (0.02, 1 / 3)
+    erase_fill: Annotated[Literal["noise", "mean"], "Normal noise per pixel, or the mean colour, zero."] = "noise"
+    mixup: Annotated[float, "Alpha of the Beta distribution of mixup [0.8]; 0: off."] = 0.0
+    cutmix: Annotated[float, "Alpha of cutmix [1.0]; 0: off."] = 0.0
+    mix_probability: Annotated[float, "Probability that a step is mixed at all."] = 1.0
+    cutmix_share: Annotated[float, "Share of cutmix among the mixed steps, where both are on."] = 0.5
+    label_smoothing: Annotated[float, "Share of a target that is spread over all classes [0.1]."] = 0.0
+    repeats: Annotated[int, "Augmentations of every image in a global batch [3]; more: fewer images per epoch."] = 1
+    scale: Annotated[tuple[float, float], "Of images with masks: the short side over the crop [0.5, 2]."] = (1.0, 1.0)
+    photometric: Annotated[bool, "Of images with masks: random brightness, contrast, saturation and hue."] = False
 
     def __post_init__(self) -> None:
         pairs, operations = ("crop_scale", "crop_ratio", "erase_area", "scale"), "rand_augment_operations"
@@ -101,9 +82,7 @@ class Augmentation:
         return (self.mixup > 0 or self.cutmix > 0) and self.mix_probability > 0
 
 
-def augment_images(
-    levels: Tensor, settings: Augmentation, keys: Keys, mean: tuple[float, ...], deviation: tuple[float, ...]
-) -> Tensor:
+def augment_images(levels: Tensor, settings: Augmentation, keys: Keys, mean: Levels, deviation: Levels) -> Tensor:
     """Normalised channels-last images of images with levels 0..255: all that happens to an image by itself."""
     if settings.crop == "pad" or settings.flip:
         padding = settings.crop_padding if settings.crop == "pad" else 0
@@ -120,13 +99,13 @@ def augment_images(
 
 
 @lru_cache
-def _constants(mean: tuple[float, ...], deviation: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def _constants(mean: Levels, deviation: Levels, device: torch.device) -> tuple[Tensor, Tensor]:
     """Kept on the device: a copy in every step would be one more thing to launch."""
     shift, scale = torch.tensor(mean) * 255, 1 / (torch.tensor(deviation) * 255)
     return shift.view(-1, 1, 1).to(device), scale.view(-1, 1, 1).to(device)
 
 
-def normalise(levels: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:
+def normalise(levels: Tensor, mean: Levels, deviation: Levels) -> Tensor:
     shift, scale = _constants(mean, deviation, levels.device)
     return (levels - shift) * scale
 
@@ -159,16 +138,15 @@ def erase_boxes(keys: Keys, probability: float, area: tuple[float, float], heigh
 
 def erase(images: Tensor, boxes: np.ndarray, noise_keys: np.ndarray | None) -> Tensor:
     """Normal noise in the boxes, or zeros where there are no keys for it."""
-    (hit,) = np.nonzero((boxes[:, 1] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 2]))
+    device, (hit,) = images.device, np.nonzero((boxes[:, 1] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 2]))
     if not len(hit):
         return images
-    index, box = to_device(hit, images.device), to_device(boxes[hit], images.device)
+    index, box = to_device(hit, device), to_device(boxes[hit], device)
     part = images.index_select(0, index)
-    fill = torch.zeros((), dtype=images.dtype, device=images.device)
+    fill = torch.zeros((), dtype=images.dtype, device=device)
     if noise_keys is not None:
-        keys = to_device(noise_keys[hit], images.device)
-        fill = device_normal(keys, part[0].numel()).view(part.shape).to(images.dtype)
-    rows, columns = (torch.arange(side, device=images.device) for side in images.shape[2:])
+        fill = device_normal(to_device(noise_keys[hit], device), part[0].numel()).view(part.shape).to(images.dtype)
+    rows, columns = (torch.arange(side, device=device) for side in images.shape[2:])
     inside_rows = (rows >= box[:, 0:1]) & (rows < box[:, 1:2])
     inside_columns = (columns >= box[:, 2:3]) & (columns < box[:, 3:4])
     inside = (inside_rows[:, :, None] & inside_columns[:, None, :])[:, None]
@@ -177,8 +155,7 @@ def erase(images: Tensor, boxes: np.ndarray, noise_keys: np.ndarray | None) -> T
 
 @dataclass(frozen=True)
 class Mix:
-    """How a step is mixed: `weight` of the image itself; with a box (top, bottom, left, right), its inside comes from
-    the partner and the weight is the share of the area outside."""
+    """How a step is mixed: `weight` of the image itself; a box (top, bottom, left, right) is the partner's alone."""
 
     weight: float
     box: tuple[int, int, int, int] | None = None
@@ -189,8 +166,7 @@ def draw_mix(settings: Augmentation, seed: int, epoch: int, step: int, height: i
     mixed, cut, row, column = generator.random(4)
     if mixed >= settings.mix_probability:
         return Mix(1.0)
-    cut_share = settings.cutmix_share if settings.mixup and settings.cutmix else float(settings.cutmix > 0)
-    if cut >= cut_share:
+    if cut >= (settings.cutmix_share if settings.mixup and settings.cutmix else float(settings.cutmix > 0)):
         return Mix(generator.beta(settings.mixup, settings.mixup))
     # Yun et al. (2019): a box of the image's shape around a uniform centre, cut off at the borders.
     side = math.sqrt(1 - generator.beta(settings.cutmix, settings.cutmix))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,21 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
-from lrfdyn.models.base import classifier
-from lrfdyn.models.metaformer import MetaFormer, MetaFormerConfig, metaformer_keys
+from lrfdyn.models.metaformer import OFFICIAL_KEYS, MetaFormer, MetaFormerConfig
 from lrfdyn.models.registry import register_model
-from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, fold_time, init_weights
+from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, fold_time
 from lrfdyn.nn.neurons import LIF
 
 
 class SeparableConv(nn.Module):
-    """A depth-wise convolution between two 1x1 convolutions, on potentials `[T, B, dim, H, W]`, without batch norm and
-    neuron in front of the last one."""
+    """A depth-wise between two 1x1 convolutions on potentials `[T, B, dim, H, W]`, no norm and neuron behind it."""
 
-    def __init__(self, dim: int, kernel: int) -> None:
+    def __init__(self, dim: int, kernel: int, neuron: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self.expand = MembraneConv(dim, 2 * dim, LIF())
-        self.neuron = LIF()
+        self.expand = MembraneConv(dim, 2 * dim, neuron())
+        self.neuron = neuron()
         self.depthwise = nn.Conv2d(2 * dim, 2 * dim, kernel, padding=kernel // 2, groups=2 * dim, bias=False)
         self.contract = ConvBN(2 * dim, dim)
 
@@ -32,8 +31,7 @@ class SeparableConv(nn.Module):
 
 
 class RepConv(nn.Module):
-    """A chain of linear layers from `[N, c_in, H, W]` to `[N, c_out, H, W]` that equals one 3x3 convolution once its
-    statistics are fixed."""
+    """A chain of linear layers on `[N, C, H, W]` that equals one 3x3 convolution once its statistics are fixed."""
 
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
@@ -48,45 +46,32 @@ class RepConv(nn.Module):
         return self.bn2(self.conv2(self.depthwise(y)))
 
 
-def with_border(y: Tensor, bn: nn.BatchNorm2d) -> Tensor:
+def with_border(y: Tensor, bn: Any) -> Tensor:
     """Puts one more pixel on each side of `y`, `[N, C, H, W]`, which `bn` gave: what `bn` makes of 0 with its running
     statistics, in training those that `y` has just updated. The border carries no gradient."""
-    assert bn.running_mean is not None
-    assert bn.running_var is not None
     with torch.no_grad():
         zero = bn.bias - bn.running_mean * bn.weight / torch.sqrt(bn.running_var + bn.eps)
-        batch, channels, height, width = y.shape
-        shape = (batch, channels, height + 2, width + 2)
+        shape = (*y.shape[:2], y.shape[2] + 2, y.shape[3] + 2)
         out = zero.to(y.dtype).reshape(1, -1, 1, 1).expand(shape).clone(memory_format=torch.channels_last)
     out[..., 1:-1, 1:-1] = y
     return out
 
 
 class RepConvBN(nn.Module):
-    """A `RepConv` and a batch norm on `[T, B, C, H, W]`."""
+    """A `RepConv` and a batch norm on `[T, B, C, H, W]`, and the spikes of a neuron where there is one."""
 
-    def __init__(self, c_in: int, c_out: int) -> None:
+    def __init__(self, c_in: int, c_out: int, neuron: nn.Module | None = None) -> None:
         super().__init__()
         self.conv = RepConv(c_in, c_out)
         self.bn = nn.BatchNorm2d(c_out)
+        self.neuron = nn.Identity() if neuron is None else neuron
 
     def forward(self, x: Tensor) -> Tensor:
-        return fold_time(lambda y: self.bn(self.conv(y)), x)
+        return self.neuron(fold_time(lambda y: self.bn(self.conv(y)), x))
 
 
-class SpikingRepConv(RepConvBN):
-    """A `RepConvBN` and the spikes of a neuron."""
-
-    def __init__(self, c_in: int, c_out: int, neuron: nn.Module) -> None:
-        super().__init__(c_in, c_out)
-        self.neuron = neuron
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.neuron(super().forward(x))
-
-
-def lif_rep_conv(c_in: int, c_out: int) -> SpikingRepConv:
-    return SpikingRepConv(c_in, c_out, LIF())
+def lif_rep_conv(c_in: int, c_out: int) -> RepConvBN:
+    return RepConvBN(c_in, c_out, LIF())
 
 
 ATTENTION_HOST = AttentionHost(project=lif_rep_conv, project_out=RepConvBN)
@@ -104,42 +89,34 @@ class SDTV2Config(MetaFormerConfig):
 @register_model("sdt_v2_31m", widths=(96, 192, 384, 480))
 @register_model("sdt_v2_55m", widths=(128, 256, 512, 640))
 class SDTV2(MetaFormer):
-    """SDT-V2: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`.
-
-    With `distillation`, training gives two of them, of both classifiers. Options are the fields of `SDTV2Config`.
-    """
+    """SDT-V2: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`, with `distillation` in training to
+    those of both classifiers. Options are the fields of `SDTV2Config`."""
 
     config_class = SDTV2Config
     official_keys = (
-        *metaformer_keys(
-            {
-                r"Conv\.pwconv1": "separable.expand.conv",
-                r"Conv\.bn1": "separable.expand.bn",
-                r"Conv\.dwconv": "separable.depthwise",
-                r"Conv\.pwconv2": "separable.contract.conv",
-                r"Conv\.bn2": "separable.contract.bn",
-                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.0": r"attn.\g<p>.conv.conv1",
-                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.1\.bn": r"attn.\g<p>.conv.bn1",
-                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.2\.0": r"attn.\g<p>.conv.depthwise",
-                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.2\.1": r"attn.\g<p>.conv.conv2",
-                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.2\.2": r"attn.\g<p>.conv.bn2",
-                r"attn\.(?P<p>q|k|v|proj)_conv\.1": r"attn.\g<p>.bn",
-            }
-        ),
+        (r"\.Conv\.(pwconv|bn)1\.", r".separable.expand.\1."),
+        (r"\.Conv\.dwconv\.", ".separable.depthwise."),
+        (r"\.Conv\.(pwconv|bn)2\.", r".separable.contract.\1."),
+        (r"\.pwconv\.", ".conv."),
+        (r"_conv\.0\.body\.0\.", ".conv.conv1."),
+        (r"_conv\.0\.body\.1\.bn\.", ".conv.bn1."),
+        (r"_conv\.0\.body\.2\.0\.", ".conv.depthwise."),
+        (r"_conv\.0\.body\.2\.1\.", ".conv.conv2."),
+        (r"_conv\.0\.body\.2\.2\.", ".conv.bn2."),
+        (r"_conv\.1\.", ".bn."),
         (r"^head_kd\.", "distillation_head."),
+        *OFFICIAL_KEYS,
     )
+    separable = SeparableConv
 
     def __init__(self, **options: Any) -> None:
-        config = SDTV2Config(**options)
+        super().__init__(**options)
+        second = self.config["distillation"]
+        self.distillation_head = self.fresh_classifier(self.num_classes) if second else None
 
-        def block(width: int, grid: tuple[int, int], drop_path: float) -> MembraneBlock:
-            attn = config.make_attention(width, grid, ATTENTION_HOST)
-            return MembraneBlock(LIF(), attn, MembraneMLP(width, config.hidden_width(width), LIF), drop_path)
-
-        super().__init__(config, LIF, LIF(), SeparableConv, block)
-        self.distillation_head = classifier(self.num_features, config.num_classes) if config.distillation else None
-        if self.distillation_head is not None:
-            init_weights(self.distillation_head)
+    def make_block(self, config: SDTV2Config, width: int, drop_path: float) -> MembraneBlock:
+        attn = config.make_attention(width, self.grid, ATTENTION_HOST)
+        return MembraneBlock(LIF(), attn, MembraneMLP(width, config.hidden_width(width), LIF), drop_path)
 
     def reset_classifier(self, num_classes: int) -> None:
         super().reset_classifier(num_classes)

@@ -1,12 +1,9 @@
-"""Networks in sections: functions of a feature map that inference in little memory computes on tiles of its rows.
-
-Layers and hosts say themselves which sections they consist of (`SpikingModel.sections`).
-"""
+"""Networks in sections: functions of a feature map that inference in little memory computes on tiles of its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,11 +33,6 @@ class Section:
     tiled: bool = True
     halves: tuple[Run, Run] | None = None
 
-    def pooled(self) -> Section:
-        """This section with a max pool behind it."""
-        run, halo, stride = self.run, self.halo + self.stride, 2 * self.stride
-        return replace(self, run=lambda x: lean_max_pool(run(x)), halo=halo, stride=stride)
-
     def modules(self) -> Iterator[nn.Module]:
         """All modules in the layers of this section."""
         for layer in self.layers:
@@ -51,9 +43,9 @@ class Section:
         convs = [m for m in self.modules() if isinstance(m, nn.Conv2d)]
         if not self.tiled:  # attention: inputs, projections, what is mixed and its currents, in twice their channels
             return 8 * steps * max((m.out_channels for m in convs), default=self.channels)
-        inputs, outputs = zip(*((m.in_channels, m.out_channels / m.stride[0] ** 2) for m in convs), strict=True)
+        sizes = ((m.in_channels, m.out_channels / m.stride[0] ** 2) for m in convs)
         # Input, currents and spikes of a layer; the membrane has one time step.
-        return max(int(steps * (a + 2 * b) + b) for a, b in zip(inputs, outputs, strict=True))
+        return max(int(steps * (a + 2 * b) + b) for a, b in sizes)
 
 
 def residual_section(name: str, branch: nn.Module, channels: int) -> Section:
@@ -67,11 +59,6 @@ def sections_of(name: str, layers: Iterable[Any]) -> Iterator[Section]:
         yield from layer.sections(f"{name}.{i}")
 
 
-def mixes_tokens(attention: nn.Module) -> bool:
-    """Whether a layer takes something from one token to another; one that does not says `mixes_tokens = False`."""
-    return getattr(attention, "mixes_tokens", True)
-
-
 def row_halo(module: nn.Module) -> int:
     """How many rows above and below a row a chain of convolutions without stride reads."""
     kernels = [m.kernel_size[0] for m in module.modules() if isinstance(m, nn.Conv2d)]
@@ -79,8 +66,7 @@ def row_halo(module: nn.Module) -> int:
 
 
 def lean_max_pool(x: Tensor) -> Tensor:
-    """`layers.max_pool` of `[T, B, C, H, W]`, of rows and then of columns: without the indices of the maxima, which
-    take twice the memory of the output."""
+    """`layers.max_pool` of rows and then of columns: without indices, which take twice the memory of the output."""
     for axis in (3, 4):
         size = x.shape[axis]
         even, odd = (x.movedim(axis, 0)[first::2] for first in (0, 1))

@@ -19,10 +19,9 @@ from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json_lines
 from lrfdyn.io import checkpoints
-from lrfdyn.training.config import differences, parse_config
-from lrfdyn.training.processes import launch_name
-from lrfdyn.training.recipes import merge
-from lrfdyn.training.stopping import Stop, Stopped
+from lrfdyn.training.config import differences
+from lrfdyn.training.processes import Stop, Stopped, launch_name
+from lrfdyn.training.recipes import merge, parse_config
 from tests.data.make import write_folder
 from tests.training.runs import STEPS, TINY, Killer, Listener, assert_same_end, final_state, tiny, train, write_recipe
 
