@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -74,6 +75,7 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold letters that its encoding lacks
+    warnings.formatwarning = lambda message, *_: f"lrfdyn: {message}\n"  # not the line of code that it is from
     arguments, unknown = build_parser().parse_known_args(argv)
     try:
         if unknown:
