@@ -23,15 +23,20 @@ from torch import Tensor, nn
 from lrfdyn.attention import attention_options
 from lrfdyn.errors import LrfdynError, near_names, require
 from lrfdyn.files import read_json, read_json_lines
-from lrfdyn.io.checkpoints import list_checkpoints, model_weights, newest_checkpoint, read_checkpoint
 from lrfdyn.io.hub import CONFIG_FILE, REPO_ID, WEIGHTS_FILE, build_trained
-from lrfdyn.io.weights import check_fit, load_tensors
+from lrfdyn.io.weights import (
+    check_fit,
+    list_checkpoints,
+    load_tensors,
+    model_weights,
+    newest_checkpoint,
+    read_checkpoint,
+)
 from lrfdyn.models import SpikingModel, create_model, list_models
 from lrfdyn.models.registry import model_class
 
 EXPORTED = {"onnx": ".onnx", "executorch": ".pte"}  # runtimes and the endings of their files
 PAPER_ORDER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")  # reference, base, ours
-RECIPE_FILE = "recipe.yaml"  # of a run
 WEIGHTS_ENDING = ".safetensors"
 
 
@@ -62,7 +67,7 @@ class Source:
     @property
     def recipe(self) -> Path | None:
         """The recipe.yaml of its run."""
-        path = None if self.run is None else self.run / RECIPE_FILE
+        path = None if self.run is None else self.run / "recipe.yaml"
         return path if path is not None and path.is_file() else None
 
     def load(self, seed: int = 0) -> SpikingModel:
@@ -93,10 +98,8 @@ class Source:
 
     def _read(self, raw: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and the configuration of their model."""
-        require(
-            self.kind not in EXPORTED,
-            f"source: {self.origin} is an exported file, which lrfdyn predict runs; expected the model it was made of",
-        )
+        exported = f"{self.origin} is an exported file, which lrfdyn predict runs; expected the model it was made of"
+        require(self.kind not in EXPORTED, f"source: {exported}")
         if self.kind == "checkpoint":
             tensors, meta = read_checkpoint(self.path)
             return model_weights(tensors, raw), meta.get("model_config", {})
@@ -134,15 +137,10 @@ def find_source(
     if inner:
         require(len(inner) == 1, f"{argument}: {origin} holds {len(inner)} models; name one, such as {inner[0]}")
         return find_source(inner[0], argument, say, **options)
-    if path.is_dir():
-        source = _find_folder(origin, path, argument, say)
-    elif path.exists():
-        source = _find_file(origin, path, argument, say)
-    else:
-        source = _find_name(origin, path, argument)
-    if options:
-        names = ", ".join(options)
-        require(not source.trained, f"{names}: only for the name of a model, whose weights are random; got {origin}")
+    find = _find_folder if path.is_dir() else _find_file if path.exists() else _find_name
+    source = replace(find(origin, path, argument, say), argument=argument)
+    named = ", ".join(options) if source.trained else ""
+    require(not named, f"{named}: only for the name of a model, whose weights are random; got {origin}")
     return replace(source, options={**source.options, **options})
 
 
@@ -161,68 +159,59 @@ def _is_model(path: Path) -> bool:
 
 def _models_in(folder: Path) -> list[Path]:
     """The models in a folder that is none itself, in the paper's order."""
-    places = [place for place in (folder / "runs", folder) if place.is_dir()]
-    if not places or _is_model(folder):
+    if not folder.is_dir() or _is_model(folder):
         return []
-    found = ([path for path in place.iterdir() if _is_model(path)] for place in places)
-    return sorted(next(filter(None, found), []), key=_paper_order)
 
+    def paper_order(path: Path) -> tuple[int, str]:
+        kind = path.stem.rpartition("-seed")[0]
+        return (PAPER_ORDER.index(kind) if kind in PAPER_ORDER else len(PAPER_ORDER), path.stem)
 
-def _paper_order(path: Path) -> tuple[int, str]:
-    kind = path.stem.rpartition("-seed")[0]
-    return (PAPER_ORDER.index(kind) if kind in PAPER_ORDER else len(PAPER_ORDER), path.stem)
+    found = (list(filter(_is_model, folder.glob(inner))) for inner in ("runs/*", "*"))
+    return sorted(next(filter(None, found), []), key=paper_order)
 
 
 def _find_folder(origin: str, path: Path, argument: str, say: Say) -> Source:
     for folder, run in ((path, path.parent), (path / "model", path)):
         if (folder / CONFIG_FILE).is_file():
             facts = _training_facts(run) if folder.name == "model" else {}
-            return Source(origin, "saved", folder / WEIGHTS_FILE, argument, **facts)
+            return Source(origin, "saved", folder / WEIGHTS_FILE, **facts)
     run = path.parent if list_checkpoints(path) else path
     found = newest_checkpoint(run / "checkpoints", say)
     if found is None:
         raise LrfdynError(f"{argument}: {origin} holds no model: no {CONFIG_FILE}, {WEIGHTS_ENDING} file or checkpoint")
     if run == path:
-        say(f"{argument}: {origin} is a run that has not ended; its newest checkpoint is taken, {found[0].name}")
-    return Source(origin, "checkpoint", found[0], argument, **_training_facts(run))
+        say(f"{argument}: {origin} is a run that has not ended; its newest checkpoint is taken, {found.name}")
+    return Source(origin, "checkpoint", found, **_training_facts(run))
 
 
 def _training_facts(run: Path) -> dict[str, Any]:
     """What a run says of itself."""
     summary = read_json(run / "summary.json", "model") if (run / "summary.json").is_file() else {}
+
+    def accuracy(record: dict[str, Any]) -> float | None:
+        return None if record.get("top1") is None else record["top1"] / 100
+
     curve = [
-        {
-            "epoch": record["epoch"],
-            "train_loss": record.get("train_loss"),
-            "test_loss": record.get("test_loss"),
-            "test_accuracy": None if record.get("top1") is None else record["top1"] / 100,
-        }
-        for record in read_json_lines(run / "log.jsonl")
-        if record.get("kind") == "epoch"
+        {"epoch": r["epoch"], **{key: r.get(key) for key in ("train_loss", "test_loss")}, "test_accuracy": accuracy(r)}
+        for r in read_json_lines(run / "log.jsonl")
+        if r.get("kind") == "epoch"
     ]
-    accuracy = None if summary.get("top1") is None else summary["top1"] / 100
-    seconds = summary.get("wall_s")
-    return {"run": run, "seed": summary.get("seed"), "accuracy": accuracy, "curve": curve, "train_seconds": seconds}
+    facts = {"accuracy": accuracy(summary), "train_seconds": summary.get("wall_s")}
+    return {"run": run, "seed": summary.get("seed"), "curve": curve, **facts}
 
 
 def _find_file(origin: str, path: Path, argument: str, say: Say) -> Source:
-    for kind, ending in EXPORTED.items():
-        if path.suffix == ending:
-            return Source(origin, kind, path, argument)
-    endings = ", ".join((WEIGHTS_ENDING, *EXPORTED.values()))
-    require(
-        path.suffix == WEIGHTS_ENDING,
-        f"{argument}: expected a folder, a file that ends in {endings}, or the name of a model, got {origin}",
-    )
+    kinds = {WEIGHTS_ENDING: "weights", **{ending: kind for kind, ending in EXPORTED.items()}}
+    expected = f"expected a folder, a file that ends in {', '.join(kinds)}, or the name of a model"
+    require(path.suffix in kinds, f"{argument}: {expected}, got {origin}")
     if path.name == WEIGHTS_FILE and path.with_name(CONFIG_FILE).is_file():
         return _find_folder(origin, path.parent, argument, say)
-    _, meta = load_tensors(path)
-    if "checksum" in meta:
-        return Source(origin, "checkpoint", path, argument, run=path.parent.parent)
-    return Source(origin, "weights", path, argument)
+    if path.suffix == WEIGHTS_ENDING and "checksum" in load_tensors(path)[1]:
+        return Source(origin, "checkpoint", path, run=path.parent.parent)
+    return Source(origin, kinds[path.suffix], path)
 
 
-def _find_name(origin: str, path: Path, argument: str) -> Source:
+def _find_name(origin: str, path: Path, argument: str, say: Say) -> Source:
     """The name of a model or of a hub repository: nothing has this path."""
     name, _, kind = origin.partition(":")
     if name in list_models():
@@ -230,13 +219,14 @@ def _find_name(origin: str, path: Path, argument: str) -> Source:
             attention_options(kind)  # an unknown kind is an error
             has_one = "attention" in model_class(name).options()
             require(has_one, f"{argument}: {name} has no attention, got {origin!r}")
-        return Source(origin, "name", argument=argument, options={"attention": kind} if kind else {})
+        return Source(origin, "name", options={"attention": kind} if kind else {})
     is_file = path.suffix in (WEIGHTS_ENDING, *EXPORTED.values())
     if origin.count("/") == 1 and REPO_ID.fullmatch(origin) and not is_file and not path.parent.is_dir():
-        return Source(origin, "hub", path, argument)
+        return Source(origin, "hub", path)
     if is_file or "/" in origin:
         near = get_close_matches(path.name, [other.name for other in path.parent.glob("*")])
         hint = f"; did you mean {' or '.join(str(path.with_name(other)) for other in near)}?" if near else ""
         raise LrfdynError(f"{argument}: no such file or folder: {origin}{hint}")
-    near_models = near_names(name, list_models())
-    raise LrfdynError(f"{argument}: {origin!r} is no file or folder here and no model; {near_models}")
+    raise LrfdynError(
+        f"{argument}: {origin!r} is no file or folder here and no model; {near_names(name, list_models())}"
+    )

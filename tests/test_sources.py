@@ -14,8 +14,7 @@ from PIL import Image
 from lrfdyn.cli import main
 from lrfdyn.deploy.export.write import export_model
 from lrfdyn.errors import LrfdynError
-from lrfdyn.io.checkpoints import list_checkpoints
-from lrfdyn.io.weights import load_tensors, save_tensors
+from lrfdyn.io.weights import list_checkpoints, load_tensors, save_tensors
 from lrfdyn.segmentation.model import create_segmenter, load_backbone
 from lrfdyn.sources import find_source, find_sources
 from lrfdyn.training.trainer import Trainer

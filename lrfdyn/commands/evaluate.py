@@ -12,10 +12,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.commands.arguments import add_keys, command_line, given_keys
-from lrfdyn.commands.bar import bar
-from lrfdyn.errors import LrfdynError, require
-from lrfdyn.io.checkpoints import list_checkpoints, read_checkpoint
+from lrfdyn.commands.shared import add_keys, bar, command_line, given_keys
+from lrfdyn.errors import require
+from lrfdyn.io.weights import list_checkpoints, read_checkpoint
 from lrfdyn.sources import find_source
 from lrfdyn.training.config import TrainConfig, parse_config
 from lrfdyn.training.evaluation import evaluate_weights
@@ -35,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_keys(parser)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    config, weights, source = load(arguments)
+def run(args: argparse.Namespace) -> None:
+    config, weights, source = load(args)
     first = int(os.environ.get("RANK", "0")) == 0
     with bar(first) as shown:
         task = shown.add_task("test images", total=None)
@@ -46,18 +45,12 @@ def run(arguments: argparse.Namespace) -> None:
 
         result: dict[str, Any] = {"source": source, "command": command_line()}
         result |= evaluate_weights(config, weights, Path(source), progress)
-    if first:  # all processes have the same numbers
-        print_result(result, arguments)
-    leave_together()
-
-
-def print_result(result: dict[str, Any], arguments: argparse.Namespace) -> None:
-    if arguments.json:
+    if first and args.json:  # all processes have the same numbers
         print(json.dumps(result, indent=1))
-        return
-    print(f"{result['source']}: {describe_results(result, result['num_classes'])}, loss {result['test_loss']:.4f}")
-    if arguments.classes and "classes" in result:
-        print_classes(result["classes"])
+    elif first:
+        print(f"{source}: {describe_results(result, result['num_classes'])}, loss {result['test_loss']:.4f}")
+        print_classes(result.get("classes", []) if args.classes else [])
+    leave_together()
 
 
 def print_classes(rows: list[dict[str, Any]]) -> None:
@@ -67,35 +60,29 @@ def print_classes(rows: list[dict[str, Any]]) -> None:
         print(f"{row['class']:<24} IoU {row['iou']:6.2f} %  accuracy {accuracy:>6} %  {row['pixels']:>12,} pixels")
 
 
-def load(arguments: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:
+def load(args: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:
     """Configuration, tensors by name, and the file that they are from."""
-    given, changed = Path(arguments.source), given_keys(arguments)
-    if given.exists() and given.suffix not in ENDINGS:
-        require(arguments.weights is None, "weights: only with a recipe; a run and a checkpoint hold their own")
-        source = find_source(given, "source")
-        if arguments.raw and source.kind != "checkpoint":
-            stored = None if source.run is None else source.run / "checkpoints"
-            require(
-                stored is not None and bool(list_checkpoints(stored)),
-                f"raw: {given} has no checkpoint, and its model is what the run ended with",
-            )
-            assert stored is not None
-            source = find_source(stored, "source")
-        if source.recipe is not None:
-            config = load_recipe(source.recipe, changed)
-        else:
-            require(
-                source.kind == "checkpoint",
-                f"source: {given} says nothing of its data; give its recipe and --weights {given}",
-            )
-            values = read_checkpoint(source.path)[1]["config"]
-            for key, text in changed.items():
-                apply_override(values, key, text)
-            config = parse_config(values, str(source.path))
+    given, changed = Path(args.source), given_keys(args)
+    if not given.exists() or given.suffix in ENDINGS:
+        known = args.weights is not None or args.source in list_recipes() or given.suffix in ENDINGS
+        require(known, f"source: no such file or folder, and no recipe of that name: {given}")
+        config = load_recipe(args.source, changed)
+        require(args.weights is not None, "weights: a recipe needs --weights, a trained model")
+        source = find_source(args.weights, "weights")
+        return config, source.weights(args.raw), str(source.path)
+    require(args.weights is None, "weights: only with a recipe; a run and a checkpoint hold their own")
+    source = find_source(given, "source")
+    if args.raw and source.kind != "checkpoint":
+        stored = [] if source.run is None else list_checkpoints(source.run / "checkpoints")
+        require(bool(stored), f"raw: {given} has no checkpoint, and its model is what the run ended with")
+        source = find_source(stored[0].parent, "source")
+    if source.recipe is not None:
+        config = load_recipe(source.recipe, changed)
     else:
-        if arguments.weights is None and arguments.source not in list_recipes() and given.suffix not in ENDINGS:
-            raise LrfdynError(f"source: no such file or folder, and no recipe of that name: {given}")
-        config = load_recipe(arguments.source, changed)
-        require(arguments.weights is not None, "weights: a recipe needs --weights, a trained model")
-        source = find_source(arguments.weights, "weights")
-    return config, source.weights(arguments.raw), str(source.path)
+        known = source.kind == "checkpoint"
+        require(known, f"source: {given} says nothing of its data; give its recipe and --weights {given}")
+        values = read_checkpoint(source.path)[1]["config"]
+        for key, text in changed.items():
+            apply_override(values, key, text)
+        config = parse_config(values, str(source.path))
+    return config, source.weights(args.raw), str(source.path)

@@ -16,12 +16,11 @@ import torch
 
 from lrfdyn.analysis.measure.images import load_images
 from lrfdyn.analysis.report.style import NEEDED
-from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib, write_all
+from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib
 from lrfdyn.analysis.sources import find_sources
 from lrfdyn.attention import ATTENTIONS, attention_options
-from lrfdyn.commands.analyze import analyze_with_bar, table
-from lrfdyn.commands.arguments import add_keys, comma_list, command_line, given_keys, integer_list
-from lrfdyn.commands.models import wide_console
+from lrfdyn.commands.analyze import analyze_with_bar, models_table, write_and_print
+from lrfdyn.commands.shared import add_keys, comma_list, command_line, given_keys, integer_list, plain_console
 from lrfdyn.commands.sweep import run_with_bars, sweep_table
 from lrfdyn.errors import require
 from lrfdyn.sources import PAPER_ORDER
@@ -51,11 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_keys(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    formats, out = check_formats(arguments.figures), arguments.out
-    sweep = Sweep(plan(arguments), out, together=arguments.together, threads=1, command=command_line())
-    console = wide_console(100)
-    rows = run_with_bars(sweep, console, arguments.restart)
+def run(args: argparse.Namespace) -> int:
+    formats = check_formats(args.figures)
+    sweep = Sweep(plan(args), args.out, together=args.together, threads=1, command=command_line())
+    console = plain_console(100)
+    rows = run_with_bars(sweep, console, args.restart)
     console.print(sweep_table(rows))
     if sweep.failed:
         return 1
@@ -63,28 +62,23 @@ def run(arguments: argparse.Namespace) -> int:
         images = load_images("digits", None, TEST_IMAGES, MEASURED_AT_ONCE, torch.device("cpu"))
         sources = [source for each in sweep.runs for source in find_sources(str(sweep.folder(each)), images)]
         results = analyze_with_bar(sources, images, console, title="Spikformer on digits", notes=NOTES)
-    written = write_all(results, out, formats)
-    console.print(table(results))
-    if not has_matplotlib():
-        console.print(f"figures: {NEEDED}", highlight=False, markup=False)
-    console.print(written, highlight=False, soft_wrap=True)
+    lines = [] if has_matplotlib() else [f"figures: {NEEDED}"]
+    write_and_print(results, args.out, formats, console, models_table(results), lines)
     return 0
 
 
-def plan(arguments: argparse.Namespace) -> list[SweepRun]:
+def plan(args: argparse.Namespace) -> list[SweepRun]:
     """The recipe of the digits with every attention and seed; an error for what cannot be trained."""
     from lrfdyn.training.estimate import estimate  # its imports take a second
 
-    kinds = arguments.attentions
-    for name, values in (("attentions", kinds), ("seeds", arguments.seeds)):
+    for name, values in (("attentions", args.attentions), ("seeds", args.seeds)):
         require(len(values) > 0, f"{name}: expected at least one")
         require(len({*values}) == len(values), f"{name}: expected different ones, got {values}")
-    for kind in kinds:
+    for kind in args.attentions:
         attention_options(kind)
-    entries = [{"recipe": "digits", "attention": kind} for kind in kinds]
-    runs = plan_runs(
-        {"seeds": arguments.seeds, "epochs": arguments.epochs, "runs": entries}, given_keys(arguments), "reproduce"
-    )
+    entries = [{"recipe": "digits", "attention": kind} for kind in args.attentions]
+    sweep = {"seeds": args.seeds, "epochs": args.epochs, "runs": entries}
+    runs = plan_runs(sweep, given_keys(args), "reproduce")
     estimate(runs[0].config, memory=False)
     return runs
 

@@ -25,8 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from lrfdyn.io.checkpoints import checkpoint_path, checksum, list_checkpoints, tensors_under
-from lrfdyn.io.weights import save_tensors
+from lrfdyn.io.weights import checkpoint_path, checksum, list_checkpoints, save_tensors, tensors_under
 from lrfdyn.training.optim import MovingAverage, uncaptured_steps
 
 KEPT = 2

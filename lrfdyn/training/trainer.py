@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from lrfdyn.data import Batch
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.io import checkpoints
 from lrfdyn.io.hub import model_config
+from lrfdyn.io.weights import read_checkpoint
 from lrfdyn.models import SpikingModel
 from lrfdyn.sources import find_source
 from lrfdyn.training import checkpoint
@@ -293,7 +293,7 @@ class Trainer:
 
     def resume(self, path: Path) -> None:
         """Goes on from a checkpoint, verified; every process reads it."""
-        tensors, meta = checkpoints.read_checkpoint(path)
+        tensors, meta = read_checkpoint(path)
         what = "; ".join(differences(self.config.as_dict(), meta["config"]))
         if what:
             raise LrfdynError(

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from lrfdyn.attention import Attention
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.errors import require
-from lrfdyn.stderr import discard_stderr
+from lrfdyn.files import discard_stderr
 
 SPAN = "memory span: "
 

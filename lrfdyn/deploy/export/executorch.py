@@ -16,8 +16,7 @@ from torch import nn
 
 from lrfdyn.deploy.export.onnx import without_remarks
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.files import read_json, write_json
-from lrfdyn.stderr import discard_stderr
+from lrfdyn.files import discard_stderr, read_json, write_json
 
 MISSING = "needs executorch; pip install 'lrfdyn[executorch]'"
 
