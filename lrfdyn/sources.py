@@ -127,7 +127,7 @@ def find_source(
     """Finds the one model that a path or name stands for; several in a folder are an error that names one of them.
 
     `argument` is what errors call the text, and `say` hears of a run that has not ended, whose newest whole checkpoint
-    is taken. `options` are those of `create_model` and go with the name of a model.
+    is taken. `options` are those of `create_model`, None for its default, and go with the name of a model.
 
         model = find_source("runs/cifar100").load()
         model = find_source("spikformer_4_384:lrf_dyn", num_classes=10).load(seed=1)
@@ -139,15 +139,16 @@ def find_source(
         return find_source(inner[0], argument, say, **options)
     find = _find_folder if path.is_dir() else _find_file if path.exists() else _find_name
     source = replace(find(origin, path, argument, say), argument=argument)
-    named = ", ".join(options) if source.trained else ""
-    require(not named, f"{named}: only for the name of a model, whose weights are random; got {origin}")
-    return replace(source, options={**source.options, **options})
+    given = {key: value for key, value in options.items() if value is not None}
+    untrained = not given or not source.trained
+    require(untrained, f"{', '.join(given)}: only for the name of a model, whose weights are random; got {origin}")
+    return replace(source, options={**source.options, **given})
 
 
-def find_sources(text: str | os.PathLike[str], argument: str = "model", say: Say = say_on_stderr) -> list[Source]:
+def find_sources(text: str | os.PathLike[str]) -> list[Source]:
     """Finds all models that a path or name stands for: those of the runs in the folder of a sweep or of `lrfdyn
     reproduce`, runs without a checkpoint left out, else the one that `find_source` finds."""
-    return [find_source(path, argument, say) for path in _models_in(Path(text).expanduser()) or [Path(text)]]
+    return [find_source(path) for path in _models_in(Path(text).expanduser()) or [Path(text)]]
 
 
 def _is_model(path: Path) -> bool:

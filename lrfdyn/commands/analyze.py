@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--figures", type=comma_list, default=",".join(FORMATS), metavar="A,B", help="formats, or none")
     add("--accumulate-pj", type=float, default=ENERGY.accumulate_pj, help="energy of an accumulate")
     add("--mac-pj", type=float, default=ENERGY.multiply_accumulate_pj, help="energy of a multiply-accumulate")
-    add("--mac-layers", type=comma_list, default="", metavar="A,B",
-        help="shell patterns of layers that multiply-accumulate even if their input is spikes")  # fmt: skip
+    patterns = "shell patterns of layers that multiply-accumulate even if their input is spikes"
+    add("--mac-layers", type=comma_list, default="", metavar="A,B", help=patterns)
     add("--repeat-first", action="store_true", help="count the first layer of a static image at every time step")
 
 
@@ -67,11 +67,8 @@ def analyze_with_bar(sources: list[Source], images: Images, console: Console, **
     with bars(console) as bar:
         total = len(sources) * PASSES * images.count
         task = bar.add_task("images", total=total, news="")
-
-        def progress(model: str, what: str, done: int) -> None:
-            bar.update(task, advance=done, news=f"{Path(model).name}: {what}")
-
-        results = analyze(sources, images, command=command_line(), progress=progress, **options)
+        options["progress"] = lambda model, what, n: bar.update(task, advance=n, news=f"{Path(model).name}: {what}")
+        results = analyze(sources, images, command=command_line(), **options)
         bar.update(task, completed=total, news="")
     return results
 

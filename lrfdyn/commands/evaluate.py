@@ -39,25 +39,18 @@ def run(args: argparse.Namespace) -> None:
     first = int(os.environ.get("RANK", "0")) == 0
     with bar(first) as shown:
         task = shown.add_task("test images", total=None)
-
-        def progress(images: int, total: int) -> None:
-            shown.update(task, advance=images, total=total)
-
-        result: dict[str, Any] = {"source": source, "command": command_line()}
-        result |= evaluate_weights(config, weights, Path(source), progress)
+        result: dict[str, Any] = {"source": source, "command": command_line()} | evaluate_weights(
+            config, weights, Path(source), lambda images, total: shown.update(task, advance=images, total=total)
+        )
     if first and args.json:  # all processes have the same numbers
         print(json.dumps(result, indent=1))
     elif first:
         print(f"{source}: {describe_results(result, result['num_classes'])}, loss {result['test_loss']:.4f}")
-        print_classes(result.get("classes", []) if args.classes else [])
+        seen = [row for row in result.get("classes", []) if args.classes and row["iou"] is not None]
+        for row in sorted(seen, key=lambda row: -row["iou"]):
+            accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
+            print(f"{row['class']:<24} IoU {row['iou']:6.2f} %  accuracy {accuracy:>6} %  {row['pixels']:>12,} pixels")
     leave_together()
-
-
-def print_classes(rows: list[dict[str, Any]]) -> None:
-    """Of segmentation: every class that occurs or was predicted, the best first."""
-    for row in sorted((row for row in rows if row["iou"] is not None), key=lambda row: -row["iou"]):
-        accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
-        print(f"{row['class']:<24} IoU {row['iou']:6.2f} %  accuracy {accuracy:>6} %  {row['pixels']:>12,} pixels")
 
 
 def load(args: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:

@@ -35,8 +35,7 @@ def run(args: argparse.Namespace) -> None:
     require_integer("max-batch", args.max_batch, 1)
     require(args.tolerance > 0, f"tolerance: expected a positive number, got {args.tolerance}")
     images = expand_images(args.images)[: args.check] if args.images else []
-    options = {key: value for key in ("attention", "token") if (value := getattr(args, key)) is not None}
-    source = find_source(args.model, **options)
+    source = find_source(args.model, attention=args.attention, token=args.token)
     model, weights = source.load().float(), source.origin if source.trained else "random weights"
     if not source.trained:
         settle_norms(model)

@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> None:
     pairs = choose_pairs(args.root, args.scenes, args.count)
     accuracy = segmentation_figure(models, pairs, args.out, device=args.device)
     if args.json:
-        scenes = [pair.image.stem for pair in pairs]
-        found = {"figure": str(args.out), "scenes": scenes, "pixel_accuracy": accuracy}
+        found = {"figure": str(args.out), "scenes": [pair.image.stem for pair in pairs], "pixel_accuracy": accuracy}
         print(json.dumps(finite(found), indent=1))
     else:
         print(f"{args.out}: {len(pairs)} scenes, {', '.join(models)}")

@@ -80,11 +80,10 @@ def model_row(model: SpikingModel) -> dict[str, Any]:
     }
 
 
-def sort_key(row: dict[str, Any], by: str, attention: str | None) -> tuple[Any, str]:
+def sort_key(row: dict[str, Any], by: str, attention: str | None) -> float:
     """What a list is sorted by; the accuracy is that with `attention`, or of the host as published."""
     paper = row["paper"].get(attention if attention in METHODS else "base", {})
-    keys = (0, row["parameters"], row["input_size"][-1], -paper.get("accuracy", 0))
-    return keys[SORTS.index(by)], row["name"]
+    return (0, row["parameters"], row["input_size"][-1], -paper.get("accuracy", 0))[SORTS.index(by)]
 
 
 def models_table(rows: list[dict[str, Any]]) -> Table:
@@ -100,9 +99,9 @@ def models_table(rows: list[dict[str, Any]]) -> Table:
 def show_model(args: argparse.Namespace) -> None:
     """Prints the layers and facts of one model."""
     require_integer("depth", args.depth, 1)
-    takes = args.attention is None or "attention" in model_class(args.pattern).options()
-    require(takes, f"attention: {args.pattern} has none, got {args.attention!r}")
     model = build(args.pattern, args.attention)
+    fits = args.attention in (None, model.config.get("attention"))
+    require(fits, f"attention: {args.pattern} has none, got {args.attention!r}")
     row, layers = model_row(model), summarize(model, args.depth)
     if args.json:
         print(json.dumps({**row, "config": model.config, "layers": [asdict(layer) for layer in layers]}, indent=1))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,7 @@ from lrfdyn.commands.shared import MIB, make_table, number, plain_console
 from lrfdyn.convert.swap import swap_attention
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import require, require_integer
-from lrfdyn.models import SpikingModel
-from lrfdyn.sources import Source, find_source
+from lrfdyn.sources import find_source
 
 KINDS = ("ssa", "lrf_ssa", "lrf_dyn")
 
@@ -53,13 +51,21 @@ def run(args: argparse.Namespace) -> None:
     require(device.type in ("cpu", "cuda"), f"device: expected cpu or cuda, got {device}")
     if args.plot is not None:
         check_plot(args.plot)  # what is wrong is told before the measuring
-    given = {"time_steps": args.time_steps, "image_size": args.image_size}
-    source = find_source(args.model, **{key: value for key, value in given.items() if value is not None})
-    made = models(source, args.attention)
-    profiles = [profile_model(model, source.origin, args.batch, device, repeats=args.repeats) for model in made]
+    source = find_source(args.model, time_steps=args.time_steps, image_size=args.image_size)
+    loaded, profiles = source.load().float(), []
+    own: str = loaded.config.get("attention", "")
+    require(bool(own), f"model: expected one with attention, got {source.origin}")
+    for kind in args.attention or ([own] if source.trained or ":" in source.origin else KINDS):
+        model = copy.deepcopy(loaded)
+        if kind != own:
+            swap_attention(model, kind)
+        profiles.append(profile_model(model, source.origin, args.batch, device, repeats=args.repeats))
     if args.plot is not None:
-        found = [peak for profile in profiles for peak in peaks(profile)]
-        plot_memory({attention_label(p["attention"]): largest_state(p["layers"]) for p in profiles}, found, args.plot)
+        runs = [(attention_label(p["attention"]), run) for p in profiles for run in p["runs"]]
+        peaks = [
+            {**r, "group": f"batch {r['batch']}", "label": label, "mib": r["peak_bytes"] / MIB} for label, r in runs
+        ]
+        plot_memory({attention_label(p["attention"]): largest_state(p["layers"]) for p in profiles}, peaks, args.plot)
     if args.json:
         print(json.dumps(profiles, indent=1))
         return
@@ -69,31 +75,12 @@ def run(args: argparse.Namespace) -> None:
         console.print(note, soft_wrap=True)
 
 
-def models(source: Source, kinds: Sequence[str] | None) -> Iterator[SpikingModel]:
-    """The model with each of the attentions, one after the other."""
-    model = source.load().float()
-    own: str = model.config.get("attention", "")
-    require(bool(own), f"model: expected one with attention, got {source.origin}")
-    for kind in kinds or ([own] if source.trained or ":" in source.origin else KINDS):
-        other = copy.deepcopy(model)
-        if kind != own:
-            swap_attention(other, kind)
-        yield other
-
-
-def peaks(profile: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The runs of a profile as the figure takes them."""
-    for run in profile["runs"]:
-        facts = {"group": f"batch {run['batch']}", "label": attention_label(profile["attention"])}
-        yield {**facts, "implementation": run["implementation"], "mib": run["peak_bytes"] / MIB}
-
-
 def kib(size: int) -> str:
     return f"{size / 2**10:,.1f}"
 
 
 def mib(size: int | None) -> str:
-    return number(size, ",.1f" if size is not None and size >= 10 * MIB else ",.2f", MIB)
+    return number(size, ",.2f", MIB)
 
 
 def state_table(profiles: list[dict[str, Any]]) -> Table:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -31,8 +30,6 @@ NOTES = (
     "natural images. Differences of less than a percent are within the spread of the seeds.",
     "Accuracy is that of the last epoch, never the best one.",
 )
-TEST_IMAGES = 360  # all of them
-MEASURED_AT_ONCE = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +55,12 @@ def run(args: argparse.Namespace) -> int:
     console.print(sweep_table(rows))
     if sweep.failed:
         return 1
-    with one_thread():
-        images = load_images("digits", None, TEST_IMAGES, MEASURED_AT_ONCE, torch.device("cpu"))
+    with ExitStack() as stack:
+        # As the trainings: such small layers gain little from a second thread, and on a busy machine threads that wait
+        # for each other take ten times as long.
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        images = load_images("digits", None, count=360, batch_size=64, device=torch.device("cpu"))  # all test images
         sources = [source for each in sweep.runs for source in find_sources(str(sweep.folder(each)), images)]
         results = analyze_with_bar(sources, images, console, title="Spikformer on digits", notes=NOTES)
     lines = [] if has_matplotlib() else [f"figures: {NEEDED}"]
@@ -81,15 +82,3 @@ def plan(args: argparse.Namespace) -> list[SweepRun]:
     runs = plan_runs(sweep, given_keys(args), "reproduce")
     estimate(runs[0].config, memory=False)
     return runs
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """As the trainings have: such small layers gain little from a second thread, and on a busy machine threads that
-    wait for each other take ten times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -19,12 +19,10 @@ MIB = 2**20
 
 
 def comma_list(text: str) -> tuple[str, ...]:
-    """The parts of `a,b`."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def integer_list(text: str) -> tuple[int, ...]:
-    """The numbers of `1,2`."""
     return tuple(map(int, comma_list(text)))
 
 

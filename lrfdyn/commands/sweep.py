@@ -24,13 +24,7 @@ from lrfdyn.commands.shared import add_keys, bars, command_line, given_keys, mak
 from lrfdyn.training.sweep import Sweep, SweepReporter, SweepRun, group_rows, load_sweep
 from lrfdyn.training.tasks import describe_results
 
-NUMBERS = (  # title, field of a row, format
-    ("accuracy", "accuracy", ".2f"),
-    ("best", "best", ".2f"),
-    ("parameters", "parameters", ",.0f"),
-    ("images/s", "images_per_s", ",.0f"),
-    ("wall s", "wall_s", ",.0f"),
-)
+NUMBERS = {"accuracy": ".2f", "best": ".2f", "parameters": ",.0f", "images_per_s": ",.0f", "wall_s": ",.0f"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,10 +98,11 @@ class Bars(SweepReporter):
 
 def sweep_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The runs, and behind those of several seeds their mean and standard deviation."""
-    table = make_table("run", "attention", "options", *(f">{title}" for title, *_ in NUMBERS))
+    columns = (">" + key.replace("_per_", "/").replace("_", " ") for key in NUMBERS)
+    table = make_table("run", "attention", "options", *columns)
     for group in group_rows(rows):
         for row in (row for row in rows if row["group"] == group["group"]):
-            numbers = (number(row[key], form) for _, key, form in NUMBERS)
+            numbers = (number(row[key], form) for key, form in NUMBERS.items())
             table.add_row(row["name"], row["attention"] or "", row["options"], *numbers)
         if group["accuracy_std"] is not None:
             mean = f"{group['accuracy_mean']:.2f} ± {group['accuracy_std']:.2f}"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
 from lrfdyn.commands.recipes import print_recipes
 from lrfdyn.commands.shared import MIB, add_keys, bars, command_line, given_keys, plain_console
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if summary and args.json:  # of the first process
         print(json.dumps(summary, indent=1))
     elif summary:
-        plain_console().print(summary_table(summary, out))
+        print_summary(summary, out)
     leave_together(code)
     return code
 
@@ -129,13 +128,10 @@ class Bar(Reporter, AbstractContextManager["Bar"]):
         self.progress.console.print(message, soft_wrap=True)
 
 
-def summary_table(summary: dict[str, Any], out: Path) -> Table:
+def print_summary(summary: dict[str, Any], out: Path) -> None:
     keys = ("recipe", "model", "attention", "token", "dilations", "epochs", "seed")
-    rows = {key: str(summary[key]) for key in keys if summary[key] is not None}
+    rows = {key: summary[key] for key in keys if summary[key] is not None}
     rows |= shown_results(summary, summary["num_classes"])
     rows |= {"parameters": f"{summary['parameters']:,}", "images/s": f"{summary['images_per_s']:,.0f}"}
-    rows |= {"wall time": f"{summary['wall_s']:,.0f} s", "run": str(out)}
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for row in rows.items():
-        table.add_row(*row)
-    return table
+    for key, value in {**rows, "wall time": f"{summary['wall_s']:,.0f} s", "run": out}.items():
+        print(f"{key:<14} {value}")

@@ -38,10 +38,7 @@ TAGS = ["lrfdyn", "spiking-neural-network", "vision"]
 
 class HubMixin(nn.Module):
     """What a model needs to be saved, loaded and uploaded: `SpikingModel` inherits it, and every class below that is a
-    host that a configuration can name.
-
-    It is not huggingface_hub's PyTorchModelHubMixin, a base class that the package could not be imported without.
-    """
+    host that a configuration can name. huggingface_hub's own mixin would make that package a need of every import."""
 
     pipeline_tag: ClassVar[str] = "image-classification"  # what the hub calls the task
     config: dict[str, Any]  # the constructor's arguments
@@ -155,11 +152,9 @@ def from_pretrained(
             folder = Path(hub.snapshot_download(name, **how))
     path, weights = folder / CONFIG_FILE, folder / WEIGHTS_FILE
     config, (tensors, header) = read_json(path, "source"), load_tensors(weights)
-    require(
-        header.get("library_name") is None or header == config,
-        f"source: {path} and {weights} were not saved together; "
-        "save the model again, or pass changed options to from_pretrained",
-    )
+    together = header.get("library_name") is None or header == config
+    hint = "save the model again, or pass changed options to from_pretrained"
+    require(together, f"source: {path} and {weights} were not saved together; {hint}")
     return build_trained(config, tensors, path, weights, host=host, **options).to(device)
 
 
@@ -170,11 +165,9 @@ def build_trained(
     mode. What does not fit is an error that names the file."""
     known = isinstance(config, dict) and config.get("library_name") == "lrfdyn"
     require(known and isinstance(config.get("options"), dict), f"source: {path} is not a configuration of lrfdyn")
-    require(
-        config.get("format") == FORMAT,
-        f"source: {path} has format {config.get('format')!r}, written by lrfdyn {config.get('lrfdyn_version')}; "
-        f"lrfdyn {__version__} reads format {FORMAT}",
-    )
+    found = f"format {config.get('format')!r}, written by lrfdyn {config.get('lrfdyn_version')}"
+    readable = config.get("format") == FORMAT
+    require(readable, f"source: {path} has {found}; lrfdyn {__version__} reads format {FORMAT}")
     model = _build(config, options, host, path)
     check_fit(weights, model, tensors)
     # The model has no memory yet; it takes over the file's tensors, types included. They are copied because those of
@@ -214,12 +207,10 @@ def check_rebuilds(model: HubMixin, config: dict[str, Any], path: Path) -> None:
 def known_hosts() -> dict[str, type[HubMixin]]:
     """All host classes by name: what is below the classes that inherit the mixin, those of users and plugins too."""
     load_plugins()
-    hosts: dict[str, type[HubMixin]] = {}
     classes = [host for base in HubMixin.__subclasses__() for host in base.__subclasses__()]
     for host in classes:  # which grows meanwhile
-        hosts.setdefault(host.__name__, host)
         classes += host.__subclasses__()
-    return hosts
+    return {host.__name__: host for host in reversed(classes)}  # of several with one name the first
 
 
 def _build(config: dict[str, Any], options: dict[str, Any], wanted: type[Host], path: Path) -> Host:

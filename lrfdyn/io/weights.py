@@ -53,10 +53,6 @@ def check_fit(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> No
         require(ours == theirs, f"{problem} {name} expected {ours}, got {theirs}")
 
 
-def checkpoint_path(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:09d}.safetensors"
-
-
 def list_checkpoints(folder: Path) -> list[Path]:
     """The newest first."""
     return sorted(folder.glob("step-*.safetensors"), reverse=True)

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from lrfdyn.io.weights import checkpoint_path, checksum, list_checkpoints, save_tensors, tensors_under
+from lrfdyn.io.weights import checksum, list_checkpoints, save_tensors, tensors_under
 from lrfdyn.training.optim import MovingAverage, uncaptured_steps
 
 KEPT = 2
@@ -36,7 +36,7 @@ def write_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], met
     """Puts the file in place and removes those before the last two, and those of later steps: they are damaged, or of a
     course that was given up when the run went on from an earlier one. A full disk is an OSError and changes nothing."""
     meta = json.loads(json.dumps(meta))
-    path = checkpoint_path(folder, step)
+    path = folder / f"step-{step:09d}.safetensors"
     try:
         save_tensors(path, tensors, {**meta, "checksum": checksum(tensors, meta)})
     except SafetensorError as error:  # its way to say that the system refused to write

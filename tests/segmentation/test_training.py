@@ -70,8 +70,7 @@ def test_a_run_that_was_interrupted_ends_the_same(shapes, tmp_path):
     stopped.save()
     run_training(config, tmp_path / "parts", recipe="x", resume="auto")
     whole, parts = (
-        read_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[0])[0]
-        for name in ("whole", "parts")
+        read_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[0])[0] for name in ("whole", "parts")
     )
     assert whole.keys() == parts.keys()
     for name, value in whole.items():

@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json_lines
-from lrfdyn.io.weights import checkpoint_path, list_checkpoints
+from lrfdyn.io.weights import list_checkpoints
 from lrfdyn.training.config import differences, parse_config
 from lrfdyn.training.processes import launch_name
 from lrfdyn.training.recipes import merge
@@ -157,7 +157,7 @@ def test_course_that_was_given_up_does_not_outlive_the_new_one(whole, tmp_path):
     assert in_child(lambda: train(tiny(), early, reporter=Killer(5))) == signal.SIGKILL
     out = tmp_path / "out"
     shutil.copytree(whole, out)
-    named = str(checkpoint_path(early / "checkpoints", 4))
+    named = str(early / "checkpoints" / "step-000000004.safetensors")
     assert in_child(lambda: train(tiny(), out, resume=named, reporter=Killer(9))) == signal.SIGKILL
     assert [path.name for path in list_checkpoints(out / "checkpoints")] == ["step-000000008.safetensors"]
 
