@@ -1,8 +1,5 @@
-"""Things by name: attentions, models, data sets and tasks, those of other packages included.
-
-A package adds its own by an entry point of the group `lrfdyn.plugins` that names a module; importing that module runs
-its `register_...` decorators.
-"""
+"""Things by name: attentions, models, data sets and tasks, those of other packages included: modules that an entry
+point of the group `lrfdyn.plugins` names and whose import runs their `register_...` decorators."""
 
 from __future__ import annotations
 

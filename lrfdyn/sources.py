@@ -42,7 +42,7 @@ WEIGHTS_ENDING = ".safetensors"
 
 @dataclass(frozen=True)
 class Source:
-    """One model that `find_source` has found. Its weights are read by `load` and `weights`.
+    """One model that `find_source` has found; `load` and `weights` read it.
 
     `kind` is "name", "hub", "saved" (a folder of `save_pretrained`), "weights", "checkpoint", "onnx" or "executorch".
     `run` is the folder of the run that it is part of; `seed`, `accuracy` (0 to 1), `curve` (a record per epoch) and
@@ -151,38 +151,39 @@ def find_sources(text: str | os.PathLike[str]) -> list[Source]:
     return [find_source(path) for path in _models_in(Path(text).expanduser()) or [Path(text)]]
 
 
-def _is_model(path: Path) -> bool:
-    """Whether a path is a run with a model or a checkpoint, the checkpoints of one, a saved model or a weight file."""
-    saved = any((path / inner).is_file() for inner in (CONFIG_FILE, f"model/{CONFIG_FILE}"))
-    checkpoints = list_checkpoints(path) or list_checkpoints(path / "checkpoints")
-    return saved or path.suffix == WEIGHTS_ENDING or bool(checkpoints)
+def _folders(path: Path) -> tuple[Path, ...]:
+    """Where a model or checkpoints can be: in a folder, or in the parts of a run."""
+    return (path, path / "model", path / "checkpoints")
 
 
 def _models_in(folder: Path) -> list[Path]:
     """The models in a folder that is none itself, in the paper's order."""
-    if not folder.is_dir() or _is_model(folder):
-        return []
+
+    def is_model(path: Path) -> bool:
+        found = ((inner / CONFIG_FILE).is_file() or list_checkpoints(inner) for inner in _folders(path))
+        return path.suffix == WEIGHTS_ENDING or any(found)
 
     def paper_order(path: Path) -> tuple[int, str]:
         kind = path.stem.rpartition("-seed")[0]
-        return (PAPER_ORDER.index(kind) if kind in PAPER_ORDER else len(PAPER_ORDER), path.stem)
+        return (*PAPER_ORDER, kind).index(kind), path.stem
 
-    found = (list(filter(_is_model, folder.glob(inner))) for inner in ("runs/*", "*"))
+    if not folder.is_dir() or is_model(folder):
+        return []
+    found = (list(filter(is_model, folder.glob(inner))) for inner in ("runs/*", "*"))
     return sorted(next(filter(None, found), []), key=paper_order)
 
 
 def _find_folder(origin: str, path: Path, argument: str, say: Say) -> Source:
-    for folder, run in ((path, path.parent), (path / "model", path)):
+    for folder in _folders(path):
         if (folder / CONFIG_FILE).is_file():
-            facts = _training_facts(run) if folder.name == "model" else {}
+            facts = _training_facts(folder.parent) if folder.name == "model" else {}
             return Source(origin, "saved", folder / WEIGHTS_FILE, **facts)
-    run = path.parent if list_checkpoints(path) else path
-    found = newest_checkpoint(run / "checkpoints", say)
-    if found is None:
-        raise LrfdynError(f"{argument}: {origin} holds no model: no {CONFIG_FILE}, {WEIGHTS_ENDING} file or checkpoint")
-    if run == path:
-        say(f"{argument}: {origin} is a run that has not ended; its newest checkpoint is taken, {found.name}")
-    return Source(origin, "checkpoint", found, **_training_facts(run))
+        found = newest_checkpoint(folder, say)
+        if found is not None:
+            if folder != path:
+                say(f"{argument}: {origin} is a run that has not ended; its newest checkpoint is taken, {found.name}")
+            return Source(origin, "checkpoint", found, **_training_facts(folder.parent))
+    raise LrfdynError(f"{argument}: {origin} holds no model: no {CONFIG_FILE}, {WEIGHTS_ENDING} file or checkpoint")
 
 
 def _training_facts(run: Path) -> dict[str, Any]:

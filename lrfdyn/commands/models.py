@@ -11,14 +11,12 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.commands.shared import make_table, number, plain_console
 from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
 from lrfdyn.models import SpikingModel, list_models
 from lrfdyn.models.registry import model_class
-from lrfdyn.models.summary import Layer, count_parameters, meta_model, summarize
+from lrfdyn.models.summary import count_parameters, meta_model, summarize
 from lrfdyn.paper import IMAGENET
 
 METHODS = ("base", "lrf_ssa", "lrf_dyn")
@@ -50,8 +48,14 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(rows, indent=1))
         return
+    columns = ("model", ">parameters", ">input", ">T", "attention")
+    table = make_table(*columns, ">paper:\nbase", ">paper:\nLRF-SSA", ">paper:\nLRF-Dyn")
+    for row in rows:
+        counts = (f"{row['parameters']:,}", str(row["input_size"][-1]), str(row["time_steps"]))
+        accuracies = (number(row["paper"].get(method, {}).get("accuracy"), ".2f") for method in METHODS)
+        table.add_row(row["name"], *counts, row["attention"] or "-", *accuracies)
     plain_console(80).print(
-        models_table(rows),
+        table,
         "Top-1 accuracy in % on ImageNet-1k as the paper reports it, not measured here. "
         f"Every model with an attention takes {', '.join(ATTENTIONS)}; listed is "
         f"{'the default' if args.attention is None else 'the one counted'}.",
@@ -86,16 +90,6 @@ def sort_key(row: dict[str, Any], by: str, attention: str | None) -> float:
     return (0, row["parameters"], row["input_size"][-1], -paper.get("accuracy", 0))[SORTS.index(by)]
 
 
-def models_table(rows: list[dict[str, Any]]) -> Table:
-    columns = ("model", ">parameters", ">input", ">T", "attention")
-    table = make_table(*columns, ">paper:\nbase", ">paper:\nLRF-SSA", ">paper:\nLRF-Dyn")
-    for row in rows:
-        counts = (f"{row['parameters']:,}", str(row["input_size"][-1]), str(row["time_steps"]))
-        accuracies = (number(row["paper"].get(method, {}).get("accuracy"), ".2f") for method in METHODS)
-        table.add_row(row["name"], *counts, row["attention"] or "-", *accuracies)
-    return table
-
-
 def show_model(args: argparse.Namespace) -> None:
     """Prints the layers and facts of one model."""
     require_integer("depth", args.depth, 1)
@@ -105,18 +99,14 @@ def show_model(args: argparse.Namespace) -> None:
     row, layers = model_row(model), summarize(model, args.depth)
     if args.json:
         print(json.dumps({**row, "config": model.config, "layers": [asdict(layer) for layer in layers]}, indent=1))
-    else:
-        plain_console(80).print(layers_table(layers, row["parameters"]), *facts(model, row), sep="\n")
-
-
-def layers_table(layers: list[Layer], total: int) -> Table:
+        return
     table = make_table("layer", "kind", ">output", ">parameters", ">share")
     for layer in layers:
-        shape = "-" if layer.output is None else "x".join(map(str, layer.output))
-        table.add_row(layer.path, layer.kind, shape, f"{layer.parameters:,}", f"{layer.parameters / total:.1%}")
+        shape, share = "x".join(map(str, layer.output or ("-",))), layer.parameters / row["parameters"]
+        table.add_row(layer.path, layer.kind, shape, f"{layer.parameters:,}", f"{share:.1%}")
     table.add_section()
-    table.add_row("all", "", "", f"{total:,}", "100.0%")
-    return table
+    table.add_row("all", "", "", f"{row['parameters']:,}", "100.0%")
+    plain_console(80).print(table, *facts(model, row), sep="\n")
 
 
 def facts(model: SpikingModel, row: dict[str, Any]) -> list[str]:

@@ -33,7 +33,6 @@ CARD_MARK = "<!-- Made by lrfdyn, and made anew by every save. Remove this line 
 FORMAT = 1
 OURS = {"library_name": "lrfdyn", "library_version": __version__}  # what the hub is told of its caller
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-TAGS = ["lrfdyn", "spiking-neural-network", "vision"]
 
 
 class HubMixin(nn.Module):
@@ -75,7 +74,12 @@ class HubMixin(nn.Module):
             model = lrfdyn.from_pretrained("my_model")
         """
         place, config = writable_folder(Path(folder), "folder"), model_config(self)
-        check_rebuilds(self, config, place / CONFIG_FILE)
+        # A model whose layers were changed behind its configuration could not be loaded.
+        both = (self, _build(config, {}, type(self), place / CONFIG_FILE))
+        own, rebuilt = ({(name, value.shape) for name, value in m.state_dict().items()} for m in both)
+        wrong = ", ".join(sorted({name for name, _ in own ^ rebuilt})[:3])
+        what = f"a {type(self).__name__} of its configuration has other weights ({wrong})"
+        require(not wrong, f"model: cannot be saved, because {what}; were its layers changed?")
         text = model_card(self, config, source, description, card)
         try:
             # The weights carry the configuration too: of a save that was cut short, the two do not agree.
@@ -195,15 +199,6 @@ def model_config(model: HubMixin) -> dict[str, Any]:
         raise LrfdynError(f"model: its configuration cannot be written as JSON ({error})") from None
 
 
-def check_rebuilds(model: HubMixin, config: dict[str, Any], path: Path) -> None:
-    """An error for a model whose layers were changed behind its configuration: nobody could load it."""
-    both = (model, _build(config, {}, type(model), path))
-    own, rebuilt = ({(name, value.shape) for name, value in m.state_dict().items()} for m in both)
-    wrong = ", ".join(sorted({name for name, _ in own ^ rebuilt})[:3])
-    what = f"a {type(model).__name__} of its configuration has other weights ({wrong})"
-    require(not wrong, f"model: cannot be saved, because {what}; were its layers changed?")
-
-
 def known_hosts() -> dict[str, type[HubMixin]]:
     """All host classes by name: what is below the classes that inherit the mixin, those of users and plugins too."""
     load_plugins()
@@ -273,7 +268,8 @@ def model_card(
 ) -> str:
     """The README.md of a model. `source` is where a reader loads the model from, `header` holds further entries of the
     header that the hub reads: YAML, every value as JSON, which is YAML too and quotes itself."""
-    entries = {"library_name": "lrfdyn", "pipeline_tag": model.pipeline_tag, "tags": TAGS, **header}
+    tags = ["lrfdyn", "spiking-neural-network", "vision"]
+    entries = {"library_name": "lrfdyn", "pipeline_tag": model.pipeline_tag, "tags": tags, **header}
     for key, value in entries.items():
         valid = re.fullmatch(r"[\w-]+", key) is not None
         require(valid, f"card: expected names of letters, digits, - and _, got {key!r}")

@@ -1,8 +1,6 @@
-"""Weight files, tensors and JSON in one safetensors file and never code; checkpoints of `lrfdyn train` among them.
-
-A checkpoint holds tensors (`model.*`, `optimizer.*`, and `ema.*` where there is a moving average) and JSON (position,
-settings, configuration of the model) with a checksum over both.
-"""
+"""Weight files, tensors and JSON in one safetensors file and never code. A checkpoint of `lrfdyn train` holds tensors
+(`model.*`, `optimizer.*`, and `ema.*` where there is a moving average) and JSON (position, settings, configuration of
+the model) with a checksum over both."""
 
 from __future__ import annotations
 
@@ -81,10 +79,9 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
     for path in list_checkpoints(folder):
         try:
             read_checkpoint(path)
+            return path
         except LrfdynError as error:
             say(f"{error}; falling back to the one before")
-        else:
-            return path
     require(not list_checkpoints(folder), f"resume: every checkpoint in {folder} is damaged; begin anew with --restart")
     return None
 
