@@ -86,7 +86,7 @@ def mib(size: int | None) -> str:
 def state_table(profiles: list[dict[str, Any]]) -> Table:
     """Terms of all attention layers, for one image and time step."""
     title = "What attention must hold, derived, for one image and time step"
-    table = make_table("attention", "term", "formula", ">KiB a layer", ">layers", ">KiB in all", title=title)
+    table = make_table("attention", "term", "formula", ">KiB a\nlayer", ">layers", ">KiB\nin all", title=title)
     for profile in profiles:
         label, layers = attention_label(profile["attention"]), profile["layers"].values()
         largest = largest_state(profile["layers"])
