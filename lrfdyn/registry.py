@@ -24,8 +24,7 @@ def load_plugins() -> None:
 
 
 class Registry(Mapping[str, Item]):
-    """A mapping from names to `what` they stand for, in the order of registration. An unknown name is an error that
-    lists the near matches."""
+    """A mapping from names to `what` they stand for. An unknown name is an error that lists the near matches."""
 
     def __init__(self, what: str) -> None:
         self.what = what

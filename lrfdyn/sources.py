@@ -24,14 +24,7 @@ from lrfdyn.attention import attention_options
 from lrfdyn.errors import LrfdynError, near_names, require
 from lrfdyn.files import read_json, read_json_lines
 from lrfdyn.io.hub import CONFIG_FILE, REPO_ID, WEIGHTS_FILE, build_trained
-from lrfdyn.io.weights import (
-    check_fit,
-    list_checkpoints,
-    load_tensors,
-    model_weights,
-    newest_checkpoint,
-    read_checkpoint,
-)
+from lrfdyn.io.weights import check_fit, find_checkpoint, list_checkpoints, load_tensors, model_weights, read_checkpoint
 from lrfdyn.models import SpikingModel, create_model, list_models
 from lrfdyn.models.registry import model_class
 
@@ -84,8 +77,7 @@ class Source:
             return build_trained(config, tensors, self.path, self.path, host=SpikingModel)
 
     def weights(self, raw: bool = False) -> dict[str, Tensor]:
-        """The trained weights by name. Of a checkpoint they are the moving average where it has one, or with `raw`
-        the weights themselves."""
+        """The trained weights by name; of a checkpoint its moving average where it has one, unless `raw`."""
         require(self.trained, f"{self.argument}: {self.origin} names a model without weights; expected a trained one")
         with self._errors():
             return self.load().state_dict() if self.kind == "hub" else self._read(raw)[0]
@@ -178,7 +170,7 @@ def _find_folder(origin: str, path: Path, argument: str, say: Say) -> Source:
         if (folder / CONFIG_FILE).is_file():
             facts = _training_facts(folder.parent) if folder.name == "model" else {}
             return Source(origin, "saved", folder / WEIGHTS_FILE, **facts)
-        found = newest_checkpoint(folder, say)
+        found = find_checkpoint(folder, say)
         if found is not None:
             if folder != path:
                 say(f"{argument}: {origin} is a run that has not ended; its newest checkpoint is taken, {found.name}")

@@ -47,8 +47,7 @@ def command_line() -> str:
 
 
 def plain_console(width: int = 0, stderr: bool = False) -> Console:
-    """A console that prints texts as they are. One that is wider than a narrow terminal breaks lines rather than
-    losing columns of a table."""
+    """A console that prints texts as they are, at least `width` wide: the terminal breaks lines, no column is lost."""
     return Console(width=max(width, Console().width) if width else None, stderr=stderr, highlight=False, markup=False)
 
 

@@ -105,11 +105,9 @@ class Bar(Reporter, AbstractContextManager["Bar"]):
         if trainer.is_main:
             self.progress.start()
         obstacle = trainer.graph_obstacle
-        self.say(
-            f"{trainer.parameters:,} parameters, {trainer.processes} x {trainer.device.type}, "
-            f"{trainer.total_steps:,} steps of {trainer.config.run.batch_size} images, "
-            + (f"step by step ({obstacle})" if obstacle else "captured as a CUDA graph")
-        )
+        how = f"step by step ({obstacle})" if obstacle else "captured as a CUDA graph"
+        steps = f"{trainer.total_steps:,} steps of {trainer.config.run.batch_size} images, {how}"
+        self.say(f"{trainer.parameters:,} parameters, {trainer.processes} x {trainer.device.type}, {steps}")
 
     def step(self, trainer: Trainer) -> None:
         epoch, news = (trainer.done - 1) // trainer.steps + 1, f"{trainer.speed:,.0f} images/s{self.news}"

@@ -116,11 +116,12 @@ class HubMixin(nn.Module):
             address = model.push_to_hub("someone/my_model", private=True, license="mit")
         """
         how = {"commit_message": commit_message, "revision": revision, "create_pr": create_pr}
-        with _huggingface_hub(f"repo_id: cannot upload to {repo_id!r}") as hub, tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, description=description, source=repo_id, **card)
-            api = hub.HfApi(token=token, **OURS)
-            address = api.create_repo(repo_id, exist_ok=True, **({} if private is None else {"private": private}))
-            api.upload_folder(repo_id=repo_id, folder_path=folder, **how)
+            with _huggingface_hub(f"repo_id: cannot upload to {repo_id!r}") as hub:
+                api = hub.HfApi(token=token, **OURS)
+                address = api.create_repo(repo_id, private=private, exist_ok=True)
+                api.upload_folder(repo_id=repo_id, folder_path=folder, **how)
         return str(address)
 
 
@@ -209,8 +210,7 @@ def known_hosts() -> dict[str, type[HubMixin]]:
 
 
 def _build(config: dict[str, Any], options: dict[str, Any], wanted: type[Host], path: Path) -> Host:
-    """The configured model on the meta device: a wrong configuration costs no memory, and nothing is drawn at
-    random."""
+    """The configured model on the meta device: a wrong configuration costs no memory, and nothing is random."""
     hosts, name = known_hosts(), config.get("host")
     if name not in hosts:
         raise unknown_name(f"source: {path}: host", name, hosts)
@@ -255,8 +255,6 @@ def _huggingface_hub(problem: str) -> Iterator[ModuleType]:
         import huggingface_hub
 
         yield huggingface_hub
-    except LrfdynError:
-        raise
     except ImportError:
         raise LrfdynError(f"{problem}; it needs huggingface_hub: pip install 'lrfdyn[hub]'") from None
     except Exception as error:  # connection, rights, names: the library has many kinds

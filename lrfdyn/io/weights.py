@@ -74,7 +74,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, meta
 
 
-def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
+def find_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
     """The newest checkpoint that is whole; `say` hears of those that are not."""
     for path in list_checkpoints(folder):
         try:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from lrfdyn.devices import device_name
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
-from lrfdyn.io.weights import list_checkpoints, model_weights, newest_checkpoint, read_checkpoint
+from lrfdyn.io.weights import find_checkpoint, list_checkpoints, model_weights, read_checkpoint
 from lrfdyn.models import SpikingModel
 from lrfdyn.training.build import attention_facts, data_model
 from lrfdyn.training.config import TrainConfig
@@ -133,7 +133,7 @@ def _choose(trainer: Trainer, resume: str) -> Path | None:
     """The checkpoint to go on from. The first process decides, so that all of them take the same."""
     path: str | None = None
     if trainer.is_main and resume == "auto":
-        found = newest_checkpoint(trainer.out / "checkpoints", trainer.reporter.say)
+        found = find_checkpoint(trainer.out / "checkpoints", trainer.reporter.say)
         path = None if found is None else str(found)
     elif resume not in ("auto", "no"):
         path = resume
