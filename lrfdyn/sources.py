@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,20 +107,11 @@ class Source:
             raise LrfdynError(re.sub(r"^source:", f"{self.argument}:", str(error))) from error
 
 
-Say = Callable[[str], None]
-
-
-def say_on_stderr(message: str) -> None:
-    print(message, file=sys.stderr)
-
-
-def find_source(
-    text: str | os.PathLike[str], argument: str = "model", say: Say = say_on_stderr, **options: Any
-) -> Source:
+def find_source(text: str | os.PathLike[str], argument: str = "model", **options: Any) -> Source:
     """Finds the one model that a path or name stands for; several in a folder are an error that names one of them.
 
-    `argument` is what errors call the text, and `say` hears of a run that has not ended, whose newest whole checkpoint
-    is taken. `options` are those of `create_model`, None for its default, and go with the name of a model.
+    `argument` is what errors call the text. Of a run that has not ended the newest whole checkpoint is taken, which is
+    said on the error stream. `options` are those of `create_model`, None for its default, for the name of a model.
 
         model = find_source("runs/cifar100").load()
         model = find_source("spikformer_4_384:lrf_dyn", num_classes=10).load(seed=1)
@@ -128,9 +120,9 @@ def find_source(
     inner = _models_in(path)
     if inner:
         require(len(inner) == 1, f"{argument}: {origin} holds {len(inner)} models; name one, such as {inner[0]}")
-        return find_source(inner[0], argument, say, **options)
+        return find_source(inner[0], argument, **options)
     find = _find_folder if path.is_dir() else _find_file if path.exists() else _find_name
-    source = replace(find(origin, path, argument, say), argument=argument)
+    source = replace(find(origin, path, argument), argument=argument)
     given = {key: value for key, value in options.items() if value is not None}
     untrained = not given or not source.trained
     require(untrained, f"{', '.join(given)}: only for the name of a model, whose weights are random; got {origin}")
@@ -165,7 +157,8 @@ def _models_in(folder: Path) -> list[Path]:
     return sorted(next(filter(None, found), []), key=paper_order)
 
 
-def _find_folder(origin: str, path: Path, argument: str, say: Say) -> Source:
+def _find_folder(origin: str, path: Path, argument: str) -> Source:
+    say = partial(print, file=sys.stderr)
     for folder in _folders(path):
         if (folder / CONFIG_FILE).is_file():
             facts = _training_facts(folder.parent) if folder.name == "model" else {}
@@ -194,18 +187,18 @@ def _training_facts(run: Path) -> dict[str, Any]:
     return {"run": run, "seed": summary.get("seed"), "curve": curve, **facts}
 
 
-def _find_file(origin: str, path: Path, argument: str, say: Say) -> Source:
+def _find_file(origin: str, path: Path, argument: str) -> Source:
     kinds = {WEIGHTS_ENDING: "weights", **{ending: kind for kind, ending in EXPORTED.items()}}
     expected = f"expected a folder, a file that ends in {', '.join(kinds)}, or the name of a model"
     require(path.suffix in kinds, f"{argument}: {expected}, got {origin}")
     if path.name == WEIGHTS_FILE and path.with_name(CONFIG_FILE).is_file():
-        return _find_folder(origin, path.parent, argument, say)
+        return _find_folder(origin, path.parent, argument)
     if path.suffix == WEIGHTS_ENDING and "checksum" in load_tensors(path)[1]:
         return Source(origin, "checkpoint", path, run=path.parent.parent)
     return Source(origin, kinds[path.suffix], path)
 
 
-def _find_name(origin: str, path: Path, argument: str, say: Say) -> Source:
+def _find_name(origin: str, path: Path, argument: str) -> Source:
     """The name of a model or of a hub repository: nothing has this path."""
     name, _, kind = origin.partition(":")
     if name in list_models():
