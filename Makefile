@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs format clean
+.PHONY: demo test lint docs format mutants clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo-installed
@@ -26,6 +26,10 @@ docs: .venv/docs-installed
 format: .venv/dev-installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# An hour: which small changes of the package no test notices.
+mutants: .venv/dev-installed
+	$(BIN)/python tests/mutants.py
 
 clean:
 	rm -rf .venv demo site build *.egg-info

@@ -28,11 +28,11 @@ from benchmarks import common
 from lrfdyn.attention import attention_label
 from lrfdyn.errors import require
 from lrfdyn.files import write_json
-from lrfdyn.segmentation.data import find_pairs, find_root
-from lrfdyn.segmentation.figure import choose_pairs, segmentation_figure
+from lrfdyn.segmentation.data import find_pairs
+from lrfdyn.segmentation.predict import choose_pairs, segmentation_figure
 from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.logs import Reporter
 from lrfdyn.training.recipes import load_recipe, run_name
-from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.run import run_training
 from lrfdyn.training.tasks import TestRun
 from lrfdyn.training.trainer import Trainer
@@ -206,7 +206,7 @@ def train(args: argparse.Namespace, kind: str, config: TrainConfig, work: Path, 
     """The folder of the run, whose results are in --out then."""
     recipe = run_name(args.recipe, {"attention": kind})
     summary = run_training(config, work, recipe=recipe, command=command, reporter=Printer())
-    root = find_root(Path(args.root))
+    root = Path(args.root)
     summary |= {
         "backbone": shown_backbone(config.model.backbone),
         "train_images": len(find_pairs(root, "training")),

@@ -17,8 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import common
 from lrfdyn.data import Augmentation
-from lrfdyn.data.cifar import Cifar100
-from lrfdyn.data.resident import ResidentData
+from lrfdyn.data.resident import Cifar100, ResidentData
 
 SETTINGS = {
     "none": Augmentation(),

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,8 @@ from lrfdyn.attention import ATTENTIONS
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.data.preprocess import Preprocessing
-from lrfdyn.deploy.export.check import run_batches, settle_norms, torch_logits
-from lrfdyn.deploy.export.executorch import ExecutorchRunner
-from lrfdyn.deploy.export.onnx import OnnxRunner
-from lrfdyn.deploy.export.write import export_model
+from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner
+from lrfdyn.deploy.export.write import export_model, run_batches, settle_norms, torch_logits
 from lrfdyn.deploy.predict import expand_images
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.base import SpikingModel
@@ -99,7 +98,7 @@ def measure(
             "operations": operations(path), "file_mib": made.bytes / 2**20,
             "parameters": sum(p.numel() for p in model.parameters()), "latency_ms": times["file"],
             "torch_latency_ms": times["torch"], "threads": 1, "batch": 1, "repeats": repeats, "clock": "process time",
-            "export_and_check_s": seconds, **made.check.as_dict(),
+            "export_and_check_s": seconds, **asdict(made.check),
         }  # fmt: skip
 
 
@@ -150,7 +149,7 @@ def trained(folder: Path, root: Path | None, count: int | None) -> Iterator[dict
         with tempfile.TemporaryDirectory() as place:
             made = export_model(model, Path(place) / f"model{EXPORTED[format]}")
             runner = OnnxRunner(made.path, threads=1) if format == "onnx" else ExecutorchRunner(made.path)
-            found = run_batches(runner, images, runner.most_images)
+            found = run_batches(runner, images, runner.facts.get("most_images"))
         limit = made.check.tolerance * np.abs(logits).max()
         result: dict[str, Any] = {"images": len(images), "largest_logit": float(np.abs(logits).max())}
         result["top1"] = 100 * float((logits.argmax(1) == labels).mean())

@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import common
 from benchmarks.train_step import Peer, build
 from lrfdyn import create_model
-from lrfdyn.analysis.measure.memory import attention_state, peak_allocation, resident_growth
-from lrfdyn.analysis.measure.profile import held_state_bytes
+from lrfdyn.analysis.measure.inference import attention_state, held_state_bytes, peak_allocation, resident_growth
 from lrfdyn.deploy import compile_for_inference
 from lrfdyn.ops.dispatch import plain_operations
 

@@ -47,7 +47,7 @@ def main() -> None:
     before = {(row["model"], row["attention"]): row for row in kept}
     rows = []
     for recipe in RECIPES:
-        variants = recipe_notes(find_recipe(recipe)).variants
+        _, _, variants = recipe_notes(find_recipe(recipe))
         for values in product(*variants.values()):
             choice = dict(zip(variants, values, strict=True))
             known = before.get((choice["model"], choice.get("attention")))

@@ -23,10 +23,9 @@ from lrfdyn.data import Batch
 from lrfdyn.segmentation.data import Ade20k
 from lrfdyn.segmentation.inference import pad_to_stride
 from lrfdyn.segmentation.metric import build_confusion
-from lrfdyn.training.build import build_data, data_model
 from lrfdyn.training.processes import build_accelerator
 from lrfdyn.training.recipes import load_recipe
-from lrfdyn.training.tasks import TestRun, task_of
+from lrfdyn.training.tasks import TestRun, build_data, data_model, task_of
 
 LONGEST_OPERATIONS = 15
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models import SpikingModel, create_model, list_models
-from lrfdyn.models.backbone import Backbone
+from lrfdyn.models.base import Backbone
 from lrfdyn.models.registry import model_class
 
 try:

@@ -19,8 +19,8 @@ from docs import fill
 from docs.parts import findings, segmentation
 from lrfdyn.cli import build_parser
 from lrfdyn.data.base import check_options
-from lrfdyn.training.build import data_options
 from lrfdyn.training.recipes import load_recipe
+from lrfdyn.training.tasks import data_options
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

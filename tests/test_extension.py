@@ -120,8 +120,7 @@ import copy
 import lrfdyn, torch
 from lrfdyn.attention import attention_options, attention_label
 from lrfdyn.deploy import compile_for_inference
-from lrfdyn.deploy.export.check import settle_norms
-from lrfdyn.deploy.export.write import export_model
+from lrfdyn.deploy.export.write import export_model, settle_norms
 from lrfdyn.training.config import OptimizerConfig
 from lrfdyn.training.optim import parameter_groups
 

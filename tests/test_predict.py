@@ -18,8 +18,8 @@ from sklearn.datasets import load_digits
 import lrfdyn
 from lrfdyn.cli import main
 from lrfdyn.data import Augmentation
-from lrfdyn.data.digits import Digits
 from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.data.resident import Digits
 from lrfdyn.deploy.export.write import export_model
 from lrfdyn.deploy.predict import Predictor, expand_images
 from lrfdyn.errors import LrfdynError

@@ -20,7 +20,7 @@ from torch import nn
 import lrfdyn
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import SDTV2, SpikingModel, list_models
-from lrfdyn.models.backbone import Backbone, stage_indices
+from lrfdyn.models.base import Backbone
 
 HAS_TIMM = importlib.util.find_spec("timm") is not None
 needs_timm = pytest.mark.skipif(not HAS_TIMM, reason="timm is not installed")
@@ -261,7 +261,7 @@ def test_out_indices(timm, out_indices, stages):
 @pytest.mark.parametrize("wrong", [(4,), (-5,), 5, 0, ()])
 def test_stages_that_do_not_exist(wrong):
     with pytest.raises(LrfdynError, match="out_indices: expected some of the 4 stages"):
-        stage_indices(4, wrong)
+        Backbone(lrfdyn.create_model("spikformer_8_512", dim=16, heads=2, depth=1), wrong)
 
 
 def test_backbone_trains(timm):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from docs.parts import ROOT, kib, listing, read, table
-from lrfdyn.analysis.measure.memory import attention_state
+from lrfdyn.analysis.measure.inference import attention_state
 from lrfdyn.attention import attention_label
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.models.summary import meta_model

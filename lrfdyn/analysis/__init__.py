@@ -1,16 +1,13 @@
 """Measurements of attention, spikes, energy and memory, the theorems, and the report that shows them."""
 
-from lrfdyn.analysis.analyze import analyze
-from lrfdyn.analysis.measure.energy import EnergyModel, energy
-from lrfdyn.analysis.measure.firing import firing_rates
+from lrfdyn.analysis.analyze import analyze, find_sources
 from lrfdyn.analysis.measure.images import load_images
+from lrfdyn.analysis.measure.inference import attention_state, inference_peak
 from lrfdyn.analysis.measure.locality import locality
-from lrfdyn.analysis.measure.memory import attention_state, inference_peak
 from lrfdyn.analysis.measure.model import measure_model
 from lrfdyn.analysis.measure.receptive_field import receptive_field, receptive_field_record, share_inside
-from lrfdyn.analysis.report.page import render_report, write_report
-from lrfdyn.analysis.report.write import write_all
-from lrfdyn.analysis.sources import find_sources
+from lrfdyn.analysis.measure.spikes import EnergyModel, energy, firing_rates
+from lrfdyn.analysis.report.write import render_report, write_all, write_report
 from lrfdyn.analysis.theory_report import TheorySettings, theory_results
 
 __all__ = [

@@ -6,20 +6,25 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.analysis.measure.energy import EnergyModel
+from lrfdyn import sources as found
 from lrfdyn.analysis.measure.images import RANDOM, Images
 from lrfdyn.analysis.measure.model import machine, measure_model
-from lrfdyn.analysis.report.page import RESULTS_FORMAT
-from lrfdyn.analysis.sources import Source, training_settings
+from lrfdyn.analysis.measure.spikes import EnergyModel
+from lrfdyn.analysis.report.write import RESULTS_FORMAT
 from lrfdyn.attention import attention_label, attention_options
-from lrfdyn.errors import require
+from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models import SpikingModel
+from lrfdyn.models.registry import model_class
+from lrfdyn.sources import Source
+from lrfdyn.training.config import decisive
+from lrfdyn.training.recipes import load_recipe
 from lrfdyn.version import __version__
 
 RANDOM_LABEL = " (random weights)"
@@ -34,12 +39,24 @@ NOTES = (
     "Measured peak memory is that of one evaluation pass at batch 1, all layers and time steps, of the "
     "implementation that also trains, which keeps whole feature maps: neither streaming nor low-memory inference.",
 )
-NOTES_RANDOM = (
+NOTE_FEW = "of this analysis: the files say nothing of the whole test set."
+NOTE_RANDOM = (
     "Their firing, energy, locality and receptive fields say nothing about a trained model; parameters and memory do "
     "not depend on it."
 )
 
 Progress = Callable[[str, str, int], None]
+
+
+def find_sources(text: str, images: Images) -> list[Source]:
+    """All models that `text` stands for (see `lrfdyn.sources`). One that is named is made for the images."""
+
+    def fit(source: Source) -> Source:
+        takes = {} if source.trained else model_class(source.origin.partition(":")[0]).options()
+        facts = {key: value for key, value in images.facts.items() if key in takes}
+        return replace(source, options={**source.options, **facts})
+
+    return [fit(source) for source in found.find_sources(text)]
 
 
 def analyze(
@@ -70,22 +87,27 @@ def analyze(
     entries: dict[str, dict[str, Any]] = {}
     keys: dict[str, str] = {}  # what a model is, as text: the key of its entry
     runs: list[dict[str, Any]] = []
-    on_images_only: set[str] = set()  # entries with an accuracy that their training says nothing of
-    about: dict[str, Any] = {}
-    for source in sources:
-        model = source.load()
-        about = about or _about(model)
-        identity = json.dumps(
-            [model_name(model), model.config, source.trained, training_settings(source)], sort_keys=True, default=str
-        )
-        key, accuracy = keys.get(identity), source.accuracy
+    few: list[dict[str, Any]] = []  # entries with an accuracy that their training says nothing of
+    about: dict[str, Any] = {}  # the model that all attentions share
+    recipes = list(map(_training_settings, sources))
+    for source, recipe in zip(sources, recipes, strict=True):
+        model, accuracy = source.load(), source.accuracy
+        about = about or {
+            "config": {k: v for k, v in model.config.items() if not k.startswith("attention")},
+            "grid": list(getattr(model, "grid", [])) or None,
+            "time_steps": model.time_steps,
+        }
+        name = model_name(model)
+        identity = json.dumps([name, model.config, source.trained, recipe], sort_keys=True, default=str)
+        key = keys.get(identity)
         if key is None or source.seed is None or any((r["attention"], r["seed"]) == (key, source.seed) for r in runs):
-            key = _unused(model.config.get("attention") or model_name(model), entries)
+            stem = model.config.get("attention") or name
+            key = next(k for k in chain([stem], (f"{stem}-{i}" for i in count(2))) if k not in entries)
             keys.setdefault(identity, key)
             entries[key] = _entry(model, source, images, energy, progress)
             if accuracy is None and entries[key]["accuracy_on_images"] is not None:
                 accuracy = entries[key]["accuracy_on_images"]
-                on_images_only.add(key)
+                few.append(entries[key])
         runs.append(
             {
                 "attention": key,
@@ -98,15 +120,15 @@ def analyze(
             }
         )
     for key, entry in entries.items():
-        found = [run["test_accuracy"] for run in runs if run["attention"] == key]
-        entry |= summary_of([accuracy for accuracy in found if accuracy is not None])
+        entry |= _summary(run["test_accuracy"] for run in runs if run["attention"] == key)
     _tell_apart(list(entries.values()))
     names = list(dict.fromkeys(entry["model"] for entry in entries.values()))
-    what = "noise" if images.name == RANDOM else images.name
+    what, noun = ("noise", "image") if images.name == RANDOM else (images.name, "test image")
     epochs = max(len(run["curve"]) for run in runs)
     trained = f", {_plural(len(runs), 'run')} of training for {_plural(epochs, 'epoch')}" if epochs else ""
-    noun = "image" if what == "noise" else "test image"
     times = [run["train_seconds"] for run in runs if run["train_seconds"] is not None]
+    untrained = "; ".join(e["label"].replace(RANDOM_LABEL, "") for e in entries.values() if not e["trained"])
+    of_few, shown = "; ".join(entry["label"] for entry in few), _plural(images.count, "image")
     return {
         "format": RESULTS_FORMAT,
         "title": title or f"{', '.join(names)} on {what}",
@@ -117,23 +139,29 @@ def analyze(
         "machine": machine(images.device),
         "data": {"name": what, "train": images.train, "test": images.count, "classes": images.facts.get("num_classes")},
         "model": {"name": names[0] if len(names) == 1 else None, **about},
-        "recipe": _common_recipe(sources),
+        "recipe": {k: v for k, v in recipes[0].items() if v is not None and all(r.get(k) == v for r in recipes)},
         "spread": SPREAD,
         "wall_seconds": time.perf_counter() - start,
         "train_seconds": sum(times) if times else None,
         "runs": runs,
         "attentions": entries,
-        "notes": [*notes, *_notes(entries, on_images_only, images), *NOTES],
+        "notes": [
+            *notes,
+            *([f"Random weights, not trained: {untrained}. {NOTE_RANDOM}"] if untrained else []),
+            *([f"Accuracy of {of_few} is that on the {shown} {NOTE_FEW}"] if few else []),
+            *dict.fromkeys(note for entry in entries.values() for note in entry["notes"]),
+            *NOTES,
+        ],
     }
 
 
-def _about(model: SpikingModel) -> dict[str, Any]:
-    """What the report says of the model that all attentions share."""
-    return {
-        "config": {k: v for k, v in model.config.items() if not k.startswith("attention")},
-        "grid": list(getattr(model, "grid", [])) or None,
-        "time_steps": model.time_steps,
-    }
+def _training_settings(source: Source) -> dict[str, Any]:
+    """What of the recipe of a run decides its result, the seed apart, by `section.key`: equal for runs that trained
+    alike. Nothing where the recipe is unknown or cannot be read."""
+    try:
+        return {} if source.recipe is None else decisive(load_recipe(source.recipe).as_dict()) | {"run.seed": None}
+    except LrfdynError:
+        return {}
 
 
 def _entry(
@@ -152,7 +180,7 @@ def _entry(
         "options": options,
         "time_steps": model.time_steps,
         "accuracy_on_images": images.accuracy(model) if source.trained else None,
-        **summary_of([]),
+        **_summary([]),
         **measured,
     }
 
@@ -165,34 +193,30 @@ def model_name(model: SpikingModel) -> str:
 def model_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
     """Return a short label of the attention of `model`, with those of its options that are not the default, and all of
     its options. A model without attention is labelled with its name."""
+
+    def text(value: Any) -> str:
+        return f"({', '.join(map(str, value))})" if isinstance(value, (list, tuple)) else str(value)
+
     kind = model.config.get("attention")
     if kind is None:
         return model_name(model), {}
     defaults = attention_options(kind)
     options = {**defaults, **(model.config.get("attention_options") or {})}
-    changed = [f"{key} {_text(value)}" for key, value in options.items() if _text(value) != _text(defaults[key])]
+    changed = [f"{key} {text(value)}" for key, value in options.items() if text(value) != text(defaults[key])]
     return ", ".join([attention_label(kind), *changed]), options
-
-
-def _text(value: Any) -> str:
-    return f"({', '.join(map(str, value))})" if isinstance(value, (list, tuple)) else str(value)
 
 
 def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _unused(key: str, taken: Collection[str]) -> str:
-    names = chain([key], (f"{key}-{number}" for number in count(2)))
-    return next(name for name in names if name not in taken)
-
-
-def summary_of(accuracies: Sequence[float]) -> dict[str, Any]:
-    """Return mean and spread of the accuracies of several seeds, None where there are none."""
+def _summary(accuracies: Iterable[float | None]) -> dict[str, Any]:
+    """Mean and spread of the known accuracies of several seeds, None where there are none."""
+    known = [accuracy for accuracy in accuracies if accuracy is not None]
     return {
-        "accuracy_mean": statistics.mean(accuracies) if accuracies else None,
-        "accuracy_spread": (max(accuracies) - min(accuracies)) / 2 if accuracies else None,
-        "accuracy_values": list(accuracies),
+        "accuracy_mean": statistics.mean(known) if known else None,
+        "accuracy_spread": (max(known) - min(known)) / 2 if known else None,
+        "accuracy_values": known,
     }
 
 
@@ -200,31 +224,8 @@ def _tell_apart(entries: Sequence[dict[str, Any]]) -> None:
     """Puts the model into the labels where the models differ, and where a model is from where labels are equal."""
     if len({entry["model"] for entry in entries}) > 1:
         for entry in entries:
-            if entry["kind"]:
-                entry["label"] = f"{entry['model']}, {entry['label']}"
+            entry["label"] = f"{entry['model']}, {entry['label']}" if entry["kind"] else entry["label"]
     labels = Counter(entry["label"] for entry in entries)
     for entry in entries:
         if labels[entry["label"]] > 1:
             entry["label"] += f", {Path(entry['origin']).name}"
-
-
-def _common_recipe(sources: Sequence[Source]) -> dict[str, Any]:
-    """The settings of training that all runs share; none where one of them says nothing of its recipe."""
-    first, *others = map(training_settings, sources)
-    return {
-        key: value for key, value in first.items() if value is not None and all(o.get(key) == value for o in others)
-    }
-
-
-def _notes(entries: dict[str, dict[str, Any]], on_images_only: Collection[str], images: Images) -> Iterator[str]:
-    """Lines about these models: random weights, accuracies on few images, and what an attention does not say."""
-    untrained = [entry["label"].replace(RANDOM_LABEL, "") for entry in entries.values() if not entry["trained"]]
-    if untrained:
-        yield f"Random weights, not trained: {'; '.join(untrained)}. {NOTES_RANDOM}"
-    if on_images_only:
-        few = "; ".join(entry["label"] for key, entry in entries.items() if key in on_images_only)
-        yield (
-            f"Accuracy of {few} is that on the {_plural(images.count, 'image')} of this analysis: the files say "
-            "nothing of the whole test set."
-        )
-    yield from dict.fromkeys(note for entry in entries.values() for note in entry["notes"])

@@ -27,9 +27,6 @@ def _check(n: int, alpha: float = 1.0, beta: float = 0.0) -> None:
     require(beta >= 0, f"beta: expected a number >= 0, got {beta}")
 
 
-# ---- the distributions ----
-
-
 def vsa_distribution(n: int, beta: float) -> Vector:
     """VSA: the softmax of a similarity that falls linearly with distance, `[n]`."""
     _check(n, beta=beta)
@@ -63,9 +60,6 @@ def mixture(p: Vector, r: Vector, share: float) -> Vector:
     return (1 - share) * p + share * r
 
 
-# ---- Theorem 1: expected radius ----
-
-
 def radius(p: Vector) -> float:
     """The expected radius sum_D D p(D)."""
     return float(np.arange(len(p)) @ p)
@@ -97,9 +91,6 @@ def lrf_radius(n: int, alpha: float, beta: float, distances: Sequence[int], shar
     return (1 - share) * ssa_radius(n, alpha, beta) + share * radius(local_distribution(n, distances))
 
 
-# ---- Theorem 2: entropy ----
-
-
 def entropy_of(p: Vector) -> float:
     """The entropy -sum p log p in nats."""
     positive = p[p > 0]
@@ -122,8 +113,7 @@ def ssa_entropy(n: int, alpha: float, beta: float) -> float:
         return _flat_entropy(n, -beta / alpha)
     total = alpha * m - beta * m * (m - 1) / 2
     least = alpha / beta - (m - 1)  # the smallest weight in units of beta
-    start = least if least > 0 else 1.0
-    count = m if least > 0 else m - 1
+    start, count = (least, m) if least > 0 else (1.0, m - 1)
     logs = _zeta_derivative(start + count) - _zeta_derivative(start)
     return math.log(total) - (beta * logs + math.log(beta) * total) / total
 
@@ -132,8 +122,7 @@ def _flat_entropy(n: int, step: float) -> float:
     """Of the weights 1 + step i, i < N, where |step| N is so small that the sums above nearly cancel: the series of
     (1 + x) log(1 + x) and the sums of the first powers of i."""
     first, second = n * (n - 1) / 2, (n - 1) * n * (2 * n - 1) / 6
-    third = first * first
-    fourth = second * (3 * n * n - 3 * n - 1) / 5
+    third, fourth = first * first, second * (3 * n * n - 3 * n - 1) / 5
     total = n + step * first
     logs = step * first + step**2 * second / 2 - step**3 * third / 6 + step**4 * fourth / 12
     return math.log(total) - logs / total
@@ -162,9 +151,7 @@ def mixture_bound(p: Vector, r: Vector, share: float) -> float:
 def cross_entropy(r: Vector, p: Vector) -> float:
     """The cross entropy -sum R log P; infinite where R has weight and P has none."""
     where = r > 0
-    if np.any(p[where] <= 0):
-        return math.inf
-    return float(-(r[where] @ np.log(p[where])))
+    return math.inf if np.any(p[where] <= 0) else float(-(r[where] @ np.log(p[where])))
 
 
 def proof_threshold(p: Vector, r: Vector) -> float:

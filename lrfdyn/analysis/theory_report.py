@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lrfdyn.analysis import theory as t
-from lrfdyn.analysis.report.page import RESULTS_FORMAT
+from lrfdyn.analysis.report.write import RESULTS_FORMAT
 from lrfdyn.errors import require
 from lrfdyn.version import __version__
 
@@ -56,22 +56,12 @@ class TheorySettings:
         require(0 < self.beta < math.inf, f"beta: expected a positive number, got {self.beta}")
         require(self.alpha is None or 0 < self.alpha < math.inf, f"alpha: expected a positive number, got {self.alpha}")
         require(0 <= self.share <= 1, f"share: expected a number in [0, 1], got {self.share}")
-        require(
-            len(self.dilations) > 0 and all(1 <= d < self.n for d in self.dilations),
-            f"dilations: expected integers in 1..{self.n - 1}, got {self.dilations}",
-        )
+        inside = len(self.dilations) > 0 and all(1 <= d < self.n for d in self.dilations)
+        require(inside, f"dilations: expected integers in 1..{self.n - 1}, got {self.dilations}")
 
-    def alpha_at(self, n: int, beta: float | None = None) -> float:
+    def alpha_at(self, n: int, beta: float) -> float:
         """Return the chosen alpha, or the one that goes with `n` and `beta`."""
-        return 1 + (self.beta if beta is None else beta) * (n - 1) if self.alpha is None else self.alpha
-
-    @property
-    def alpha_text(self) -> str:
-        return "1 + β(N-1)" if self.alpha is None else f"{self.alpha:g}"
-
-    @property
-    def dilations_text(self) -> str:
-        return f"dilations {', '.join(map(str, self.dilations))}"
+        return 1 + beta * (n - 1) if self.alpha is None else self.alpha
 
     @property
     def taps(self) -> list[int]:
@@ -81,9 +71,8 @@ class TheorySettings:
 def checks(settings: TheorySettings) -> list[dict[str, Any]]:
     """Compute every closed form and the sum that defines it."""
     n, beta = settings.n, settings.beta
-    alpha = settings.alpha_at(n)
-    vsa, ssa = t.vsa_distribution(n, beta), t.ssa_distribution(n, alpha, beta)
-    mix = t.mixture(ssa, t.local_distribution(n, settings.taps), settings.share)
+    alpha = settings.alpha_at(n, beta)
+    vsa, ssa, mix = _distributions(settings, n, beta, settings.share).values()
     pairs = [
         ("μ of VSA", t.radius(vsa), t.vsa_radius(n, beta)),
         ("μ of SSA", t.radius(ssa), t.ssa_radius(n, alpha, beta)),
@@ -97,17 +86,18 @@ def checks(settings: TheorySettings) -> list[dict[str, Any]]:
 def theory_results(settings: TheorySettings | None = None, command: str = "lrfdyn theory") -> dict[str, Any]:
     """Compute charts, checks and explanations of Theorems 1 and 2, in the format that `write_all` takes."""
     settings = settings or TheorySettings()
+    alpha = "1 + β(N-1)" if settings.alpha is None else f"{settings.alpha:g}"
+    dilations = f"dilations {', '.join(map(str, settings.dilations))}"
     return {
         "format": RESULTS_FORMAT,
         "title": "Theorems 1 and 2: radius and entropy of attention",
         "lead": f"Exact values for attention over distances 0..N-1. Unless an axis says otherwise N = {settings.n}, "
-        f"β = {settings.beta:g}, α = {settings.alpha_text}, λ = {settings.share:g}, and R has the taps of stencils "
-        f"with {settings.dilations_text}.",
+        f"β = {settings.beta:g}, α = {alpha}, λ = {settings.share:g}, and R has the taps of stencils with {dilations}.",
         "command": command,
         "created": datetime.now().isoformat(timespec="seconds"),
         "version": __version__,
         "checks": checks(settings),
-        "charts": [*_curves(settings), *_regions(settings)],
+        "charts": [*_curves(settings), *_regions(settings, alpha, dilations)],
         "notes": [REASON, RADIUS_NOTE, ORDER_NOTE],
     }
 
@@ -126,10 +116,17 @@ def _series(lines: dict[str, list[list[float]]]) -> list[dict[str, Any]]:
     return [{"label": label, "points": points} for label, points in lines.items()]
 
 
+def _distributions(settings: TheorySettings, n: int, beta: float, share: float) -> dict[str, t.Vector]:
+    """The attention of one query over `n` tokens."""
+    ssa = t.ssa_distribution(n, settings.alpha_at(n, beta), beta)
+    local = t.local_distribution(n, [min(tap, n - 1) for tap in settings.taps])
+    return {"VSA": t.vsa_distribution(n, beta), "SSA": ssa, "LRF-SSA": t.mixture(ssa, local, share)}
+
+
 def _curves(settings: TheorySettings) -> Iterator[Chart]:
     """Radius and entropy against N, β and λ, and both sides of the inequality of Theorem 2."""
     n, beta, share = settings.n, settings.beta, settings.share
-    fixed = settings.alpha_at(64)
+    fixed = settings.alpha_at(64, beta)
     sizes = sorted({round(2**e) for e in np.linspace(3, 12, 37)} | {n})
     betas, shares = np.geomspace(1e-3, 3, POINTS).tolist(), np.linspace(0, 1, POINTS + 1).tolist()
     sweeps: list[tuple[str, str, list[Any], Callable[[Any], tuple[int, float, float]], str]] = [
@@ -138,24 +135,27 @@ def _curves(settings: TheorySettings) -> Iterator[Chart]:
         ("beta", "β", betas, lambda x: (n, x, share), "fall β of the similarity per token."),
         ("lambda", "λ", shares, lambda x: (n, beta, x), "share λ of the local weights: LRF-SSA goes from SSA to R."),
     ]  # fmt: skip
-    quantities: list[tuple[int, str, str, Callable[[t.Vector], float]]] = [
+    for theorem, name, label, value in (
         (1, "radius", "Expected radius μ", t.radius),
         (2, "entropy", "Entropy H (nats)", t.entropy_of),
-    ]
-    for theorem, name, label, value in quantities:
+    ):
         for id_, symbol, xs, at, against in sweeps:
             lines: dict[str, list[list[float]]] = {}
             for x in xs:
                 for kind, p in _distributions(settings, *at(x)).items():
                     lines.setdefault(kind, []).append([float(x), value(p)])
             if id_ == "tokens":
-                ends = [[x, value(t.ssa_distribution(x, fixed, beta))] for x in xs]
-                lines[f"SSA, α fixed at {fixed:g}"] = ends
+                lines[f"SSA, α fixed at {fixed:g}"] = [[x, value(t.ssa_distribution(x, fixed, beta))] for x in xs]
             x_axis, y_axis = _axis(symbol, id_ != "lambda"), _axis(label, (name, id_) == ("radius", "tokens"))
             title = f"Theorem {theorem}: {name} against {symbol}"
             caption = f"{label.removesuffix(' (nats)')} against the {against}"
             yield _chart(f"{name}-{id_}", title, caption, x_axis, y_axis, series=_series(lines))
-    p, r = t.ssa_distribution(n, settings.alpha_at(n), beta), t.local_distribution(n, settings.taps)
+    p, r = t.ssa_distribution(n, settings.alpha_at(n, beta), beta), t.local_distribution(n, settings.taps)
+    values: dict[str, Callable[[float], float]] = {
+        "H of LRF-SSA": lambda x: t.entropy_of(t.mixture(p, r, x)),
+        "the paper's bound": lambda x: t.mixture_bound(p, r, x),
+        "H of SSA": lambda x: t.entropy_of(p),
+    }
     yield _chart(
         "inequality-lambda",
         "Theorem 2: both sides of the inequality",
@@ -163,26 +163,13 @@ def _curves(settings: TheorySettings) -> Iterator[Chart]:
         f"λ = {t.proof_threshold(p, r):.3f} on.",
         _axis("λ"),
         _axis("Entropy H (nats)"),
-        series=_series(
-            {
-                "H of LRF-SSA": [[x, t.entropy_of(t.mixture(p, r, x))] for x in shares],
-                "the paper's bound": [[x, t.mixture_bound(p, r, x)] for x in shares],
-                "H of SSA": [[x, t.entropy_of(p)] for x in shares],
-            }
-        ),
+        series=_series({label: [[x, value(x)] for x in shares] for label, value in values.items()}),
     )
 
 
-def _distributions(settings: TheorySettings, n: int, beta: float, share: float) -> dict[str, t.Vector]:
-    """The attention of one query over `n` tokens."""
-    ssa = t.ssa_distribution(n, settings.alpha_at(n, beta), beta)
-    local = t.local_distribution(n, [min(tap, n - 1) for tap in settings.taps])
-    return {"VSA": t.vsa_distribution(n, beta), "SSA": ssa, "LRF-SSA": t.mixture(ssa, local, share)}
-
-
-def _regions(settings: TheorySettings) -> Iterator[Chart]:
-    """Where the orders and the inequality of the theorems hold."""
-    n = settings.n
+def _regions(settings: TheorySettings, alpha: str, dilations: str) -> Iterator[Chart]:
+    """Where the orders and the inequality of the theorems hold; `alpha` and `dilations` in words."""
+    n, taps = settings.n, settings.taps
     betas, ratios = np.geomspace(1e-3, 1, CELLS).tolist(), np.geomspace(0.1 / n, 1, CELLS).tolist()
     alphas, shares = np.geomspace(0.1, 1000, CELLS).tolist(), np.linspace(0, 1, CELLS + 1)[1:].tolist()
     yield _chart(
@@ -194,20 +181,29 @@ def _regions(settings: TheorySettings) -> Iterator[Chart]:
         classes=["μ(VSA) ≤ μ(SSA)", "μ(VSA) > μ(SSA)"],
         cells=[[int(t.vsa_radius(n, b) > t.ssa_radius(n, a, b) + TOLERANCE) for b in betas] for a in alphas],
     )
+
+    def order(beta: float, share: float) -> int:
+        at = settings.alpha_at(n, beta)
+        mixed = t.lrf_radius(n, at, beta, taps, share)
+        less_local = mixed > t.ssa_radius(n, at, beta) + TOLERANCE
+        return 2 if less_local else int(mixed < t.vsa_radius(n, beta) - TOLERANCE)
+
     yield _chart(
         "radius-between",
         "Theorem 1: where LRF-SSA is between VSA and SSA",
-        f"The order of the three radii for N = {n}, α = {settings.alpha_text} and R of {settings.dilations_text}. "
-        f"{ORDER_NOTE}",
+        f"The order of the three radii for N = {n}, α = {alpha} and R of {dilations}. {ORDER_NOTE}",
         _axis("β", True, values=betas),
         _axis("λ", values=shares),
         classes=["μ(VSA) ≤ μ(LRF-SSA) ≤ μ(SSA)", "LRF-SSA is more local than VSA", "LRF-SSA is less local than SSA"],
-        cells=[[_radius_order(settings, beta, share) for beta in betas] for share in shares],
+        cells=[[order(beta, share) for beta in betas] for share in shares],
     )
-    for id_, name, taps in (
+    distributions = [t.ssa_distribution(n, 1.0, ratio) for ratio in ratios]
+    for id_, name, distances in (
         ("inequality-local", "R uniform on distances 0 and 1", [0, 1]),
-        ("inequality-stencil", f"R of {settings.dilations_text}", settings.taps),
+        ("inequality-stencil", f"R of {dilations}", taps),
     ):
+        r = t.local_distribution(n, distances)
+        limits = [(t.failing_share(p, r), t.proof_threshold(p, r)) for p in distributions]
         yield _chart(
             id_,
             f"Theorem 2: where the last inequality holds, {name}",
@@ -215,20 +211,5 @@ def _regions(settings: TheorySettings) -> Iterator[Chart]:
             _axis("β/α", True, values=ratios),
             _axis("λ", values=shares),
             classes=["follows from the bound", "true, but not by the bound", "false"],
-            cells=_inequality_cells(n, ratios, shares, taps),
+            cells=[[2 if share < failing else int(share < proved) for failing, proved in limits] for share in shares],
         )
-
-
-def _radius_order(settings: TheorySettings, beta: float, share: float) -> int:
-    n, alpha = settings.n, settings.alpha_at(settings.n, beta)
-    mixed = t.lrf_radius(n, alpha, beta, settings.taps, share)
-    if mixed > t.ssa_radius(n, alpha, beta) + TOLERANCE:
-        return 2
-    return int(mixed < t.vsa_radius(n, beta) - TOLERANCE)
-
-
-def _inequality_cells(n: int, ratios: Sequence[float], shares: Sequence[float], taps: Sequence[int]) -> list[list[int]]:
-    r = t.local_distribution(n, taps)
-    distributions = [t.ssa_distribution(n, 1.0, ratio) for ratio in ratios]
-    limits = [(t.failing_share(p, r), t.proof_threshold(p, r)) for p in distributions]
-    return [[2 if share < failing else int(share < proved) for failing, proved in limits] for share in shares]

@@ -1,15 +1,17 @@
-"""What all attentions share: projections from the host, one mixing step, one firing neuron."""
+"""What all attentions share: what the network around them gives, and the layer itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from lrfdyn.attention.host import AttentionHost
 from lrfdyn.errors import LrfdynError, require, require_integer, require_integers
+from lrfdyn.nn.layers import SpikingConv
+from lrfdyn.nn.neurons import LIF
 
 if TYPE_CHECKING:
     from lrfdyn.attention.row_stream import RowStream
@@ -17,6 +19,36 @@ if TYPE_CHECKING:
 Grid = tuple[int, int]  # rows and columns of tokens
 Spikes = Mapping[str, Tensor]  # of the projections by name, `[T, B, C, H, W]` each
 WeightBlocks = Iterator[tuple[range, Tensor]]  # ranges of queries and their weights `[B, queries, N]`
+HALF_THRESHOLD = partial(LIF, threshold=0.5)  # the neuron on an attention output of Spikformer and SDT
+
+
+@dataclass(frozen=True)
+class AttentionHost:
+    """The layers that a network gives to the attentions in it.
+
+    `project(c_in, c_out)` makes q, k or v: spikes of a normalised 1x1 convolution. `project_out(c_in, c_out)` makes
+    the layer behind the attention. `fire()` makes the neuron on an unnormalised attention output, `neuron()` the
+    host's ordinary one. All four are importable functions or partials of them, so that models can be pickled. A spike
+    of q, k or v takes `spike_bits`; v is `value_ratio` times as wide as q and k.
+    """
+
+    project: Callable[[int, int], nn.Module]
+    project_out: Callable[[int, int], nn.Module]
+    neuron: Callable[[], nn.Module] = LIF
+    fire: Callable[[], nn.Module] = HALF_THRESHOLD
+    scale: float = 0.125  # whatever the width of a head, as in their official code
+    value_ratio: int = 1
+    spike_bits: int = 1
+
+
+def lif_conv(c_in: int, c_out: int, bias: bool = False) -> SpikingConv:
+    """A 1x1 convolution, a batch norm and a LIF neuron."""
+    return SpikingConv(c_in, c_out, LIF(), bias=bias)
+
+
+def lif_host(qkv_bias: bool = False) -> AttentionHost:
+    """The host of Spikformer, and of an attention that is built without one: layers of `lif_conv`."""
+    return AttentionHost(partial(lif_conv, bias=qkv_bias), partial(lif_conv, bias=True))
 
 
 @dataclass(frozen=True)
@@ -58,11 +90,7 @@ class Attention(nn.Module):
         require_integer("dim", dim, 1)
         require_integer("heads", heads, 1)
         require(dim % heads == 0, f"heads: expected a divisor of the width {dim}, got {heads}")
-        require_integers("grid", grid)
-        require(
-            len(grid) == 2 and min(grid) >= 1,
-            f"grid: expected the rows and columns of tokens, two integers, got {grid!r}",
-        )
+        require_grid(grid)
         self.dim, self.heads, self.grid = dim, heads, grid
         self.host = host  # what another kind of attention in the same place is built from
         self.value_dim = dim * host.value_ratio
@@ -136,9 +164,15 @@ class Attention(nn.Module):
         return f"attention {self.kind!r} does not say {what}"
 
     def widen(self, x: Tensor) -> Tensor:
-        """q or k `[T, B, dim, H, W]` on the channels of v: each channel repeated, which stays inside its head."""
+        """q or k `[T, B, dim, ...]` on the channels of v: each channel repeated, which stays inside its head."""
         ratio = self.value_dim // self.dim
         return x.repeat_interleave(ratio, 2) if ratio > 1 else x
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, heads={self.heads}, grid={self.grid}"
+
+
+def require_grid(grid: Grid) -> None:
+    require_integers("grid", grid)
+    known = len(grid) == 2 and min(grid) >= 1
+    require(known, f"grid: expected the rows and columns of tokens, two integers, got {grid!r}")

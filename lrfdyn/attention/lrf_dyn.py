@@ -15,15 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lrfdyn.attention.base import Attention, Grid, Operations, Spikes, StateTerm, WeightBlocks
-from lrfdyn.attention.host import AttentionHost
+from lrfdyn.attention.base import Attention, AttentionHost, Grid, Operations, Spikes, StateTerm, WeightBlocks
 from lrfdyn.attention.layout import from_tokens, query_blocks, to_tokens
-from lrfdyn.attention.local import LocalReceptiveFields
 from lrfdyn.attention.registry import register_attention
 from lrfdyn.attention.row_stream import BUFFERS, RowStream
+from lrfdyn.attention.ssa import LocalReceptiveFields
 from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.nn.neurons import fused_dynamics, fused_norm
 from lrfdyn.ops.bn_lif import bn_lif
+from lrfdyn.ops.channel_bits import packed_width
 from lrfdyn.ops.dendrite import dendrite, initial_dendrites, mode_kernel, paired_modes
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf
@@ -104,12 +104,13 @@ class LRFDyn(Attention):
 
     def currents(self, *spikes: Tensor) -> Tensor:
         """Y, before the norm."""
-        if self.token == "value":
-            x = self.dendrites(spikes[0])
-            return self.lrf(x, residual=x)
-        q, k, v = self.widen(spikes[0]), self.widen(spikes[1]), spikes[2]
-        x = self.dendrites(k * v)
-        return q * self.lrf(x, residual=x)
+        x = self.dendrites(self.tokens(spikes))
+        y = self.lrf(x, residual=x)
+        return y if self.token == "value" else self.widen(spikes[0]) * y
+
+    def tokens(self, spikes: Sequence[Tensor]) -> Tensor:
+        """u, what the dendrites take of the projections' spikes."""
+        return spikes[0] if self.token == "value" else self.widen(spikes[1]) * spikes[2]
 
     def mixing_weights(self, spikes: Spikes, grid: Grid, block: int) -> WeightBlocks:
         """|(I + LRF) Toeplitz(kappa)|, a few input tokens at a time; the gates q and k of `token="qkv"` are left
@@ -125,17 +126,16 @@ class LRFDyn(Attention):
         yield range(n), torch.cat(columns).T.unsqueeze(0)
 
     def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations]:
-        v = spikes["v"]
-        u = v if self.token == "value" else self.widen(spikes["k"]) * v
+        u = self.tokens([spikes[name] for name in self.projections])
         modes = self.dendrites.weight.shape[1]  # k / 2
         counts = {
             "dendrites, input": Operations(u.sum() * modes),
             # A turn and a decay of two numbers per mode: four products. The read-out: two.
-            "dendrites, recurrence": Operations(multiply_accumulates=4.0 * modes * v.numel()),
-            "dendrites, read-out": Operations(multiply_accumulates=2.0 * modes * v.numel()),
+            "dendrites, recurrence": Operations(multiply_accumulates=4.0 * modes * u.numel()),
+            "dendrites, read-out": Operations(multiply_accumulates=2.0 * modes * u.numel()),
         }
         if self.lrf.dilations:
-            frames = v.numel() // math.prod(grid)
+            frames = u.numel() // math.prod(grid)
             counts["lrf"] = Operations(multiply_accumulates=frames * float(self.lrf.uses(grid).sum()))
         return counts
 
@@ -154,24 +154,21 @@ class LRFDyn(Attention):
         states = 1 + 2 * sum(d < height for d in self.lrf.dilations) if buffers == "states" else 1
         formula = "k d" if states == 1 else f"{states} k d"
         terms = [StateTerm("dendrites", formula, states * 2 * modes * self.value_dim, 32)]
-        if not reach:
-            return terms
-        rows = min(2 * reach + 1, height)
-        line = f"{rows} rows of W d"
-        if buffers == "potentials":
-            terms.append(StateTerm("line buffers", line, rows * width * self.value_dim, 32))
-        else:
-            whole_bytes = -(-self.value_dim // 8) * 8
-            terms.append(StateTerm("token spikes", line, rows * width * whole_bytes, self.token_bits))
-        if self.token == "qkv":
+
+        def hold(name: str, rows: int, channels: int, bits: int) -> None:
+            rows = min(rows, height)
+            terms.append(StateTerm(name, f"{rows} rows of W d", rows * width * channels, bits))
+
+        if reach and buffers == "potentials":
+            hold("line buffers", 2 * reach + 1, self.value_dim, 32)
+        elif reach:
+            hold("token spikes", 2 * reach + 1, 8 * packed_width(self.value_dim), self.token_bits)
+        if reach and self.token == "qkv":
             # Queries wait until the rows below them that the stencils reach have arrived.
-            rows = min(reach + 1, height)
-            elements = rows * width * -(-self.dim // 8) * 8
-            terms.append(StateTerm("q spikes", f"{rows} rows of W d", elements, self.spike_bits))
+            hold("q spikes", reach + 1, 8 * packed_width(self.dim), self.spike_bits)
         return terms
 
     @property
     def token_bits(self) -> int:
         """Bits of the dendrites' input u: of v, or of k * v."""
-        product = self.token == "qkv" and self.spike_bits > 1
-        return 2 * self.spike_bits if product else self.spike_bits
+        return 2 * self.spike_bits if self.token == "qkv" and self.spike_bits > 1 else self.spike_bits

@@ -6,8 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from lrfdyn.attention.base import Attention
-from lrfdyn.attention.host import AttentionHost, lif_host
+from lrfdyn.attention.base import Attention, AttentionHost, lif_host
 from lrfdyn.errors import LrfdynError, unknown_name
 from lrfdyn.registry import Registry
 

@@ -14,12 +14,14 @@ anew from spikes. Beyond the state a row of X and a row of sums exist while a ro
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lrfdyn.errors import require, require_integer, require_integers
+from lrfdyn.attention.base import Grid, require_grid
+from lrfdyn.errors import require, require_integer
 from lrfdyn.nn.neurons import IntegerSpike
 from lrfdyn.ops.channel_bits import pack_integers, packed_width, unpack_integers
 from lrfdyn.ops.dendrite import dendrite, mode_powers
@@ -46,44 +48,42 @@ class RowStream:
     """
 
     def __init__(
-        self, attention: LRFDyn, time_steps: int = 1, batch: int = 1, grid: tuple[int, int] | None = None,
-        buffers: str = BUFFERS[0],
-    ) -> None:  # fmt: skip
+        self,
+        attention: LRFDyn,
+        time_steps: int = 1,
+        batch: int = 1,
+        grid: Grid | None = None,
+        buffers: str = "spikes",
+    ) -> None:
         require(not attention.training, "attention: expected evaluation mode (batch statistics need all rows)")
         require_integer("time_steps", time_steps, 1)
         require_integer("batch", batch, 1)
-        self.attention, self.buffers = attention, buffers
         grid = attention.grid if grid is None else grid
-        require_integers("grid", grid)
-        require(len(grid) == 2 and min(grid) >= 1, f"grid: expected height and width of at least 1, got {grid!r}")
-        self.height, self.width = grid
-        attention.state_terms((self.height, self.width), buffers)  # an unknown name is told here
+        require_grid(grid)
+        attention.state_terms(grid, buffers)  # an unknown name is told here
+        self.attention, self.buffers, (self.height, self.width) = attention, buffers, grid
         self.shape, frames = (time_steps, batch), time_steps * batch
-        self.reach = attention.lrf.reach(self.height)
         dilations = [d for d in attention.lrf.dilations if d < self.height]
         self.offsets = sorted({0, *dilations, *(-d for d in dilations)})
+        self.reach = self.offsets[-1]
+        self.rows = min(2 * self.reach + 1, self.height)
         # The largest integer that a spike of q, k or v stands for: 1 for binary spikes.
         neurons = attention.get_submodule("v").modules()
         self.levels = next((m.levels for m in neurons if isinstance(m, IntegerSpike)), 1)
         self.token_levels = self.levels if attention.token == "value" else self.levels**2
 
-        weight = attention.dendrites.weight
-        channels = attention.value_dim
-        held: Any = {"dtype": torch.promote_types(weight.dtype, torch.float32), "device": weight.device}
-        bits: Any = {"dtype": torch.uint8, "device": weight.device}
-        states = len(self.offsets) if buffers == "states" else 1
-        self.rows = min(2 * self.reach + 1, self.height) if self.reach else 0
-        self.state = torch.zeros(states, frames, channels, weight.shape[1], 2, **held)
+        weight, channels = attention.dendrites.weight, attention.value_dim
+        numbers = partial(torch.zeros, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
+        bits = partial(torch.zeros, dtype=torch.uint8, device=weight.device)
+        self.state = numbers(len(self.offsets) if buffers == "states" else 1, frames, channels, weight.shape[1], 2)
         self.potentials = self.tokens = self.queries = None
         if self.reach and buffers == "potentials":
-            self.potentials = torch.zeros(self.rows, frames, self.width, channels, **held)
+            self.potentials = numbers(self.rows, frames, self.width, channels)
         elif self.reach:
-            shape = (self.rows, attention.token_bits, frames, self.width, packed_width(channels))
-            self.tokens = torch.zeros(shape, **bits)
+            self.tokens = bits(self.rows, attention.token_bits, frames, self.width, packed_width(channels))
         if self.reach and attention.token == "qkv":
             rows = min(self.reach + 1, self.height)
-            shape = (rows, attention.spike_bits, frames, self.width, packed_width(attention.dim))
-            self.queries = torch.zeros(shape, **bits)
+            self.queries = bits(rows, attention.spike_bits, frames, self.width, packed_width(attention.dim))
         self.arrived = 0
 
     @property
@@ -108,8 +108,7 @@ class RowStream:
         require(len(spikes) == len(names), f"spikes: expected rows of {', '.join(names)}, got {len(spikes)}")
         require(self.arrived < self.height, f"spikes: all {self.height} rows have arrived; reset() starts anew")
         for name, row in zip(names, spikes, strict=True):
-            wide = self.attention.value_dim if name == "v" else self.attention.dim
-            expected = (*self.shape, wide, self.width)
+            expected = (*self.shape, self.attention.value_dim if name == "v" else self.attention.dim, self.width)
             require(isinstance(row, Tensor), f"{name}: expected a tensor, got {type(row).__name__}")
             require(row.shape == expected, f"{name}: expected a row {list(expected)}, got {list(row.shape)}")
             if row.device.type == "cpu":  # a GPU would have to be waited for
@@ -123,11 +122,9 @@ class RowStream:
     def take(self, *spikes: Tensor) -> Tensor | None:
         """Does the same as `push` for rows that are known to be right."""
         rows = [row.flatten(0, 1).mT for row in spikes]  # [frames, W, C]
-        token = rows[-1]
-        if self.attention.token == "qkv":
-            token = self._widen(rows[1]) * token
-            if self.queries is not None:
-                pack_integers(rows[0] * self.levels, self.queries[self.arrived % len(self.queries)])
+        token = self.attention.tokens(rows)
+        if self.queries is not None:
+            pack_integers(rows[0] * self.levels, self.queries[self.arrived % len(self.queries)])
         if self.tokens is not None:
             pack_integers(token * self.token_levels, self.tokens[self.arrived % self.rows])
         return self._next(token, rows[0])
@@ -135,10 +132,8 @@ class RowStream:
     @torch.no_grad()
     def drain(self) -> Iterator[Tensor]:
         """Yields the currents `[T, B, C, W]` of the rows that were waiting for rows below the last."""
-        require(
-            self.height <= self.arrived <= self.height + self.reach,
-            f"drain: expected all {self.height} rows before, {self.arrived} have arrived",
-        )
+        complete = self.height <= self.arrived <= self.height + self.reach
+        require(complete, f"drain: expected all {self.height} rows before, {self.arrived} have arrived")
         while self.arrived < self.height + self.reach:
             row = self._next(None, None)
             assert row is not None
@@ -159,7 +154,7 @@ class RowStream:
             query = codes.div_(self.levels)
         if self.attention.token == "qkv":
             assert query is not None
-            y = y * self._widen(query)
+            y = y * self.attention.widen(query)
         image = y.to(self.attention.dendrites.weight.dtype).mT.unsqueeze(2)  # [frames, C, 1, W]
         return self.attention.norm(image).squeeze(2).unflatten(0, self.shape)
 
@@ -224,7 +219,3 @@ class RowStream:
             if d < self.width:
                 y[:, d:].addcmul_(x[:, :-d], taps[:, 0])
                 y[:, :-d].addcmul_(x[:, d:], taps[:, 2])
-
-    def _widen(self, tokens: Tensor) -> Tensor:
-        ratio = self.attention.value_dim // self.attention.dim
-        return tokens.repeat_interleave(ratio, -1) if ratio > 1 else tokens

@@ -1,51 +1,60 @@
-"""Spiking self-attention (Spikformer)."""
+"""Attentions that compare queries with keys: spiking self-attention (Spikformer), the same with local receptive fields,
+causal, or with a softmax, and spike-driven self-attention (SDT-V1)."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, ClassVar
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from lrfdyn.attention.base import Attention, Grid, Operations, Spikes, StateTerm, WeightBlocks
-from lrfdyn.attention.layout import from_heads, query_blocks, to_heads
+from lrfdyn.attention.base import Attention, AttentionHost, Grid, Operations, Spikes, StateTerm, WeightBlocks
+from lrfdyn.attention.layout import from_heads, query_blocks, to_heads, to_tokens
 from lrfdyn.attention.registry import register_attention
+from lrfdyn.errors import require, require_integers
 from lrfdyn.ops.dispatch import use_triton
+from lrfdyn.ops.lrf import lrf, lrf_reference
 from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
 from lrfdyn.ops.step_bits import attach_step_bits, step_bits_of
+
+
+def whole_image(layer: Attention, grid: Grid | None) -> list[StateTerm]:
+    """The projections of all tokens: every query waits for the last key."""
+    tokens = math.prod(grid or layer.grid)
+    return [
+        StateTerm("q, k spikes", "2 N d", 2 * tokens * layer.dim, layer.spike_bits),
+        StateTerm("v spikes", "N d", tokens * layer.value_dim, layer.spike_bits),
+    ]
 
 
 @register_attention("ssa", label="SSA")
 class SSA(Attention):
     """s q (k^T v), no softmax."""
 
-    causal: ClassVar[bool] = False  # True in causal_ssa.py
+    causal: ClassVar[bool] = False
 
     def mix(self, *spikes: Tensor) -> Tensor:
+        return self.mix_and_values(spikes)[0]
+
+    def mix_and_values(self, spikes: Sequence[Tensor], fork: bool = False) -> tuple[Tensor, Tensor]:
+        """The mixed tokens, and v again: with `fork`, both gradients of v are added in one pass on a GPU."""
+        values = spikes[-1]
         q, k, v = (to_heads(x, self.heads) for x in spikes)
         if self.causal:
-            y, _ = causal_spike_attention(q, k, v, self.scale)
-        else:
-            y = spike_attention(q, k, v, self.scale, self._packed(*spikes))
-        return from_heads(y, like=spikes[-1])
-
-    def mix_and_values(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The mixed tokens, and v again, for what else reads it: on a GPU both gradients are added in one pass."""
-        if self.causal or not use_triton(q, k, v):
-            return SSA.mix(self, q, k, v), v
-        packed = self._packed(q, k, v)
-        by_heads = (to_heads(q, self.heads), to_heads(k, self.heads), to_heads(v, self.heads))
-        y, again = spike_attention(*by_heads, self.scale, packed, fork=True)
-        again = from_heads(again, like=v)
-        attach_step_bits(again, step_bits_of(v))
-        return from_heads(y, like=v), again
-
-    def _packed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The bits that the kernels of a GPU leave with spikes, by heads."""
-        bits = [step_bits_of(x) for x in (q, k, v)]
-        if any(x is None for x in bits):
-            return None
-        q, k, v = (to_heads(x.unsqueeze(0), self.heads) for x in bits if x is not None)
-        return q, k, v
+            return from_heads(causal_spike_attention(q, k, v, self.scale)[0], like=values), values
+        bits = [step_bits_of(x) for x in spikes]  # which the kernels of a GPU leave with spikes
+        packed: Any = tuple(to_heads(x.unsqueeze(0), self.heads) for x in bits if x is not None)
+        packed = packed if len(packed) == 3 else None
+        if not (fork and use_triton(*spikes)):
+            return from_heads(spike_attention(q, k, v, self.scale, packed), like=values), values
+        y, again = spike_attention(q, k, v, self.scale, packed, fork=True)
+        again = from_heads(again, like=values)
+        attach_step_bits(again, bits[-1])
+        return from_heads(y, like=values), again
 
     def mixing_weights(self, spikes: Spikes, grid: Grid, block: int) -> WeightBlocks:
         q, k = (to_heads(spikes[name], self.heads) for name in ("q", "k"))
@@ -66,20 +75,188 @@ class SSA(Attention):
     def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations]:
         q, k, v = (to_heads(spikes[name], self.heads) for name in ("q", "k", "v"))
         # k^T v: one accumulate where k and v of a head both fire. q (k^T v): a spike of q takes a row of the matrix.
-        return {
-            "k^T v": Operations((k.sum(-1) * v.sum(-1)).sum()),
-            "q (k^T v)": Operations(q.sum() * v.shape[-1]),
-        }
+        pairs = (k.sum(-1) * v.sum(-1)).sum()
+        return {"k^T v": Operations(pairs), "q (k^T v)": Operations(q.sum() * v.shape[-1])}
 
     def state_terms(self, grid: Grid | None = None) -> list[StateTerm]:
-        height, width = grid or self.grid
-        n = height * width
         state = StateTerm("k^T v matrix", "d^2 / h", self.dim * self.value_dim // self.heads, 32)
-        if self.causal:
-            return [state]
-        # The projections of the whole image: every query waits for the last key.
-        return [
-            state,
-            StateTerm("q, k spikes", "2 N d", 2 * n * self.dim, self.spike_bits),
-            StateTerm("v spikes", "N d", n * self.value_dim, self.spike_bits),
-        ]
+        return [state] if self.causal else [state, *whole_image(self, grid)]
+
+
+class LocalReceptiveFields(nn.Module):
+    """sum_d DWConv3x3(x; dilation d), added to a residual: one learnable 3x3 stencil per dilation and channel."""
+
+    weight: Tensor
+
+    def __init__(self, channels: int, dilations: Sequence[int]) -> None:
+        super().__init__()
+        require_integers("dilations", dilations)
+        self.dilations = tuple(dilations)
+        different = len(set(self.dilations)) == len(self.dilations) and all(d >= 1 for d in self.dilations)
+        require(different, f"dilations: expected different integers >= 1, got {self.dilations}")
+        if self.dilations:
+            self.weight = nn.Parameter(torch.empty(len(self.dilations), channels, 3, 3))
+            nn.init.uniform_(self.weight, -1 / 3, 1 / 3)  # a convolution of nine inputs per output
+        else:
+            # Nothing to learn, and nothing in checkpoints: without dilations the keys are those of the attention alone.
+            # On a device with memory even in a model without any, which no file would fill.
+            self.register_buffer("weight", torch.empty(0, channels, 3, 3, device="cpu"), persistent=False)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`residual` + the stencils over `x`, both `[T, B, C, H, W]`."""
+        if not self.dilations:
+            return residual
+        tokens = x.flatten(0, 1)
+        added = tokens if residual is x else residual.flatten(0, 1)
+        # Spikes come with their bits from the kernels of a GPU.
+        return lrf(tokens, self.weight, self.dilations, added, step_bits_of(x)).unflatten(0, x.shape[:2])
+
+    def taps(self, queries: range, grid: Grid) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The stencils over a range of tokens, offset by offset: which tokens of the range have a neighbour on the
+        grid there, that neighbour, and its weights `[C]`, those of all dilations added."""
+        offsets: dict[tuple[int, int], Tensor] = {}
+        for stencil, dilation in zip(self.weight, self.dilations, strict=True):
+            for a, b in product(range(3), repeat=2):
+                offset, weight = ((a - 1) * dilation, (b - 1) * dilation), stencil[:, a, b]
+                offsets[offset] = offsets[offset] + weight if offset in offsets else weight
+        height, width = grid
+        token = torch.arange(queries.start, queries.stop, device=self.weight.device)
+        for (dy, dx), weight in offsets.items():
+            y, x = token // width + dy, token % width + dx
+            rows = ((y >= 0) & (y < height) & (x >= 0) & (x < width)).nonzero().squeeze(1)
+            yield rows, (y * width + x)[rows], weight
+
+    def uses(self, grid: Grid) -> Tensor:
+        """How many weights of a channel each token meets, `[H, W]`: as many as it reads, the stencils are symmetric."""
+        ones = torch.ones(len(self.dilations), 1, 3, 3, dtype=torch.float64)
+        return lrf_reference(ones.new_ones(1, 1, *grid), ones, self.dilations)[0, 0]
+
+    def reach(self, height: int) -> int:
+        """How many rows below a token the stencils read on a grid of `height` rows: 0 without stencils."""
+        return max((d for d in self.dilations if d < height), default=0)
+
+    def extra_repr(self) -> str:
+        return f"channels={self.weight.shape[1]}, dilations={self.dilations}"
+
+
+@register_attention("lrf_ssa", label="LRF-SSA")
+class LRFSSA(SSA):
+    """s q (k^T v) + sum_d DWConv3x3(v; dilation d). The scale is on the global term only.
+
+    The stencils read v, which SSA holds for the whole image anyway, so the state is that of SSA.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, grid: Grid, host: AttentionHost, dilations: Sequence[int] = (3, 5)
+    ) -> None:
+        super().__init__(dim, heads, grid, host)
+        self.lrf = LocalReceptiveFields(self.value_dim, dilations)
+
+    def mix(self, *spikes: Tensor) -> Tensor:
+        mixed, v = self.mix_and_values(spikes, fork=True)
+        return self.lrf(v, residual=mixed)
+
+    def query_weights(self, q: Tensor, k: Tensor, queries: range, grid: Grid) -> Tensor:
+        scores = self.scores(q, k, queries)
+        weights = scores.abs().mean(1)
+        for rows, keys, taps in self.lrf.taps(queries, grid):
+            # Absolute values per channel, since stencils of opposite sign must not cancel.
+            near = scores[:, :, rows, keys].unsqueeze(2) + taps.reshape(1, self.heads, -1, 1)
+            weights[:, rows, keys] = near.abs().mean((1, 2))
+        return weights
+
+    def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations]:
+        counts = super().operation_counts(spikes, grid)
+        if self.lrf.dilations:
+            v = spikes["v"].sum((0, 1, 2))
+            counts["lrf"] = Operations((v * self.lrf.uses(grid).to(v)).sum())
+        return counts
+
+
+@register_attention("causal_ssa", label="causal SSA")
+class CausalSSA(LRFSSA):
+    """s sum_{j <= n} (q_n k_j) v_j in raster order, + sum_d DWConv3x3(v; dilation d).
+
+    The stencils are those of LRF-SSA: they see the rows below too, so only the first term is causal. There are none by
+    default.
+    """
+
+    causal = True
+
+    def __init__(self, dim: int, heads: int, grid: Grid, host: AttentionHost, dilations: Sequence[int] = ()) -> None:
+        super().__init__(dim, heads, grid, host, dilations)
+
+    def state_terms(self, grid: Grid | None = None) -> list[StateTerm]:
+        terms = super().state_terms(grid)
+        height, width = grid or self.grid
+        if reach := max(self.lrf.dilations, default=0):
+            # A token waits for the rows below that its stencils reach, and its query and key with it.
+            rows, waiting, bits = min(2 * reach + 1, height), min(reach + 1, height), self.spike_bits
+            terms += [
+                StateTerm("line buffers", f"{rows} rows of W d", rows * width * self.value_dim, bits),
+                StateTerm("q, k spikes", f"2 · {waiting} rows of W d", 2 * waiting * width * self.dim, bits),
+            ]
+        return terms
+
+
+@register_attention("vsa", label="VSA")
+class VSA(SSA):
+    """softmax(q k^T / sqrt(d_h)) v on spikes, as in ViT: the ANN reference.
+
+    An average of sparse spikes stays far below any threshold, so it is normalised before the host's ordinary neuron.
+    """
+
+    normalized = True
+
+    def __init__(self, dim: int, heads: int, grid: Grid, host: AttentionHost) -> None:
+        super().__init__(dim, heads, grid, host)
+        self.norm = nn.BatchNorm2d(self.value_dim)
+
+    def mix(self, *spikes: Tensor) -> Tensor:
+        q, k, v = (to_heads(x, self.heads) for x in spikes)
+        if torch.compiler.is_compiling():  # the traced backward pass expects the strides of contiguous tensors
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        y = from_heads(F.scaled_dot_product_attention(q, k, v), like=spikes[-1])
+        return self.norm(y.flatten(0, 1)).unflatten(0, y.shape[:2])
+
+    def query_weights(self, q: Tensor, k: Tensor, queries: range, grid: Grid) -> Tensor:
+        return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1).mean(1)
+
+    def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations]:
+        q, k, v = (to_heads(spikes[name], self.heads) for name in ("q", "k", "v"))
+        # Scores of spikes: one accumulate where q and k both fire. Then every spike of v is added to all N queries,
+        # weighted: the weight is what is accumulated.
+        scores, values = (q.sum(2) * k.sum(2)).sum(), v.sum() * math.prod(grid)
+        return {"q k^T": Operations(scores), "softmax v": Operations(values)}
+
+    def state_terms(self, grid: Grid | None = None) -> list[StateTerm]:
+        matrix = self.heads * math.prod(grid or self.grid) ** 2
+        return [StateTerm("attention matrix", "h N^2", matrix, 32), *whole_image(self, grid)]
+
+
+@register_attention("sdsa", label="SDSA")
+class SDSA(Attention):
+    """q * SN{sum_j k_j * v_j}: one gate per channel and no products of queries and keys. The neuron sits behind the sum
+    over all tokens, and the query is gated by its spikes."""
+
+    def spikes(self, *projected: Tensor) -> Tensor:
+        q, k, v = projected
+        return self.widen(q) * self.fire(self.mix(k, v))
+
+    def mix(self, *spikes: Tensor) -> Tensor:
+        """sum_j k_j * v_j, `[T, B, value_dim, 1, 1]`."""
+        k, v = spikes[-2:]
+        return (self.widen(k) * v).sum((3, 4), keepdim=True)
+
+    def mixing_weights(self, spikes: Spikes, grid: Grid, block: int) -> WeightBlocks:
+        """k_j * v_j, mean over channels: what token j adds to the gate, for every query the same."""
+        given = to_tokens(self.widen(spikes["k"]) * spikes["v"]).abs().mean(-1)
+        given = given.unflatten(0, spikes["v"].shape[:2]).sum(0)
+        for queries in query_blocks(given.shape[1], given.numel(), block):
+            yield queries, given.unsqueeze(1).expand(-1, len(queries), -1)
+
+    def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations]:
+        return {"k * v": Operations((self.widen(spikes["k"]) * spikes["v"]).sum())}
+
+    def state_terms(self, grid: Grid | None = None) -> list[StateTerm]:
+        return [StateTerm("k * v sum", "d", self.value_dim, 32), *whole_image(self, grid)]

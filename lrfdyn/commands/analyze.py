@@ -15,12 +15,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lrfdyn.analysis.analyze import NOTES, analyze
-from lrfdyn.analysis.measure.energy import EnergyModel
+from lrfdyn.analysis.analyze import NOTES, analyze, find_sources
 from lrfdyn.analysis.measure.images import RANDOM, Images, load_images
 from lrfdyn.analysis.measure.model import PASSES
+from lrfdyn.analysis.measure.spikes import EnergyModel
 from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
-from lrfdyn.analysis.sources import find_sources
 from lrfdyn.commands.shared import MIB, bars, comma_list, command_line, make_table, number, plain_console
 from lrfdyn.data.base import DATA
 from lrfdyn.devices import choose_device

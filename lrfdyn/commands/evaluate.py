@@ -16,10 +16,9 @@ from lrfdyn.commands.shared import add_keys, bar, command_line, given_keys
 from lrfdyn.errors import require
 from lrfdyn.io.weights import list_checkpoints, read_checkpoint
 from lrfdyn.sources import find_source
-from lrfdyn.training.config import TrainConfig, parse_config
-from lrfdyn.training.evaluation import evaluate_weights
+from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.processes import leave_together
-from lrfdyn.training.recipes import ENDINGS, apply_override, list_recipes, load_recipe
+from lrfdyn.training.recipes import ENDINGS, list_recipes, load_recipe, parse_config
 from lrfdyn.training.tasks import describe_results
 
 
@@ -35,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from lrfdyn.training.run import evaluate_weights  # its imports take a second
+
     config, weights, source = load(args)
     first = int(os.environ.get("RANK", "0")) == 0
     with bar(first) as shown:
@@ -74,8 +75,5 @@ def load(args: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:
     else:
         known = source.kind == "checkpoint"
         require(known, f"source: {given} says nothing of its data; give its recipe and --weights {given}")
-        values = read_checkpoint(source.path)[1]["config"]
-        for key, text in changed.items():
-            apply_override(values, key, text)
-        config = parse_config(values, str(source.path))
+        config = parse_config(read_checkpoint(source.path)[1]["config"], str(source.path), changed)
     return config, source.weights(args.raw), str(source.path)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
 from lrfdyn.commands.shared import MIB
-from lrfdyn.deploy.export.check import settle_norms
-from lrfdyn.deploy.export.write import export_model
+from lrfdyn.deploy.export.write import export_model, settle_norms
 from lrfdyn.deploy.predict import expand_images
 from lrfdyn.errors import require, require_integer
 from lrfdyn.sources import find_source
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     size, assumed = made.bytes / MIB, model.preprocessing is None
     if args.json:
         facts = {"file": str(made.path), "format": made.format, "weights": weights, "file_mib": size}
-        print(json.dumps({**facts, "preprocessing_assumed": assumed, **made.check.as_dict()}, indent=1))
+        print(json.dumps({**facts, "preprocessing_assumed": assumed, **asdict(made.check)}, indent=1))
         return
     print(f"{made.path}: {made.format}, {size:.1f} MiB")
     print(f"verified on {made.check}")

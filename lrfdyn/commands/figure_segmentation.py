@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lrfdyn.errors import require, require_integer
 from lrfdyn.files import finite, writable_folder
-from lrfdyn.segmentation.figure import choose_pairs, segmentation_figure
+from lrfdyn.segmentation.predict import choose_pairs, segmentation_figure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
-from lrfdyn.analysis.measure.memory import largest_state
-from lrfdyn.analysis.measure.profile import profile_model
+from lrfdyn.analysis.measure.inference import largest_state, profile_model
 from lrfdyn.analysis.report.memory_plot import check_plot, plot_memory
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.commands.shared import MIB, make_table, number, plain_console

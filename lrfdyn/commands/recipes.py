@@ -27,12 +27,12 @@ def run(args: argparse.Namespace) -> None:
 
 def print_recipes() -> None:
     """Prints all recipes, grouped by their data set, each with the arguments that its experiments choose from."""
-    notes = sorted((note.data, name, note) for name, note in ((n, recipe_notes(p)) for n, p in list_recipes().items()))
-    for data, group in groupby(notes, lambda entry: entry[0]):
+    notes = sorted(((name, *recipe_notes(path)) for name, path in list_recipes().items()), key=lambda note: note[1::-1])
+    for data, group in groupby(notes, lambda note: note[1]):
         print(data)
-        for _, name, note in group:
-            choices = [f"--{argument} {'|'.join(map(str, values))}" for argument, values in note.variants.items()]
-            print(f"  {name:<28}{note.description}")
+        for name, _, description, variants in group:
+            choices = [f"--{argument} {'|'.join(map(str, values))}" for argument, values in variants.items()]
+            print(f"  {name:<28}{description}")
             if choices:
                 print(f"  {'':<28}{'  '.join(choices)}")
         print()

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
+from lrfdyn.analysis.analyze import find_sources
 from lrfdyn.analysis.measure.images import load_images
-from lrfdyn.analysis.report.style import NEEDED
+from lrfdyn.analysis.report.drawings import NEEDED
 from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib
-from lrfdyn.analysis.sources import find_sources
 from lrfdyn.attention import ATTENTIONS, attention_options
 from lrfdyn.commands.analyze import analyze_with_bar, models_table, write_and_print
 from lrfdyn.commands.shared import add_keys, comma_list, command_line, given_keys, integer_list, plain_console

@@ -12,8 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from lrfdyn.training.config import key_help, key_types
-from lrfdyn.training.recipes import SHORT_NAMES
-from lrfdyn.training.schema import type_name
+from lrfdyn.training.recipes import SHORT_NAMES, type_name
 
 MIB = 2**20
 

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     sweep = Sweep(runs, out, together=args.together, command=command_line())
     if args.dry_run:
         for each in sweep.runs:
-            state = " (ended)" if sweep.ended(each) else ""
+            state = " (ended)" if sweep.summary(each) else ""
             print(f"{each.name}{state}: {shlex.join(['lrfdyn', *each.command(sweep.folder(each))])}")
         return 0
     rows = run_with_bars(sweep, plain_console(stderr=args.json), args.restart)

@@ -16,10 +16,9 @@ from rich.console import Console
 
 from lrfdyn.commands.recipes import print_recipes
 from lrfdyn.commands.shared import MIB, add_keys, bars, command_line, given_keys, plain_console
-from lrfdyn.training.build import build_config
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.recipes import dump_yaml
-from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.logs import Reporter
+from lrfdyn.training.recipes import dump_yaml, load_recipe, run_name
 from lrfdyn.training.tasks import describe_results, shown_results
 
 if TYPE_CHECKING:
@@ -45,15 +44,15 @@ def run(args: argparse.Namespace) -> int:
     if args.recipe is None:
         print_recipes()
         return 0
-    name, config = build_config(args.recipe, given_keys(args), args.epochs)
+    changed = given_keys(args)
+    config = load_recipe(args.recipe, changed, args.epochs)
     if args.dry_run:
         dry_run(config, args)
         return 0
-    from lrfdyn.training.processes import leave_together
+    from lrfdyn.training.processes import Stop, Stopped, leave_together
     from lrfdyn.training.run import run_training
-    from lrfdyn.training.stopping import Stop, Stopped
 
-    stop, code = Stop(args.minutes), 0
+    stop, code, name = Stop(args.minutes), 0, run_name(args.recipe, changed)
     out = args.out or Path("results") / "training" / name / f"seed{config.run.seed}"
     how: dict[str, Any] = {"recipe": name, "command": command_line(), "resume": args.resume, "restart": args.restart}
     with Bar(plain_console(stderr=args.json)) as bar, stop.listening():

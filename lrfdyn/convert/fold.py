@@ -16,10 +16,8 @@ from lrfdyn.nn.neurons import FoldedNorm
 
 def scale_and_shift(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """What a batch norm multiplies by and adds in evaluation, `[C]` each."""
-    assert bn.running_mean is not None
-    assert bn.running_var is not None
-    scale = bn.weight * torch.rsqrt(bn.running_var + bn.eps)
-    return scale, bn.bias - bn.running_mean * scale
+    scale = bn.weight * torch.rsqrt(bn.get_buffer("running_var") + bn.eps)
+    return scale, bn.bias - bn.get_buffer("running_mean") * scale
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
@@ -19,24 +20,16 @@ SURROGATES = {"Sigmoid": "sigmoid", "ATan": "atan", "Rect": "rectangle"}
 DEFAULT_GRID = (14, 14)
 
 
-def _is(module: object, *names: str) -> bool:
+def is_spikingjelly(module: object, names: Container[str] = ("SpikingSelfAttention",)) -> bool:
     """Whether `module` is of one of SpikingJelly's classes itself: a subclass may compute another thing."""
     cls = type(module)
     return cls.__name__ in names and cls.__module__.split(".")[0] == "spikingjelly"
 
 
-def is_spikingjelly(module: nn.Module) -> bool:
-    """Whether `module` is one of SpikingJelly's attention layers."""
-    return _is(module, "SpikingSelfAttention")
-
-
 def stated_grid(model: nn.Module) -> tuple[int, int]:
     """The grid of tokens that the stem of a model was made for."""
-    for module in model.modules():
-        grid = getattr(module, "grid_size", None)
-        if isinstance(grid, tuple) and len(grid) == 2:
-            return grid
-    return DEFAULT_GRID
+    grids = (getattr(module, "grid_size", None) for module in model.modules())
+    return next((grid for grid in grids if isinstance(grid, tuple) and len(grid) == 2), DEFAULT_GRID)
 
 
 class FlatAttention(nn.Module):
@@ -57,30 +50,19 @@ class FlatAttention(nn.Module):
         for grid in (self.seen_grid, self.attention.grid):
             if grid is not None and grid[0] * grid[1] == x.shape[3]:
                 return self.attention(x.unflatten(3, grid)).flatten(3)
-        raise LrfdynError(
-            f"x: expected the tokens of a grid {self.attention.grid}, got {x.shape[3]} tokens; "
-            "pass `grid` to swap_attention"
-        )
+        expected = f"x: expected the tokens of a grid {self.attention.grid}"
+        raise LrfdynError(f"{expected}, got {x.shape[3]} tokens; pass `grid` to swap_attention")
 
     @classmethod
-    def take_over(cls, theirs: nn.Module, grid: tuple[int, int]) -> FlatAttention:
+    def take_over(cls, layer: Any, grid: tuple[int, int]) -> FlatAttention:
         """SSA that computes what SpikingJelly's layer does, with its weights."""
         parts = ("qkv_conv_bn", "qkv_lif", "attn_lif", "proj_conv_bn", "proj_lif", "dim", "num_heads", "scale")
-        missing = [name for name in parts if not hasattr(theirs, name)]
+        missing = [name for name in parts if not hasattr(layer, name)]
         require(not missing, f"model: expected SpikingJelly 2.0's SpikingSelfAttention, which has {missing}")
-        layer: Any = theirs
-        conv, bn = _conv_bn(layer.qkv_conv_bn, layer.dim, 3 * layer.dim)
-        out_conv, out_bn = _conv_bn(layer.proj_conv_bn, layer.dim, layer.dim)
-        dynamics = dynamics_of(layer.qkv_lif)
-        host = AttentionHost(
-            project=partial(_make_layer, conv.bias is not None, bn.eps, bn.momentum, dynamics),
-            project_out=partial(
-                _make_layer, out_conv.bias is not None, out_bn.eps, out_bn.momentum, dynamics_of(layer.proj_lif)
-            ),
-            neuron=partial(SpikingNeuron, dynamics),
-            fire=partial(SpikingNeuron, dynamics_of(layer.attn_lif)),
-            scale=layer.scale,
-        )
+        conv, bn, project = _read_layer(layer.qkv_conv_bn, layer.qkv_lif, layer.dim, 3 * layer.dim)
+        out_conv, out_bn, project_out = _read_layer(layer.proj_conv_bn, layer.proj_lif, layer.dim, layer.dim)
+        neuron, fire = (partial(SpikingNeuron, dynamics_of(lif)) for lif in (layer.qkv_lif, layer.attn_lif))
+        host = AttentionHost(project, project_out, neuron, fire, layer.scale)
         attention = SSA(layer.dim, layer.num_heads, grid, host).train(layer.training)
         for i, name in enumerate(("q", "k", "v")):  # the order of the rows in their common matrix
             _copy(getattr(attention, name), conv, bn, slice(i * layer.dim, (i + 1) * layer.dim))
@@ -92,16 +74,14 @@ class FlatAttention(nn.Module):
 
 def dynamics_of(neuron: Any) -> Dynamics:
     """The dynamics of one of SpikingJelly's neurons; an error where we have none that are the same."""
-    expected = {"v_reset": 0.0, "store_v_seq": False, "_neuron_precision": None}
-    require(_is(neuron, "LIFNode", "IFNode"), f"model: expected neurons LIFNode or IFNode, got {type(neuron).__name__}")
-    for name, value in expected.items():
+    known = is_spikingjelly(neuron, ("LIFNode", "IFNode"))
+    require(known, f"model: expected neurons LIFNode or IFNode, got {type(neuron).__name__}")
+    for name, value in (("v_reset", 0.0), ("store_v_seq", False), ("_neuron_precision", None)):
         given = getattr(neuron, name)
         require(given == value, f"model: expected neurons with {name.lstrip('_')}={value}, got {given}")
     surrogate = neuron.surrogate_function
-    require(
-        _is(surrogate, *SURROGATES) and surrogate.spiking,
-        f"model: expected a spiking surrogate {', '.join(SURROGATES)}, got {surrogate}",
-    )
+    known = is_spikingjelly(surrogate, SURROGATES) and surrogate.spiking
+    require(known, f"model: expected a spiking surrogate {', '.join(SURROGATES)}, got {surrogate}")
     rate = 1 / neuron.tau if hasattr(neuron, "tau") else 0.0
     return Dynamics(
         leak=1 - rate,
@@ -113,24 +93,20 @@ def dynamics_of(neuron: Any) -> Dynamics:
     )
 
 
-def _conv_bn(pair: Any, c_in: int, c_out: int) -> tuple[nn.Conv1d, nn.BatchNorm1d]:
-    """The 1x1 convolution and the batch norm of a container, if they are what ours are."""
+def _read_layer(
+    pair: Any, neuron: Any, c_in: int, c_out: int
+) -> tuple[nn.Conv1d, nn.BatchNorm1d, Callable[[int, int], SpikingConv]]:
+    """The 1x1 convolution and the batch norm of a container, if they are what ours are, and what makes such layers."""
     conv, bn = pair
-    require(
-        isinstance(conv, nn.Conv1d)
-        and (conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, conv.groups)
-        == (c_in, c_out, (1,), (1,), 1),
-        f"model: expected a 1x1 convolution of {c_in} to {c_out} channels, got {conv}",
-    )
-    require(
-        isinstance(bn, nn.BatchNorm1d) and bn.affine and bn.track_running_stats and bn.momentum is not None,
-        f"model: expected a batch norm with weights and running statistics, got {bn}",
-    )
-    return conv, bn
+    form = ("in_channels", "out_channels", "kernel_size", "stride", "groups")
+    plain = isinstance(conv, nn.Conv1d) and [getattr(conv, key) for key in form] == [c_in, c_out, (1,), (1,), 1]
+    require(plain, f"model: expected a 1x1 convolution of {c_in} to {c_out} channels, got {conv}")
+    whole = isinstance(bn, nn.BatchNorm1d) and bn.affine and bn.track_running_stats and bn.momentum is not None
+    require(whole, f"model: expected a batch norm with weights and running statistics, got {bn}")
+    return conv, bn, partial(_make_layer, conv.bias is not None, bn.eps, bn.momentum, dynamics_of(neuron))
 
 
 def _make_layer(bias: bool, eps: float, momentum: Any, dynamics: Dynamics, c_in: int, c_out: int) -> SpikingConv:
-    """A layer like those of SpikingJelly; the first arguments are its settings."""
     layer = SpikingConv(c_in, c_out, SpikingNeuron(dynamics), bias=bias)
     layer.bn.eps, layer.bn.momentum = eps, momentum
     return layer

@@ -76,7 +76,11 @@ def swap_attention(model: nn.Module, kind: str, *, grid: tuple[int, int] | None 
         if isinstance(config, dict) and "attention" in config:
             updated: Any = {**config, "attention": kind, "attention_options": dict(options) or None}
             module.config = updated
-    return _report(kind, layers, built)
+    before = {f"{path}.{name}": p for path, old in layers.items() for name, p in old.named_parameters()}
+    after = {f"{path}.{name}": p for path, old in layers.items() for name, p in built[old].named_parameters()}
+    kept = [name for name, parameter in after.items() if parameter is before.get(name)]
+    dropped, new = ([name for name in names if name not in kept] for names in (before, after))
+    return SwapReport(kind, tuple(layers), tuple(kept), tuple(dropped), tuple(new))
 
 
 def _rebuild(old: Attention, kind: str, options: Mapping[str, Any]) -> Attention:
@@ -86,32 +90,14 @@ def _rebuild(old: Attention, kind: str, options: Mapping[str, Any]) -> Attention
     like = next(old.parameters())
     new.to(device=like.device, dtype=like.dtype).train(old.training)
     for name, module in old.named_children():
-        if _is_shared(name, old, new):
+        other = getattr(new, name, None)
+        if other is None or (name == "norm" and type(old) is not type(new)):
+            continue  # what another kind normalises is another thing
+        if name in PROJECTIONS or (module.state_dict() and _form(module) == _form(other)):
             setattr(new, name, module)  # the module itself: its mode, dtypes and frozen parameters come with it
     return new
 
 
-def _is_shared(name: str, old: Attention, new: Attention) -> bool:
-    """Whether the module `name` of `old` may take the place of that of `new`."""
-    before, after = getattr(old, name), getattr(new, name, None)
-    if after is None or name in PROJECTIONS:
-        return after is not None
-    if name == "norm" and type(old) is not type(new):
-        return False  # what it normalises is another thing
-    if getattr(before, "dilations", None) != getattr(after, "dilations", None):
-        return False
-    shapes, new_shapes = ({key: value.shape for key, value in m.state_dict().items()} for m in (before, after))
-    return bool(shapes) and shapes == new_shapes
-
-
-def _report(kind: str, layers: Mapping[str, Attention], built: Mapping[Attention, Attention]) -> SwapReport:
-    """What became of the parameters of `layers` when those of `built` took their places."""
-    kept, dropped, new = [], [], []
-    for path, old in layers.items():
-        before = {f"{path}.{name}": parameter for name, parameter in old.named_parameters()}
-        after = {f"{path}.{name}": parameter for name, parameter in built[old].named_parameters()}
-        same = {name for name, parameter in after.items() if parameter is before.get(name)}
-        kept += [name for name in after if name in same]
-        dropped += [name for name in before if name not in same]
-        new += [name for name in after if name not in same]
-    return SwapReport(kind, tuple(layers), tuple(kept), tuple(dropped), tuple(new))
+def _form(module: nn.Module) -> tuple[Any, dict[str, Any]]:
+    """What two modules must have in common to take each other's place."""
+    return getattr(module, "dilations", None), {key: value.shape for key, value in module.state_dict().items()}

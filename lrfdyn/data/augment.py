@@ -1,5 +1,5 @@
-"""Batched augmentation. Random numbers are drawn on the host, a few per image, and are arguments here; pixels are
-touched on the device only, and the host never waits for it."""
+"""Batched augmentation. Random numbers are drawn on the host, pixels are touched on the device only, and the host never
+waits for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -20,71 +20,52 @@ from lrfdyn.data.randaugment import OPERATIONS, rand_augment
 from lrfdyn.errors import require, unknown_name
 
 ATTEMPTS = 10  # at a rectangle that fits, before the image is left alone
-PROBABILITIES = ("flip", "erase", "mix_probability", "cutmix_share", "rand_augment_probability")
-AMOUNTS = ("crop_padding", "rand_augment_layers", "rand_augment_deviation", "mixup", "cutmix")
 
 
 @dataclass(frozen=True)
 class Augmentation:
     """What happens to training images; everything is off by default. The values in brackets are the usual ones."""
 
-    crop: Literal["none", "pad", "resized"] = "none"
-    """pad: zeros around the image, then a random window; resized: a random part, scaled (decoded images only);
-    none: the centre, as in evaluation."""
-    crop_padding: int = 4
-    """Pixels on every side, of crop pad."""
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    """Share of the area, of crop resized."""
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Width over height, of crop resized."""
-    flip: float = 0.0
-    """Probability of a mirror image [0.5]."""
-    rand_augment_layers: int = 0
-    """Operations of RandAugment in a row [1 or 2]; 0: off."""
-    rand_augment_magnitude: float = 9.0
-    """Strength of RandAugment, 0 to 10."""
-    rand_augment_deviation: float = 0.5
-    """Deviation of the magnitude, per image and layer."""
-    rand_augment_probability: float = 0.5
-    """Probability that a layer touches an image (1 in the paper, 0.5 in timm)."""
-    rand_augment_operations: tuple[str, ...] | None = None
-    """Names that a layer chooses from; null: all 14."""
-    erase: float = 0.0
-    """Probability of random erasing [0.25]."""
-    erase_area: tuple[float, float] = (0.02, 1 / 3)
-    """Share of the image that is erased."""
-    erase_fill: Literal["noise", "mean"] = "noise"
-    """Normal noise per pixel, or the mean colour (zero, normalised)."""
-    mixup: float = 0.0
-    """Alpha of the Beta distribution of mixup [0.8]; 0: off."""
-    cutmix: float = 0.0
-    """Alpha of cutmix [1.0]; 0: off."""
-    mix_probability: float = 1.0
-    """Probability that a step is mixed at all."""
-    cutmix_share: float = 0.5
-    """Share of cutmix among the mixed steps, where both are on."""
-    label_smoothing: float = 0.0
-    """Share of a target that is spread over all classes [0.1]."""
-    repeats: int = 1
-    """Augmentations of every image in a global batch [3]; more mean fewer distinct images per epoch."""
-    scale: tuple[float, float] = (1.0, 1.0)
-    """Of images with masks: the short side over the crop [0.5, 2]."""
-    photometric: bool = False
-    """Of images with masks: random brightness, contrast, saturation and hue."""
+    crop: Annotated[
+        Literal["none", "pad", "resized"],
+        "pad: a random window; resized: a random part (decoded images); none: the centre.",
+    ] = "none"
+    crop_padding: Annotated[int, "Pixels on every side, of crop pad."] = 4
+    crop_scale: Annotated[tuple[float, float], "Share of the area, of crop resized."] = (0.08, 1.0)
+    crop_ratio: Annotated[tuple[float, float], "Width over height, of crop resized."] = (3 / 4, 4 / 3)
+    flip: Annotated[float, "Probability of a mirror image [0.5]."] = 0.0
+    rand_augment_layers: Annotated[int, "Operations of RandAugment in a row [1 or 2]; 0: off."] = 0
+    rand_augment_magnitude: Annotated[float, "Strength of RandAugment, 0 to 10."] = 9.0
+    rand_augment_deviation: Annotated[float, "Deviation of the magnitude, per image and layer."] = 0.5
+    rand_augment_probability: Annotated[float, "Probability that a layer acts on an image (paper 1, timm 0.5)."] = 0.5
+    rand_augment_operations: Annotated[tuple[str, ...] | None, "Names that a layer chooses from; null: all 14."] = None
+    erase: Annotated[float, "Probability of random erasing [0.25]."] = 0.0
+    erase_area: Annotated[tuple[float, float], "Share of the image that is erased."] = (0.02, 1 / 3)
+    erase_fill: Annotated[Literal["noise", "mean"], "Normal noise per pixel, or the mean colour, zero."] = "noise"
+    mixup: Annotated[float, "Alpha of the Beta distribution of mixup [0.8]; 0: off."] = 0.0
+    cutmix: Annotated[float, "Alpha of cutmix [1.0]; 0: off."] = 0.0
+    mix_probability: Annotated[float, "Probability that a step is mixed at all."] = 1.0
+    cutmix_share: Annotated[float, "Share of cutmix among the mixed steps, where both are on."] = 0.5
+    label_smoothing: Annotated[float, "Share of a target that is spread over all classes [0.1]."] = 0.0
+    repeats: Annotated[int, "Augmentations of every image in a global batch [3]; more: fewer images per epoch."] = 1
+    scale: Annotated[tuple[float, float], "Of images with masks: the short side over the crop [0.5, 2]."] = (1.0, 1.0)
+    photometric: Annotated[bool, "Of images with masks: random brightness, contrast, saturation and hue."] = False
 
     def __post_init__(self) -> None:
-        pairs, operations = ("crop_scale", "crop_ratio", "erase_area", "scale"), self.rand_augment_operations
-        for name in pairs:  # lists, as configuration files have them
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        pairs, operations = ("crop_scale", "crop_ratio", "erase_area", "scale"), "rand_augment_operations"
+        for name in pairs if self.rand_augment_operations is None else (*pairs, operations):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # lists, as configuration files have them
+        probabilities = ("flip", "erase", "mix_probability", "cutmix_share", "rand_augment_probability")
+        amounts = ("crop_padding", "rand_augment_layers", "rand_augment_deviation", "mixup", "cutmix")
         checks: tuple[tuple[Sequence[str], Callable[[Any], bool], str], ...] = (
             (pairs, lambda v: len(v) == 2 and 0 < v[0] <= v[1], "two positive numbers, the smaller first"),
             (("crop_scale", "erase_area"), lambda v: v[1] <= 1, "shares up to 1"),
-            (PROBABILITIES, lambda v: 0 <= v <= 1, "a probability"),
-            (AMOUNTS, lambda v: v >= 0, "a number >= 0"),
+            (probabilities, lambda v: 0 <= v <= 1, "a probability"),
+            (amounts, lambda v: v >= 0, "a number >= 0"),
             (["crop"], lambda v: v in ("none", "pad", "resized"), "none, pad or resized"),
             (["erase_fill"], lambda v: v in ("noise", "mean"), "noise or mean"),
             (["rand_augment_magnitude"], lambda v: 0 <= v <= 10, "0..10"),
-            (["rand_augment_operations"], lambda v: v is None or len(v) > 0, "at least one name"),
+            ([operations], lambda v: v is None or len(v) > 0, "at least one name"),
             (["label_smoothing"], lambda v: 0 <= v < 1, "0 <= x < 1"),
             (["repeats"], lambda v: v >= 1, "an integer >= 1"),
         )
@@ -92,11 +73,9 @@ class Augmentation:
             for name in names:
                 value = getattr(self, name)
                 require(fits(value), f"{name}: expected {expected}, got {value!r}")
-        for name in operations or ():
+        for name in self.rand_augment_operations or ():
             if name not in OPERATIONS:
-                raise unknown_name("rand_augment_operations", name, OPERATIONS)
-        if operations is not None:
-            object.__setattr__(self, "rand_augment_operations", tuple(operations))
+                raise unknown_name(operations, name, OPERATIONS)
 
     @property
     def mixes(self) -> bool:
@@ -107,19 +86,16 @@ def augment_images(
     levels: Tensor, settings: Augmentation, keys: Keys, mean: tuple[float, ...], deviation: tuple[float, ...]
 ) -> Tensor:
     """Normalised channels-last images of images with levels 0..255: all that happens to an image by itself."""
-    height, width = levels.shape[-2:]
     if settings.crop == "pad" or settings.flip:
         padding = settings.crop_padding if settings.crop == "pad" else 0
         offsets = np.floor(keys.uniform(CROP, 2) * (2 * padding + 1)).astype(np.int64)
-        flipped = keys.uniform(FLIP, 1)[:, 0] < settings.flip
-        levels = crop_flip(levels, offsets, flipped, padding)
+        levels = crop_flip(levels, offsets, keys.uniform(FLIP, 1)[:, 0] < settings.flip, padding)
     if settings.rand_augment_layers:
-        fill = [round(255 * m) for m in mean]
-        levels = rand_augment(levels.float(), keys, settings, fill)
+        levels = rand_augment(levels.float(), keys, settings, [round(255 * m) for m in mean])
     images = normalise(levels, mean, deviation)
     if settings.erase:
-        boxes = erase_boxes(keys, settings.erase, settings.erase_area, height, width)
-        noise = keys.bits(ERASE_NOISE).view(np.int64) if settings.erase_fill == "noise" else None
+        boxes = erase_boxes(keys, settings.erase, settings.erase_area, *levels.shape[-2:])
+        noise = keys.bits(ERASE_NOISE)[:, 0].view(np.int64) if settings.erase_fill == "noise" else None
         images = erase(images, boxes, noise)
     return images.contiguous(memory_format=torch.channels_last)
 
@@ -139,9 +115,8 @@ def normalise(levels: Tensor, mean: tuple[float, ...], deviation: tuple[float, .
 def crop_flip(images: Tensor, offsets: np.ndarray, flipped: np.ndarray, padding: int) -> Tensor:
     """The window at `offsets` `[B, 2]` (row, column) of the image with `padding` zeros around it, then mirrored."""
     height, width = images.shape[-2:]
-    rows = offsets[:, :1] + np.arange(height)
     columns = np.where(flipped[:, None], np.arange(width)[::-1], np.arange(width)) + offsets[:, 1:]
-    r, c = to_device(rows, images.device), to_device(columns, images.device)
+    r, c = (to_device(x, images.device) for x in (offsets[:, :1] + np.arange(height), columns))
     sample = torch.arange(len(images), device=images.device)[:, None, None]
     padded = F.pad(images, (padding,) * 4).permute(0, 2, 3, 1)
     return padded[sample, r[:, :, None], c[:, None, :]].permute(0, 3, 1, 2)
@@ -155,8 +130,7 @@ def erase_boxes(keys: Keys, probability: float, area: tuple[float, float], heigh
     ratio = np.exp(math.log(0.3) + (math.log(1 / 0.3) - math.log(0.3)) * u[..., 1])
     h, w = np.rint(np.sqrt(target * ratio)).astype(int), np.rint(np.sqrt(target / ratio)).astype(int)
     fits = (h < height) & (w < width)
-    first = fits.argmax(1)
-    pick = np.arange(len(u)), first
+    pick = np.arange(len(u)), fits.argmax(1)
     chosen &= fits[pick]
     h, w = h[pick] * chosen, w[pick] * chosen
     top = np.floor(u[..., 2][pick] * (height - h + 1)).astype(int)
@@ -175,8 +149,7 @@ def erase(images: Tensor, boxes: np.ndarray, noise_keys: np.ndarray | None) -> T
     if noise_keys is not None:
         keys = to_device(noise_keys[hit], images.device)
         fill = device_normal(keys, part[0].numel()).view(part.shape).to(images.dtype)
-    rows = torch.arange(images.shape[2], device=images.device)
-    columns = torch.arange(images.shape[3], device=images.device)
+    rows, columns = (torch.arange(side, device=images.device) for side in images.shape[2:])
     inside_rows = (rows >= box[:, 0:1]) & (rows < box[:, 1:2])
     inside_columns = (columns >= box[:, 2:3]) & (columns < box[:, 3:4])
     inside = (inside_rows[:, :, None] & inside_columns[:, None, :])[:, None]
@@ -202,10 +175,10 @@ def draw_mix(settings: Augmentation, seed: int, epoch: int, step: int, height: i
         return Mix(generator.beta(settings.mixup, settings.mixup))
     # Yun et al. (2019): a box of the image's shape around a uniform centre, cut off at the borders.
     side = math.sqrt(1 - generator.beta(settings.cutmix, settings.cutmix))
-    half_height, half_width = int(height * side) // 2, int(width * side) // 2
-    centre_row, centre_column = int(row * height), int(column * width)
-    top, bottom = max(0, centre_row - half_height), min(height, centre_row + half_height)
-    left, right = max(0, centre_column - half_width), min(width, centre_column + half_width)
+    (top, bottom), (left, right) = (
+        (max(0, int(u * length) - int(length * side) // 2), min(length, int(u * length) + int(length * side) // 2))
+        for u, length in ((row, height), (column, width))
+    )
     return Mix(1 - (bottom - top) * (right - left) / (height * width), (top, bottom, left, right))
 
 
@@ -213,20 +186,17 @@ def mix(images: Tensor, targets: Tensor, how: Mix) -> tuple[Tensor, Tensor]:
     """Images 2i and 2i+1 are each other's partners (the batch is even)."""
     if how.weight == 1:
         return images, targets
-    partner = images.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+    partner, other = (x.unflatten(0, (-1, 2)).flip(1).flatten(0, 1) for x in (images, targets))
     if how.box is None:
         images = how.weight * images + (1 - how.weight) * partner
     else:
         top, bottom, left, right = how.box
         images = images.clone()
         images[:, :, top:bottom, left:right] = partner[:, :, top:bottom, left:right]
-    other = targets.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
-    images = images.contiguous(memory_format=torch.channels_last)
-    return images, how.weight * targets + (1 - how.weight) * other
+    return images.contiguous(memory_format=torch.channels_last), how.weight * targets + (1 - how.weight) * other
 
 
 def smooth_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
-    """`smoothing` of the weight spread evenly over all classes."""
     # Not torch's one_hot: it may look at the labels on the host first.
     hit = labels[:, None] == torch.arange(classes, device=labels.device)
     return hit.float() * (1 - smoothing) + smoothing / classes

@@ -1,10 +1,9 @@
 """What training needs of a data set: batches that depend on seed, epoch and step, and on nothing else.
 
-Step `s` of an epoch is one global batch: the same images with the same augmentation in the same order, however it is
-split. Process `rank` of `world_size` takes its contiguous slice, so two processes with half the batch see what one
-process with the whole batch sees. What is random about an image is a function of (seed, epoch, sample, repeat); mixing
-draws one strength and box per step and always pairs the neighbours (2i, 2i+1) of the global batch, which every even
-slice keeps together. No state is carried along, so an epoch can start at any step.
+A step is one global batch, of which process `rank` of `world_size` takes its contiguous slice, so two processes with
+half the batch see what one with the whole batch sees. What is random about an image is a function of (seed, epoch,
+sample, repeat); mixing draws one strength and box per step and always pairs the neighbours (2i, 2i+1) of the global
+batch, which every even slice keeps together. No state is carried along, so an epoch can start at any step.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ from torch import Tensor
 
 from lrfdyn.data.augment import Augmentation, augment_images, draw_mix, mix, normalise, smooth_targets
 from lrfdyn.data.hashed_random import Keys, permutation
-from lrfdyn.errors import require, unknown_name
+from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.registry import Registry
+
+Device = torch.device | str
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,6 @@ class Batch:
     labels: Tensor  # [B] class indices
     targets: Tensor  # [B, classes] smoothed and mixed for training, one-hot for evaluation
     count: int  # images that are real: an evaluation batch is filled up to its size behind them
-
-
-@dataclass(frozen=True)
-class Step:
-    """One process's slice of a training step, or of a few in a row. `keys` says which samples they are, and which of
-    a sample's repeats."""
-
-    keys: Keys
-    numbers: range  # of the steps
 
 
 class DataSource(ABC):
@@ -83,8 +75,8 @@ class DataSource(ABC):
         return names
 
     @abstractmethod
-    def load_train(self, steps: Sequence[Step], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images as levels 0..255 `[B, C, H, W]` (any dtype) and labels of every step, on the device."""
+    def load_train(self, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images as levels 0..255 `[B, C, H, W]` (any dtype) and labels of every step's `samples`, on the device."""
 
     @abstractmethod
     def load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
@@ -96,14 +88,11 @@ class DataSource(ABC):
 
     def steps_per_epoch(self, batch_size: int, world_size: int = 1) -> int:
         """Whole global batches; the rest of the images sit an epoch out, others in every epoch."""
-        require(batch_size >= 1, f"batch_size: expected an integer >= 1, got {batch_size}")
-        require(world_size >= 1, f"world_size: expected an integer >= 1, got {world_size}")
-        require(
-            batch_size * world_size <= self.train_images,
-            f"batch_size: {batch_size} images x {world_size} processes are more than the "
-            f"{self.train_images} training images",
-        )
-        return self.train_images // (batch_size * world_size)
+        require_integer("batch_size", batch_size, 1)
+        require_integer("world_size", world_size, 1)
+        steps, asked = self.train_images // (batch_size * world_size), f"{batch_size} images x {world_size} processes"
+        require(steps > 0, f"batch_size: {asked} are more than the {self.train_images} training images")
+        return steps
 
     def train_batches(
         self,
@@ -113,57 +102,53 @@ class DataSource(ABC):
         batch_size: int,
         rank: int = 0,
         world_size: int = 1,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         start_step: int = 0,
     ) -> Iterator[Batch]:
         """The batches of one process (`batch_size` images each) in one epoch, from `start_step` on."""
         stop = self.steps_per_epoch(batch_size, world_size)
         require_rank(rank, world_size)
         require(0 <= start_step <= stop, f"start_step: expected 0..{stop}, got {start_step}")
-        require(
-            not self.augment.mixes or batch_size % 2 == 0,
-            f"batch_size: mixup and cutmix pair neighbours; expected an even number, got {batch_size}",
-        )
-        steps = self._plan_steps(epoch, seed, range(start_step, stop), batch_size, rank, world_size)
-        return self._train(steps, batch_size, torch.device(device))
-
-    def _plan_steps(
-        self, epoch: int, seed: int, numbers: range, batch_size: int, rank: int, world_size: int
-    ) -> list[Step]:
-        """The slices of `rank` in the steps `numbers` of an epoch, a few steps together where batches are small."""
+        fits = not self.augment.mixes or batch_size % 2 == 0
+        require(fits, f"batch_size: mixup and cutmix pair neighbours; expected an even number, got {batch_size}")
         order, at_once = self.order(seed, epoch), max(1, self.images_at_once // batch_size)
         # Repeats of an image lie far apart in the global batch: a mixing pair should not hold the same image twice.
         distinct = -(-batch_size * world_size // self.augment.repeats)
         repeat, place = np.divmod(np.arange(batch_size) + rank * batch_size, distinct)
         steps = []
-        for part in (numbers[i : i + at_once] for i in range(0, len(numbers), at_once)):
-            samples = order[np.array(part)[:, None] * distinct + place].ravel()
-            steps.append(Step(Keys(seed, epoch, samples, np.tile(repeat, len(part))), part))
-        return steps
+        for first in range(start_step, stop, at_once):
+            numbers = np.arange(first, min(first + at_once, stop))
+            samples = order[numbers[:, None] * distinct + place].ravel()
+            steps.append(Keys(seed, epoch, samples, np.tile(repeat, len(numbers))))
+        return self._train(steps, batch_size, torch.device(device), start_step)
 
-    def _train(self, steps: Sequence[Step], size: int, device: torch.device) -> Iterator[Batch]:
-        for step, (levels, labels) in zip(steps, self.load_train(steps, device), strict=True):
-            keys = step.keys
+    def _train(self, steps: Sequence[Keys], size: int, device: torch.device, number: int) -> Iterator[Batch]:
+        """Batches of `size` images from step `number` on; `steps` holds a few together where they are small."""
+        for keys, (levels, labels) in zip(steps, self.load_train(steps, device), strict=True):
             images = augment_images(levels, self.augment, keys, self.mean, self.deviation)
             targets = smooth_targets(labels, self.num_classes, self.augment.label_smoothing)
-            parts = zip(step.numbers, images.split(size), labels.split(size), targets.split(size), strict=True)
-            for number, x, y, t in parts:
+            for x, y, t in zip(*(part.split(size) for part in (images, labels, targets)), strict=True):
                 if self.augment.mixes:
                     x, t = mix(x, t, draw_mix(self.augment, keys.seed, keys.epoch, number, *x.shape[-2:]))
                 yield Batch(x, y, t, size)
+                number += 1
 
     def test_batches(
-        self, *, batch_size: int, rank: int = 0, world_size: int = 1, device: torch.device | str = "cpu"
+        self, *, batch_size: int, rank: int = 0, world_size: int = 1, device: Device = "cpu", multiple: int = 1
     ) -> Iterator[Batch]:
         """Every test image once over all ranks. All ranks get the same number of batches, all of the same shape; only
-        the first `count` images of a batch are real, and `count` may be 0."""
-        require(batch_size >= 1, f"batch_size: expected an integer >= 1, got {batch_size}")
+        the first `count` images of a batch are real, and `count` may be 0. Where images differ in size, those that a
+        network pads to the same `multiple` come together."""
+        require_integer("batch_size", batch_size, 1)
         require_rank(rank, world_size)
-        indices = np.arange(self.test_images)
-        starts = range(rank * batch_size, self.test_images + rank * batch_size, batch_size * world_size)
-        return self._test([indices[i : i + batch_size] for i in starts], batch_size, torch.device(device))
+        slices = self._test_slices(batch_size, multiple)
+        slices += [np.arange(0)] * (-len(slices) % world_size)
+        return self._test(slices[rank::world_size], batch_size, torch.device(device))
 
-    def pick_test_images(self, indices: np.ndarray, device: torch.device | str = "cpu") -> Batch:
+    def _test_slices(self, batch_size: int, multiple: int) -> list[np.ndarray]:
+        return np.split(np.arange(self.test_images), range(batch_size, self.test_images, batch_size))
+
+    def pick_test_images(self, indices: np.ndarray, device: Device = "cpu") -> Batch:
         """The test images `indices` as one batch; `count` is smaller where some of them cannot be read."""
         return next(self._test([indices], len(indices), torch.device(device)))
 
@@ -172,8 +157,8 @@ class DataSource(ABC):
             count, missing = len(labels), batch_size - len(labels)
             images = F.pad(normalise(levels, self.mean, self.deviation), (0, 0) * 3 + (0, missing))
             labels = F.pad(labels, (0, missing))
-            targets = smooth_targets(labels, self.num_classes, 0.0)
-            yield Batch(images.contiguous(memory_format=torch.channels_last), labels, targets, count)
+            images = images.contiguous(memory_format=torch.channels_last)
+            yield Batch(images, labels, smooth_targets(labels, self.num_classes, 0.0), count)
 
 
 def require_rank(rank: int, world_size: int) -> None:

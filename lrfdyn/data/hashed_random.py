@@ -13,6 +13,7 @@ ORDER, CROP, FLIP, RAND_AUGMENT, ERASE, ERASE_NOISE, MIX, SHARD_ORDER, PHOTOMETR
 
 GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # splitmix64 (Steele, Lea and Flood, 2014)
+SIGNED = np.array((GOLDEN, *MULTIPLIERS), np.uint64).view(np.int64).tolist()  # the same bits, for torch
 WORD = (1 << 64) - 1
 
 
@@ -30,11 +31,6 @@ def hashed(*words: int | np.ndarray) -> np.ndarray:
         value = np.array([word & WORD], np.uint64) if isinstance(word, int) else word.astype(np.uint64)
         state = _finish(state ^ _finish(value + np.uint64(GOLDEN)))
     return state
-
-
-def uniform(bits: np.ndarray) -> np.ndarray:
-    """[0, 1) in steps of 2^-53."""
-    return (bits >> np.uint64(11)) * 2.0**-53
 
 
 def normal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -55,22 +51,13 @@ class Keys:
     samples: np.ndarray
     repeats: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def bits(self, purpose: int, *words: int | np.ndarray) -> np.ndarray:
-        """`[samples, ...]`; `words` are further coordinates, arrays with a leading axis of size 1."""
-        extra = max((word.ndim - 1 for word in words if isinstance(word, np.ndarray)), default=0)
-        shape = (-1,) + (1,) * extra
-        return hashed(self.seed, self.epoch, purpose, self.samples.reshape(shape), self.repeats.reshape(shape), *words)
+    def bits(self, purpose: int, *words: np.ndarray) -> np.ndarray:
+        """64 random bits a sample, `[samples, 1]`; `[samples, n]` with `words` `[n]`."""
+        return hashed(self.seed, self.epoch, purpose, self.samples[:, None], self.repeats[:, None], *words)
 
     def uniform(self, purpose: int, count: int) -> np.ndarray:
-        """`[samples, count]`."""
-        return uniform(self.bits(purpose, np.arange(count)[None]))
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
+        """`[samples, count]` in [0, 1), in steps of 2^-53."""
+        return (self.bits(purpose, np.arange(count)) >> np.uint64(11)) * 2.0**-53
 
 
 def _shifted(x: Tensor, places: int) -> Tensor:
@@ -80,9 +67,9 @@ def _shifted(x: Tensor, places: int) -> Tensor:
 
 def device_normal(keys: Tensor, count: int) -> Tensor:
     """`[n, count]` standard normal float32 of `[n]` int64 keys, made where the keys are."""
-    x = keys[:, None] + torch.arange(1, count + 1, device=keys.device) * _signed(GOLDEN)
-    x = (x ^ _shifted(x, 30)) * _signed(MULTIPLIERS[0])
-    x = (x ^ _shifted(x, 27)) * _signed(MULTIPLIERS[1])
+    x = keys[:, None] + torch.arange(1, count + 1, device=keys.device) * SIGNED[0]
+    x = (x ^ _shifted(x, 30)) * SIGNED[1]
+    x = (x ^ _shifted(x, 27)) * SIGNED[2]
     x = x ^ _shifted(x, 31)
     low, high = (x & 0xFFFFFF), _shifted(x, 40)
     radius = torch.sqrt(-2 * torch.log((low + 1).float() * 2.0**-24))

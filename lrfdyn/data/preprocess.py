@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import LrfdynError, require, require_integer
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 CROP_SHARE = 0.875
-MODES = {1: "L", 3: "RGB"}  # what Pillow calls images of so many channels
 MOST_PIXELS = 2**27  # of a scaled picture: one that is far wider than high grows as its short side does
 
 
@@ -52,10 +51,8 @@ def eight_bits(image: Image) -> Image:
 def scaled_size(size: tuple[int, int], scale: float, most: int = MOST_PIXELS) -> tuple[int, int]:
     """Width and height times `scale`; an error for a picture so thin that this would fill the memory."""
     width, height = (max(1, round(side * scale)) for side in size)
-    require(
-        width * height <= most,
-        f"images: {size[0]} x {size[1]} pixels are too thin: scaled by {scale:g} they would be {width} x {height}",
-    )
+    thin = f"{size[0]} x {size[1]} pixels are too thin: scaled by {scale:g} they would be {width} x {height}"
+    require(width * height <= most, f"images: {thin}")
     return width, height
 
 
@@ -93,33 +90,27 @@ class Preprocessing:
     @classmethod
     def usual(cls, channels: int, size: int) -> Preprocessing:
         """What is assumed of a model that does not say: ImageNet's statistics, or levels from -1 to 1."""
-        if channels == 3:
-            return cls(size, IMAGENET_MEAN, IMAGENET_DEVIATION)
-        return cls(size, (0.5,) * channels, (0.5,) * channels)
+        mean, std = (IMAGENET_MEAN, IMAGENET_DEVIATION) if channels == 3 else ((0.5,) * channels,) * 2
+        return cls(size, mean, std)
 
     @classmethod
     def from_dict(cls, values: object, where: str) -> Preprocessing:
         """From JSON; a wrong value is an error that names `where` it is."""
-        require(isinstance(values, Mapping), f"{where}: preprocessing: expected an object, got {values!r}")
-        assert isinstance(values, Mapping)
-        unknown = sorted(set(values) - set(cls.__dataclass_fields__))
-        require(not unknown, f"{where}: preprocessing: unknown entry {', '.join(map(repr, unknown))}")
         try:
+            if not isinstance(values, Mapping):
+                raise LrfdynError(f"expected an object, got {values!r}")
+            unknown = sorted(set(values) - set(cls.__dataclass_fields__))
+            require(not unknown, f"unknown entry {', '.join(map(repr, unknown))}")
             lists = {key: tuple(float(v) for v in values[key]) for key in ("mean", "std")}
             made = cls(**{**values, **lists})
+            require_integer("size", made.size, 1)
+            finite, share = all(map(math.isfinite, (*made.mean, *made.std))), made.crop_share
+            fits = finite and len(made.mean) == len(made.std) >= 1 and min(made.std) > 0
+            require(fits, f"expected a mean and a positive std of every channel, got {lists}")
+            require(type(share) in (int, float) and 0 < share <= 1, f"crop_share: expected 0 < x <= 1, got {share!r}")
+            require(made.interpolation == "bicubic", f"interpolation: expected bicubic, got {made.interpolation!r}")
         except (TypeError, ValueError, KeyError) as error:
             raise LrfdynError(f"{where}: preprocessing: {error}") from None
-        share, finite = made.crop_share, all(map(math.isfinite, (*made.mean, *made.std)))
-        checks = {
-            f"size: expected an integer >= 1, got {made.size!r}": type(made.size) is int and made.size >= 1,
-            f"expected a mean and a positive std of every channel, got {lists}": (
-                finite and len(made.mean) == len(made.std) >= 1 and min(made.std) > 0
-            ),
-            f"crop_share: expected 0 < x <= 1, got {share!r}": type(share) in (int, float) and 0 < share <= 1,
-            f"interpolation: expected bicubic, got {made.interpolation!r}": made.interpolation == "bicubic",
-        }
-        for message, fits in checks.items():
-            require(fits, f"{where}: preprocessing: {message}")
         return made
 
     def as_dict(self) -> dict[str, Any]:
@@ -131,9 +122,9 @@ class Preprocessing:
 
     @property
     def mode(self) -> str:
-        known = self.channels in MODES
+        known = self.channels in (1, 3)
         require(known, f"images: expected 1 or 3 channels to read files, the model has {self.channels}")
-        return MODES[self.channels]
+        return "L" if self.channels == 1 else "RGB"
 
     def apply(self, image: Image) -> np.ndarray:
         """A picture as `[C, size, size]`, float32."""

@@ -1,8 +1,6 @@
-"""RandAugment (Cubuk et al., 2020) for a batch: the 14 operations on images with levels 0..255, `[B, C, H, W]`.
-
-Operations, their strength at magnitude 10, and their rounding follow Pillow's definitions. Which image gets which
-operation is decided on the host, so each operation runs once per layer, on its own images only.
-"""
+"""RandAugment (Cubuk et al., 2020) for a batch: the 14 operations on images with levels 0..255, `[B, C, H, W]`, with
+the strength at magnitude 10 and the rounding of Pillow's. Which image gets which operation is decided on the host, so
+each operation runs once per layer, on its own images only."""
 
 from __future__ import annotations
 
@@ -35,14 +33,13 @@ def rand_augment(levels: Tensor, keys: Keys, settings: Augmentation, fill: Seque
     """`levels` float. `fill` is the colour of what an affine operation moves in from outside."""
     layers = settings.rand_augment_layers
     chosen_from = np.array([OPERATIONS.index(name) for name in settings.rand_augment_operations or OPERATIONS])
-    numbers = keys.uniform(RAND_AUGMENT, NUMBERS * layers).reshape(len(keys), layers, NUMBERS)
+    numbers = keys.uniform(RAND_AUGMENT, NUMBERS * layers).reshape(-1, layers, NUMBERS)
     for layer in range(layers):
         choice, applied, first, second, sign, _ = numbers[:, layer].T
         operation = chosen_from[np.floor(choice * len(chosen_from)).astype(int)]
         operation = np.where(applied < settings.rand_augment_probability, operation, OPERATIONS.index("identity"))
         magnitude = settings.rand_augment_magnitude + settings.rand_augment_deviation * normal(first, second)
-        strength = np.clip(magnitude, 0, 10) / 10
-        levels = apply_layer(levels, operation, strength, np.where(sign < 0.5, -1.0, 1.0), fill)
+        levels = apply_layer(levels, operation, np.clip(magnitude, 0, 10) / 10, np.where(sign < 0.5, -1.0, 1.0), fill)
     return levels
 
 
@@ -51,7 +48,6 @@ def apply_layer(
 ) -> Tensor:
     """Image i gets `OPERATIONS[operation[i]]` with `strength[i]` in 0..1 and direction `sign[i]`."""
     levels = levels.clone()
-    height, width = levels.shape[-2:]
 
     def run(chosen: np.ndarray, function: Callable[[Tensor, Tensor], Tensor], parameters: np.ndarray) -> None:
         (index,) = np.nonzero(chosen)
@@ -62,15 +58,14 @@ def apply_layer(
             levels.index_copy_(0, where, function(levels.index_select(0, where), values))
 
     parameters = {
-        autocontrast: strength,
-        equalize: strength,
+        **dict.fromkeys((autocontrast, equalize), strength),
         solarize: 256 * (1 - strength),
         posterize: 8 - np.rint(4 * strength),
         **dict.fromkeys((color, contrast, brightness, sharpness), 1 + sign * 0.9 * strength),
     }
     for function, values in parameters.items():
         run(operation == OPERATIONS.index(function.__name__), function, values)
-    matrices = affine_matrices(operation, strength * sign, height, width)
+    matrices = affine_matrices(operation, strength * sign, *levels.shape[-2:])
     run(operation >= FIRST_AFFINE, lambda x, m: affine(x, m[..., 0], fill), matrices)
     return levels
 
@@ -92,8 +87,7 @@ def equalize(x: Tensor, _: Tensor | None = None) -> Tensor:
     step = (pixels - histogram.gather(1, last)) // 255
     below = histogram.cumsum(1) - histogram
     table = ((step // 2 + below) // step.clamp(min=1)).clamp(max=255)
-    equalized = torch.where(step > 0, table.gather(1, rows), rows)
-    return equalized.view(x.shape).to(x.dtype)
+    return torch.where(step > 0, table.gather(1, rows), rows).view(x.shape).to(x.dtype)
 
 
 def solarize(x: Tensor, threshold: Tensor) -> Tensor:

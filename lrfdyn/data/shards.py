@@ -1,10 +1,9 @@
 """WebDataset shards: tar files that hold `<key>.jpg` (or .jpeg, .png, .webp) and `<key>.cls` (the class index as text)
 for every sample.
 
-The headers are read once (`.<shard>.index.npy` keeps what they say), then every image is a place in a file. So the
-order of an epoch is known before it starts, and any step can be the first, which a stream with a shuffle buffer cannot
-give. To read nearly in sequence all the same, the shards are shuffled, and samples only among `shuffle_shards` shards
-at a time. All processes read all shards: they lie on disks that every process can reach.
+The headers are read once (`.<shard>.index.npy` keeps what they say), then every image is a place in a file: an epoch
+can start at any step, which a stream with a shuffle buffer cannot. To read nearly in sequence all the same, the shards
+are shuffled, and samples only among `shuffle_shards` shards at a time. All processes read all shards.
 """
 
 from __future__ import annotations
@@ -85,26 +84,22 @@ def _scan(path: Path) -> list[tuple[int, int, int]]:
     labels: dict[str, int] = {}
     try:
         with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                folder, _, base = member.name.rpartition("/")
+            for member in filter(tarfile.TarInfo.isfile, tar):
+                folder, slash, base = member.name.rpartition("/")
                 stem, _, ending = base.partition(".")  # a key ends at the first dot
-                key = f"{folder}/{stem}"
-                if not member.isfile():
-                    continue
+                key = folder + slash + stem
                 if ending.lower() in ENDINGS:
-                    require(key not in images, f"root: {path} has two images for the key {key.lstrip('/')}")
+                    require(key not in images, f"root: {path} has two images for the key {key}")
                     images[key] = (member.offset_data, member.size)
                 elif ending == "cls":
-                    file = tar.extractfile(member)
-                    assert file is not None
-                    text = file.read()
+                    text = tar.extractfile(member).read()  # type: ignore[union-attr]  # it is a file
                     number = text.strip().isdigit()
                     require(number, f"root: {member.name} in {path} is not a class index: {text[:20]!r}")
                     labels[key] = int(text)
     except (OSError, tarfile.TarError) as error:
         raise LrfdynError(f"root: cannot read the shard {path} ({error})") from None
     for key in images:
-        require(key in labels, f"root: {path} has no {key.lstrip('/')}.cls")
+        require(key in labels, f"root: {path} has no {key}.cls")
     require(bool(images), f"root: the shard {path} has no images")
     return [(*place, labels[key]) for key, place in images.items()]
 
@@ -137,15 +132,12 @@ class Shards(DecodedData):
         require_integer("shuffle_shards", shuffle_shards, 1)
         if num_classes is not None:
             require_integer("num_classes", num_classes, 1)
-        self._images = ShardImages(_find(root, train, "train"))
+        self._images, self._window = ShardImages(_find(root, train, "train")), shuffle_shards
         test_images = ShardImages(_find(root, test, "test"))
-        classes = 1 + int(max(self._images.labels.max(), test_images.labels.max()))
-        require(
-            num_classes is None or num_classes >= classes,
-            f"num_classes: the shards in {root} have class indices up to {classes - 1}, got {num_classes}",
-        )
-        self._window = shuffle_shards
-        super().__init__(self._images, test_images, num_classes or classes, augment, **options)
+        last = int(max(self._images.labels.max(), test_images.labels.max()))
+        classes = last + 1 if num_classes is None else num_classes
+        require(classes > last, f"num_classes: the shards in {root} have class indices up to {last}, got {classes}")
+        super().__init__(self._images, test_images, classes, augment, **options)
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
         starts = self._images.starts

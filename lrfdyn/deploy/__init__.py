@@ -1,11 +1,9 @@
 """Trained models outside of training: in little memory (attention row by row, whole models piece by piece) and as files
 that run elsewhere."""
 
-from __future__ import annotations
-
-from lrfdyn.attention import RowStream
+from lrfdyn.attention.row_stream import RowStream
 from lrfdyn.deploy.export.write import Exported, export_model
-from lrfdyn.deploy.lowmem.model import LowMemoryModel, compile_for_inference
+from lrfdyn.deploy.lowmem import LowMemoryModel, compile_for_inference
 from lrfdyn.deploy.predict import Predictor
 from lrfdyn.deploy.streaming_attention import StreamingAttention
 

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from lrfdyn.convert.fold import fold_batch_norm
-from lrfdyn.data.folder import ENDINGS
+from lrfdyn.data.decode import ENDINGS
 from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
-from lrfdyn.deploy.export.executorch import ExecutorchRunner
-from lrfdyn.deploy.export.onnx import OnnxRunner
+from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner
 from lrfdyn.deploy.export.write import model_facts
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import require, require_integer, unknown_name
@@ -30,19 +29,13 @@ PICTURES = (*ENDINGS, ".gif", ".tif", ".tiff")  # of the files in a folder; file
 class TorchRunner:
     """Images `[B, C, H, W]` to logits `[B, classes]` in PyTorch, with norms folded."""
 
-    most_images: int | None = None
-
     def __init__(self, source: Source, device: str | None) -> None:
         self.device = choose_device(device)
         require(source.trained, f"model: {source.origin} names a model without weights; expected a trained one")
         model = source.load().float()
-        require(
-            model.pipeline_tag == "image-classification",
-            f"task: {source.origin} is a segmentation model; pass --task segmentation",
-        )
-        self.facts = model_facts(
-            model, model.preprocessing or Preprocessing.usual(*model.input_size[:2]), source.origin
-        )
+        classifies = model.pipeline_tag == "image-classification"
+        require(classifies, f"task: {source.origin} is a segmentation model; pass --task segmentation")
+        self.facts = model_facts(model, source.origin)
         self.model = fold_batch_norm(model).to(self.device)
 
     @torch.inference_mode()
@@ -58,7 +51,6 @@ class Predictor:
     facts: dict[str, Any]
     preprocessing: Preprocessing
     class_names: tuple[str, ...]
-    most_images: int | None
     run: Callable[[np.ndarray], np.ndarray]
 
     @classmethod
@@ -79,11 +71,9 @@ class Predictor:
         if wanted == "torch":
             runner = TorchRunner(source, device)
         else:
-            require(
-                source.kind == wanted,
-                f"runtime: {wanted} runs {EXPORTED[wanted]} files, got {model}; "
-                f"lrfdyn export MODEL --format {wanted} --out FILE{EXPORTED[wanted]} makes one",
-            )
+            ending = EXPORTED[wanted]
+            made_by = f"lrfdyn export MODEL --format {wanted} --out FILE{ending} makes one"
+            require(source.kind == wanted, f"runtime: {wanted} runs {ending} files, got {model}; {made_by}")
             require(device is None, f"device: only for the torch runtime, got {device!r} with {wanted}")
             runner = OnnxRunner(source.path, threads) if wanted == "onnx" else ExecutorchRunner(source.path)
         facts = runner.facts
@@ -91,7 +81,7 @@ class Predictor:
         require(isinstance(count, int) and count >= 1, f"model: the description of {model} says no num_classes")
         names = class_names_of(facts, count, f"model: {model}") or tuple(f"class {i}" for i in range(count))
         preprocessing = Preprocessing.from_dict(facts.get("preprocessing"), f"model: {model}")
-        return cls(wanted, facts, preprocessing, names, runner.most_images, runner)
+        return cls(wanted, facts, preprocessing, names, runner)
 
     def predict(self, paths: Sequence[Path], top: int = 5, batch: int = 16) -> Iterator[dict[str, Any]]:
         """A record for every image, in order: its `predictions`, best first, or the `error` that kept it from being
@@ -99,27 +89,24 @@ class Predictor:
         require_integer("top", top, 1)
         require_integer("batch", batch, 1)
         require_pillow()
-        size = min(batch, self.most_images or batch)
+        size = min(batch, self.facts.get("most_images") or batch)
         for start in range(0, len(paths), size):
             some = paths[start : start + size]
-            images: dict[int, np.ndarray] = {}
             records: list[dict[str, Any]] = [{"image": str(path)} for path in some]
-            for i, path in enumerate(some):
+            images = []
+            for record, path in zip(records, some, strict=True):
                 try:
-                    images[i] = self.preprocessing.load(path)
+                    images.append(self.preprocessing.load(path))
                 except Exception as error:  # damaged files make decoders fail in any way
-                    records[i]["error"] = reason(error)
-            if images:
-                logits = self.run(np.stack(list(images.values())))
-                for i, row in zip(images, logits, strict=True):
-                    records[i]["predictions"] = self._best(row, top)
+                    record["error"] = reason(error)
+            logits = self.run(np.stack(images)) if images else ()
+            for record, row in zip((r for r in records if "error" not in r), logits, strict=True):
+                scores = np.exp(row.astype(np.float64) - row.max())
+                scores /= scores.sum()
+                best = np.argsort(-scores, kind="stable")[:top]
+                named = [{"class": int(i), "name": self.class_names[i], "score": float(scores[i])} for i in best]
+                record["predictions"] = named
             yield from records
-
-    def _best(self, logits: np.ndarray, top: int) -> list[dict[str, Any]]:
-        scores = np.exp(logits.astype(np.float64) - logits.max())
-        scores /= scores.sum()
-        best = np.argsort(-scores, kind="stable")[:top]
-        return [{"class": int(i), "name": self.class_names[i], "score": float(scores[i])} for i in best]
 
 
 def expand_images(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -127,17 +114,15 @@ def expand_images(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
     group sorted. A folder or pattern without images is an error; a file that is missing is left to the reader."""
     found: list[Path] = []
     for item in inputs:
-        path, given = Path(item), str(item)
+        path, given, files = Path(item), str(item), []
         matches = [path]
         if not path.exists() and glob.has_magic(given):
             matches = [Path(p) for p in sorted(glob.glob(given, recursive=True))]
             require(bool(matches), f"images: nothing matches {given}")
-        files = [p for match in matches for p in (_pictures(match) if match.is_dir() else [match])]
+        for match in matches:
+            inner = [p for p in sorted(match.rglob("*")) if p.suffix.lower() in PICTURES and p.is_file()]
+            files += inner if match.is_dir() else [match]
         require(bool(files), f"images: {given} holds no images ({', '.join(PICTURES)})")
         found += dict.fromkeys(files)  # a pattern with ** matches folders and the files in them
     require(bool(found), "images: expected at least one file, folder or pattern")
     return found
-
-
-def _pictures(folder: Path) -> list[Path]:
-    return [p for p in sorted(folder.rglob("*")) if p.suffix.lower() in PICTURES and p.is_file()]

@@ -15,16 +15,8 @@ from lrfdyn.nn.sections import Section
 
 USUAL_IMAGE_SIZE = 224  # of hosts that take any size
 # The integers among the hosts' arguments, and the least that each may be.
-LEAST = {
-    "time_steps": 1,
-    "in_channels": 1,
-    "num_classes": 0,
-    "image_size": 1,
-    "dim": 1,
-    "depth": 1,
-    "heads": 1,
-    "levels": 1,
-}
+LEAST = dict.fromkeys(("time_steps", "in_channels", "image_size", "dim", "depth", "heads", "levels"), 1)
+LEAST["num_classes"] = 0
 
 
 @dataclass
@@ -57,12 +49,16 @@ class SpikingModel(HubMixin):
 
     `forward` takes static images `[B, C, H, W]`, which are shown for `time_steps` steps, or event frames
     `[T, B, C, H, W]`. `config` holds the options that the model was built with, so that `type(model)(**model.config)`
-    is a fresh one of the same kind. A host implements `forward_stages` and `head_input`, and sets `head`.
+    is a fresh one of the same kind. A host implements `forward_stages`, sets `head` and says what it takes
+    (`head_input`).
     """
 
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
-    # Regular expressions from official keys to ours; a replacement of None drops the entry (never used in forward).
+    # Regular expressions that make our keys of official ones, each in turn; a replacement of None drops the entry
+    # (never used in forward).
     official_keys: ClassVar[tuple[tuple[str, str | None], ...]] = ()
+    # What to know when official weights are loaded into this model.
+    official_warning: str | None = None
     smallest_image: int = 1
     head: nn.Module
     feature_info: list[FeatureInfo]
@@ -87,15 +83,11 @@ class SpikingModel(HubMixin):
         """Sets `feature_info` and `smallest_image` from the channels and strides of all stages, and `grid`, the rows
         and columns of tokens in the last stage, for images of `image_size`."""
         self.feature_info = [FeatureInfo(c, stride) for c, stride in zip(channels, strides, strict=True)]
-        self.smallest_image = strides[-1]
-        if image_size is None:
-            return
-        require(
-            image_size >= strides[-1],
-            f"image_size: expected at least {strides[-1]} (the stride of the last stage), got {image_size}",
-        )
-        side = -(-image_size // strides[-1])
-        self.grid = (side, side)
+        self.smallest_image = last = strides[-1]
+        if image_size is not None:
+            message = f"image_size: expected at least {last} (the stride of the last stage), got {image_size}"
+            require(image_size >= last, message)
+            self.grid = (-(-image_size // last), -(-image_size // last))
 
     def sections(self) -> Iterator[Section]:
         """The chain of sections up to the last feature map, for inference in little memory. A host that does not say
@@ -113,8 +105,10 @@ class SpikingModel(HubMixin):
         raise NotImplementedError
 
     def head_input(self, x: Tensor) -> Tensor:
-        """What the classifier takes of the last feature map: `[T, B, C]`, or `[B, C]` where time is averaged first."""
-        raise NotImplementedError
+        """What the classifier takes of the last feature map: `[T, B, C]`, or `[B, C]` where time is averaged first, as
+        the mean over tokens and time does here."""
+        # Channels moved last, so that the gradient of the mean is laid out like x.
+        return x.permute(0, 1, 3, 4, 2).mean((0, 2, 3))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits `[B, classes]` of the last feature map, or with `pre_logits` the features `[B, C]` in front of the
@@ -138,34 +132,19 @@ class SpikingModel(HubMixin):
 
     def to_time_major(self, images: Tensor) -> Tensor:
         """Checked images as `[T, B, C, H, W]` in channels-last memory; the steps of static ones share their memory."""
-        require(
-            images.dim() in (4, 5),
-            f"images: expected [B, C, H, W] or [T, B, C, H, W], got {images.dim()} dimensions {list(images.shape)}",
-        )
-        require(
-            images.shape[-3] == self.in_channels,
-            f"images: expected {self.in_channels} channels, got {images.shape[-3]} in {list(images.shape)}",
-        )
-        require(0 not in images.shape, f"images: expected no empty dimension, got {list(images.shape)}")
-        require(
-            min(images.shape[-2:]) >= self.smallest_image,
-            f"images: expected at least {self.smallest_image} pixels a side, got {list(images.shape[-2:])}",
-        )
-        self._check_dtype(images)
-        static = images.dim() == 4
-        folded = images if static else images.flatten(0, 1)
-        folded = folded.contiguous(memory_format=torch.channels_last)
-        if not static:
+        shape, channels, least = list(images.shape), self.in_channels, self.smallest_image
+        require(len(shape) in (4, 5), f"images: expected [B, C, H, W] or [T, B, C, H, W], got {shape}")
+        require(shape[-3] == channels, f"images: expected {channels} channels, got {shape[-3]} in {shape}")
+        require(0 not in shape, f"images: expected no empty dimension, got {shape}")
+        require(min(shape[-2:]) >= least, f"images: expected at least {least} pixels a side, got {shape[-2:]}")
+        require(images.is_floating_point(), f"images: expected floating-point numbers, got {images.dtype}")
+        dtype = next(self.parameters(), images).dtype  # the copies that nn.DataParallel makes have no parameters
+        same = images.dtype == dtype or torch.is_autocast_enabled(images.device.type)
+        require(same, f"images: expected {dtype}, as the model is, or autocast, got {images.dtype}")
+        folded = images.flatten(0, -4).contiguous(memory_format=torch.channels_last)
+        if images.dim() == 5:
             return folded.unflatten(0, images.shape[:2])
         return folded.unsqueeze(0).expand(self.time_steps, -1, -1, -1, -1)
-
-    def _check_dtype(self, images: Tensor) -> None:
-        require(images.is_floating_point(), f"images: expected floating-point numbers, got {images.dtype}")
-        like = next(self.parameters(), images)  # the copies that nn.DataParallel makes have no parameters
-        require(
-            images.dtype == like.dtype or torch.is_autocast_enabled(images.device.type),
-            f"images: expected {like.dtype}, as the model is, or autocast, got {images.dtype}",
-        )
 
     @property
     def num_features(self) -> int:
@@ -198,6 +177,26 @@ class SpikingModel(HubMixin):
         like = next(self.parameters())
         return layer.to(like.device, like.dtype)
 
-    def official_warning(self) -> str | None:
-        """What to know when official weights are loaded into this model."""
-        return None
+
+class Backbone(nn.Module):
+    """A model without classifier: `forward` takes images `[B, C, H, W]` and gives the maps `[B, C, H, W]` of the stages
+    `out_indices`, each the mean over the time steps: all for None, the last n for an integer n, else those of the
+    sequence, in which -1 is the last.
+
+    `stages` describes all stages. The classifier is removed; stages behind the last wanted one still run.
+    """
+
+    def __init__(self, model: SpikingModel, out_indices: int | Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.stages, count = list(model.feature_info), len(model.feature_info)
+        wanted = range(count) if out_indices is None else out_indices
+        wanted = range(-wanted, 0) if isinstance(wanted, int) else wanted
+        known = len(wanted) > 0 and all(-count <= i < count for i in wanted)
+        require(known, f"out_indices: expected some of the {count} stages (0 to {count - 1}), got {out_indices}")
+        self.out_indices = tuple(i % count for i in wanted)
+        model.reset_classifier(0)
+        self.model = model
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        maps = self.model.feature_maps(images)
+        return [maps[i].mean(0) for i in self.out_indices]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -17,34 +17,23 @@ from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.transformer import TransformerConfig
 from lrfdyn.nn.layers import ConvBN, MembraneConv, drop_path_rates, init_weights, run_stages
+from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, residual_section, row_halo, sections_of
 
 STRIDES = (2, 2, 2, 2, 1)
 CONV_STAGES = 3
 
-_OFFICIAL_STEMS = {f"downsample{name}": f"stages.{i}.down" for i, name in enumerate(("1_1", "1_2", "2", "3", "4"))}
-_OFFICIAL_BLOCKS = {
-    r"ConvBlock1_1\.0": "stages.0.blocks.0",
-    r"ConvBlock1_2\.0": "stages.1.blocks.0",
-    r"ConvBlock2_1\.0": "stages.2.blocks.0",
-    r"ConvBlock2_2\.0": "stages.2.blocks.1",
-    r"block3\.(?P<block>\d+)": r"stages.3.blocks.\g<block>",
-    r"block4\.(?P<block>\d+)": r"stages.4.blocks.\g<block>",
-}
-_OFFICIAL_LAYERS = {
-    r"(?P<part>conv|bn)(?P<n>[12])": r"conv\g<n>.\g<part>",
-    r"mlp\.fc(?P<n>[12])_(?P<part>conv|bn)": r"mlp.fc\g<n>.\g<part>",
-}
-
-
-def metaformer_keys(layers: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    """Official keys to ours; `layers` are those inside a block that the two versions name differently."""
-    stems = product(_OFFICIAL_STEMS.items(), [(r"encode_(?P<part>conv|bn)", r"\g<part>")])
-    blocks = product(_OFFICIAL_BLOCKS.items(), [*_OFFICIAL_LAYERS.items(), *layers.items()])
-    return tuple(
-        (rf"^{place}\.{layer}\.", f"{our_place}.{our_layer}.")
-        for (place, our_place), (layer, our_layer) in [*stems, *blocks]
-    )
+# The places in the official networks, and what both call the layers in a block: see `SpikingModel.official_keys`.
+OFFICIAL_KEYS = (
+    *((rf"^downsample{name}\.encode_", f"stages.{i}.down.") for i, name in enumerate(("1_1", "1_2", "2", "3", "4"))),
+    (r"^ConvBlock1_1\.", "stages.0.blocks."),
+    (r"^ConvBlock1_2\.", "stages.1.blocks."),
+    (r"^ConvBlock2_1\.", "stages.2.blocks."),
+    (r"^ConvBlock2_2\.0", "stages.2.blocks.1"),
+    (r"^block([34])\.", r"stages.\1.blocks."),
+    (r"(blocks\.\d+)\.(conv|bn)([12])\.", r"\1.conv\3.\2."),
+    (r"mlp\.fc([12])_", r"mlp.fc\1."),
+)
 
 
 class ConvBlock(nn.Module):
@@ -80,18 +69,14 @@ class MetaFormerConfig(TransformerConfig):
 
 
 class MetaFormer(SpikingModel):
-    """Three stages of convolution blocks and two of attention blocks. `neuron()` makes a neuron, `separable(width,
-    kernel)` the residual branch of a convolution block and `block(width, grid, drop_path)` an attention block;
-    `head_neuron` is in front of the classifier."""
+    """Three stages of convolution blocks, whose residual branch is `separable(width, kernel, neuron)`, and two of
+    attention blocks."""
 
-    def __init__(
-        self,
-        config: MetaFormerConfig,
-        neuron: Callable[[], nn.Module],
-        head_neuron: nn.Module,
-        separable: Callable[[int, int], nn.Module],
-        block: Callable[[int, tuple[int, int], float], nn.Module],
-    ) -> None:
+    config_class: ClassVar[type[MetaFormerConfig]]
+    separable: ClassVar[type[nn.Module]]
+
+    def __init__(self, **options: Any) -> None:
+        config = self.config_class(**options)
         super().__init__(config)
         widths, depths = tuple(config.widths), tuple(config.depths)
         require(len(widths) == 4 and min(widths) >= 1, f"widths: expected four integers >= 1, got {widths}")
@@ -100,7 +85,14 @@ class MetaFormer(SpikingModel):
         stage_widths = (widths[0] // 2, *widths)
         self.describe_stages([*stage_widths[:CONV_STAGES], widths[-1]], (2, 4, 8, 16), config.image_size)
 
+        neuron = partial(self.make_neuron, config)
         rates = iter(drop_path_rates(config.drop_path, sum(depths[CONV_STAGES:])))
+
+        def block(stage: int, width: int) -> nn.Module:
+            if stage >= CONV_STAGES:
+                return self.make_block(config, width, next(rates))
+            return ConvBlock(self.separable(width, 7, neuron), width, config.hidden_width(width), neuron)
+
         self.stages = nn.ModuleList()
         before = self.in_channels
         for i, (width, depth, stride) in enumerate(zip(stage_widths, depths, STRIDES, strict=True)):
@@ -108,17 +100,20 @@ class MetaFormer(SpikingModel):
                 down = ConvBN(before, width, kernel=7, stride=stride, bias=True)
             else:
                 down = MembraneConv(before, width, neuron(), kernel=3, stride=stride, bias=True)
-            blocks = nn.Sequential()
-            for _ in range(depth):
-                if i < CONV_STAGES:
-                    blocks.append(ConvBlock(separable(width, 7), width, config.hidden_width(width), neuron))
-                else:
-                    blocks.append(block(width, self.grid, next(rates)))
+            blocks = nn.Sequential(*(block(i, width) for _ in range(depth)))
             self.stages.append(nn.Sequential(OrderedDict(down=down, blocks=blocks)))
             before = width
-        self.neuron = head_neuron
+        self.neuron = self.make_neuron(config, head=True)
         self.head = classifier(widths[-1], config.num_classes)
         init_weights(self)
+
+    def make_neuron(self, config: Any, head: bool = False) -> nn.Module:
+        """A neuron, or that in front of the classifier."""
+        return LIF()
+
+    def make_block(self, config: Any, width: int, drop_path: float) -> nn.Module:
+        """An attention block, of the host's `config_class`."""
+        raise NotImplementedError
 
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
         if only_last:

@@ -60,7 +60,7 @@ def load_official(model: SpikingModel, path: str | Path, strict: bool = True) ->
         report = load_official_state(model, state, strict)
     except LrfdynError as error:
         raise LrfdynError(f"path: {path} does not fit the model: {error}") from None
-    if message := model.official_warning():
+    if message := model.official_warning:
         warnings.warn(message, stacklevel=2)
     return replace(report, source_key=source_key)
 
@@ -87,8 +87,9 @@ def load_official_state(model: SpikingModel, state: Mapping[str, Tensor], strict
 def our_key(model: SpikingModel | type[SpikingModel], official: str) -> str | None:
     """Our name of an official key; None for entries that the official forward never uses."""
     for pattern, replacement in model.official_keys:
-        if re.match(pattern, official):
-            return None if replacement is None else re.sub(pattern, replacement, official)
+        if replacement is None and re.search(pattern, official):
+            return None
+        official = re.sub(pattern, replacement or "", official)
     return official
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -21,21 +21,12 @@ from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, lean_max_pool, sections_of
 
 
-@dataclass(frozen=True)
-class Form:
-    """A layout of the network: which 3x3 convolutions pool (the first one, then those of each stage's embedding), and
-    the number of token attention blocks in stages 1 and 2."""
+class Form(NamedTuple):
+    """A layout of the network."""
 
-    stem_pools: bool
-    embedding_pools: tuple[tuple[bool, ...], ...]
-    token_blocks: tuple[int, int]
-
-    def strides(self) -> list[int]:
-        """The strides of the three stages."""
-        strides = [2 if self.stem_pools else 1]
-        for pools in self.embedding_pools:
-            strides.append(strides[-1] * 2 ** sum(pools))
-        return strides[1:]
+    stem_pools: bool  # whether the first 3x3 convolution pools, and
+    embedding_pools: tuple[tuple[bool, ...], ...]  # which of those of each stage's embedding do
+    token_blocks: tuple[int, int]  # the number of token attention blocks in stages 1 and 2
 
 
 FORMS = {
@@ -58,8 +49,6 @@ class PooledConv(SpikingConv):
         return spikes if residual is None else residual + spikes
 
     def section(self, name: str, pool: bool = False) -> Section:
-        """This layer as a section of spikes."""
-
         def currents(x: Tensor) -> Tensor:
             y = ConvBN.forward(self, x)
             return lean_max_pool(y) if self.pool else y
@@ -80,18 +69,17 @@ class Embedding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.convs(x) + self.shortcut(x)
 
-    def sections(self, name: str) -> Iterator[Section]:
-        """The embedding is one section."""
+    def section(self, name: str) -> Section:
+        """The embedding as one section."""
         halo, stride = 0, 1
         convs: Any = self.convs
         for conv in (layer.section(name) for layer in convs):
             halo, stride = halo + stride * conv.halo, stride * conv.stride
-        yield Section(name, self, (self,), self.shortcut.conv.out_channels, "integers", halo, stride)
+        return Section(name, self, (self,), self.shortcut.conv.out_channels, "integers", halo, stride)
 
 
 class TokenAttention(nn.Module):
-    """Q-K token attention on `[T, B, dim, H, W]`: SN{sum of q over a head's channels} is a gate per head and token on
-    k."""
+    """Q-K token attention on `[T, B, dim, H, W]`: SN{sum of q over a head's channels} gates k per head and token."""
 
     mixes_tokens = False
 
@@ -115,18 +103,6 @@ class BatchAsTimeLIF(LIF):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-
-
-def _stage_keys(stage: int) -> tuple[tuple[str, str], ...]:
-    ours = f"stages.{stage - 1}"
-    first, second = (1, 2) if stage == 1 else (3, 4)
-    return (
-        (rf"^patch_embed{stage}\.proj{first}_(conv|bn)\.", rf"{ours}.embedding.convs.0.\1."),
-        (rf"^patch_embed{stage}\.proj{second}_(conv|bn)\.", rf"{ours}.embedding.convs.1.\1."),
-        (rf"^patch_embed{stage}\.proj_res_(conv|bn)\.", rf"{ours}.embedding.shortcut.\1."),
-        (rf"^stage{stage}\.(\d+)\.(?:tssa|attn|ssa)\.(q|k|v|proj)_(conv|bn)\.", rf"{ours}.blocks.\1.attn.\2.\3."),
-        (rf"^stage{stage}\.(\d+)\.mlp\.(?:fc|mlp)([12])_(conv|bn)\.", rf"{ours}.blocks.\1.mlp.fc\2.\3."),
-    )
 
 
 @dataclass
@@ -156,9 +132,13 @@ class QKFormer(SpikingModel):
     config_class = QKFormerConfig
     official_keys = (
         (r"^patch_embed1\.proj_(conv|bn)\.", r"stem.\1."),
-        *_stage_keys(1),
-        *_stage_keys(2),
-        *_stage_keys(3),
+        *((rf"^patch_embed{i + 1}\.", f"stages.{i}.embedding.") for i in range(3)),
+        *((rf"^stage{i + 1}\.", f"stages.{i}.blocks.") for i in range(3)),
+        (r"proj[13]_(conv|bn)\.", r"convs.0.\1."),
+        (r"proj[24]_(conv|bn)\.", r"convs.1.\1."),
+        (r"proj_res_", "shortcut."),
+        (r"\.(?:tssa|attn|ssa)\.(q|k|v|proj)_", r".attn.\1."),
+        (r"\.mlp\.(?:fc|mlp)([12])_", r".mlp.fc\1."),
     )
 
     def __init__(self, **options: Any) -> None:
@@ -170,16 +150,17 @@ class QKFormer(SpikingModel):
             raise unknown_name("form", config.form, FORMS)
         layout = FORMS[config.form]
         require(widths[0] % heads == 0, f"heads: expected a divisor of stage 1's width {widths[0]}, got {heads}")
-        depths = [*layout.token_blocks, config.depth - sum(layout.token_blocks)]
-        least = sum(layout.token_blocks) + 1
-        require(depths[-1] >= 1, f"depth: expected an integer >= {least} in this form, got {config.depth}")
-        self.describe_stages(widths, layout.strides(), config.image_size)
+        few = sum(layout.token_blocks)
+        depths = [*layout.token_blocks, config.depth - few]
+        require(depths[-1] >= 1, f"depth: expected an integer >= {few + 1} in this form, got {config.depth}")
+        pools = accumulate((sum(pools) for pools in layout.embedding_pools), initial=int(layout.stem_pools))
+        self.describe_stages(widths, [2**n for n in pools][1:], config.image_size)
         host = lif_host()
         stage3_host = replace(host, project_out=_legacy_project_out) if config.legacy_neuron_axis else host
         rates = iter(drop_path_rates(config.drop_path, config.depth))
 
-        def block(stage: int) -> Block:
-            width, token = widths[stage], stage < 2
+        def block(stage: int, width: int) -> Block:
+            token = stage < 2
             attn = TokenAttention(width, heads, host) if token else config.make_attention(width, self.grid, stage3_host)
             return Block(attn, width, config.hidden_width(width), next(rates))
 
@@ -187,31 +168,24 @@ class QKFormer(SpikingModel):
         self.stages = nn.ModuleList()
         for i, (c_in, c_out) in enumerate(pairwise([stem_width, *widths])):
             embedding = Embedding(c_in, c_out, layout.embedding_pools[i])
-            blocks = nn.Sequential(*(block(i) for _ in range(depths[i])))
+            blocks = nn.Sequential(*(block(i, c_out) for _ in range(depths[i])))
             self.stages.append(nn.Sequential(OrderedDict(embedding=embedding, blocks=blocks)))
         self.head = classifier(config.dim, config.num_classes)
         init_weights(self)
-
-    def official_warning(self) -> str | None:
-        if self.config["legacy_neuron_axis"]:
-            return None
-        return (
-            "official QKFormer weights were trained with a neuron that runs over the batch; this model does not have "
-            "it: build the model with legacy_neuron_axis=True to compute what the official code does"
-        )
+        if not config.legacy_neuron_axis:
+            self.official_warning = (
+                "official QKFormer weights were trained with a neuron that runs over the batch; this model does not "
+                "have it: build the model with legacy_neuron_axis=True to compute what the official code does"
+            )
 
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
         return run_stages(self.stages, self.stem(x), only_last)
-
-    def head_input(self, x: Tensor) -> Tensor:
-        # Channels moved last, so that the gradient of the mean is laid out like x.
-        return x.permute(0, 1, 3, 4, 2).mean((0, 2, 3))
 
     def sections(self) -> Iterator[Section]:
         yield self.stem.section("stem")
         stages: Any = self.stages
         for i, stage in enumerate(stages):
-            yield from stage.embedding.sections(f"stages.{i}.embedding")
+            yield stage.embedding.section(f"stages.{i}.embedding")
             yield from sections_of(f"stages.{i}.blocks", stage.blocks)
 
 

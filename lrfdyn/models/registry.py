@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from typing import Any, TypeVar
 
-from lrfdyn.attention import attention_options, option_takers, unknown_option
+from lrfdyn.attention.registry import attention_options, option_takers, unknown_option
 from lrfdyn.errors import unknown_name
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.registry import Registry

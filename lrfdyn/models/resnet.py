@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -23,8 +23,6 @@ from lrfdyn.nn.layers import (
     run_stages,
 )
 from lrfdyn.nn.neurons import IF, MSLIF
-
-Make = Callable[..., nn.Module]
 
 
 @dataclass
@@ -58,44 +56,40 @@ class BasicBlock(nn.Module):
         return self.drop_path(self.conv2(self.conv1(x))) + self.shortcut(x)
 
 
-def resnet_keys(stem: tuple[str, str], stages: Sequence[str], layers: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    """Official keys to ours: those of the stem's convolution and norm, of the stages, and of the layers in a block."""
-    blocks = [
-        (rf"^{stage}\.(\d+)\.{official}\.", rf"stages.{i}.\1.{ours}.")
-        for i, stage in enumerate(stages)
-        for official, ours in layers.items()
-    ]
-    return ((rf"^{stem[0]}\.", "stem.conv."), (rf"^{stem[1]}\.", "stem.bn."), *blocks, (r"^fc\.", "head."))
-
-
 class SpikingResNet(SpikingModel):
     """A residual network. The stem halves the image's side, stage 1 ends at a quarter of it, and each further stage
-    halves it again. `stem`, `conv` and `shortcut` make layers of (c_in, c_out, kernel, stride), and `first_stride` is
-    the stride of stage 1."""
+    halves it again. A host says which layers and neurons it has, and the stride of stage 1."""
 
-    def __init__(
-        self, config: ResNetConfig, stem: Make, conv: Make, shortcut: Make, neuron: nn.Module, first_stride: int
-    ) -> None:
+    config_class: ClassVar[type[ResNetConfig]]
+    stem_layer: ClassVar[type[ConvBN]] = ConvBN
+    layer: ClassVar[type[SpikingConv | MembraneConv]]
+    neuron_class: ClassVar[type[IF | MSLIF]]
+    first_stride: ClassVar[int]
+
+    def __init__(self, **options: Any) -> None:
+        config = self.config_class(**options)
         super().__init__(config)
         depths, widths = tuple(config.depths), tuple(config.widths)
         require(len(widths) >= 1 and min(widths) >= 1, f"widths: expected integers >= 1, got {widths}")
-        require(
-            len(depths) == len(widths) and min(depths) >= 1,
-            f"depths: expected {len(widths)} integers >= 1 (one for each width), got {depths}",
-        )
+        known = len(depths) == len(widths) and min(depths) >= 1
+        require(known, f"depths: expected {len(widths)} integers >= 1 (one for each width), got {depths}")
         self.describe_stages(widths, [4 * 2**i for i in range(len(widths))])
         rates = iter(drop_path_rates(config.drop_path, sum(depths)))
 
+        def conv(c_in: int, c_out: int, **shape: int) -> nn.Module:
+            return self.layer(c_in, c_out, self.neuron_class(), **shape)
+
         def block(c_in: int, c_out: int, stride: int) -> BasicBlock:
             convs = conv(c_in, c_out, kernel=3, stride=stride), conv(c_out, c_out, kernel=3)
+            shortcut = conv if self.layer is SpikingConv else ConvBN  # potentials pass without a neuron
             same = stride == 1 and c_in == c_out
             return BasicBlock(*convs, nn.Identity() if same else shortcut(c_in, c_out, stride=stride), next(rates))
 
-        self.stem = stem(self.in_channels, widths[0], kernel=7, stride=2)
-        self.neuron = neuron
+        self.stem = self.stem_layer(self.in_channels, widths[0], kernel=7, stride=2)
+        self.neuron = self.neuron_class()
         self.stages = nn.ModuleList()
         for i, (c_in, c_out) in enumerate(pairwise([widths[0], *widths])):
-            first = block(c_in, c_out, 2 if i else first_stride)
+            first = block(c_in, c_out, 2 if i else self.first_stride)
             self.stages.append(nn.Sequential(first, *(block(c_out, c_out, 1) for _ in range(depths[i] - 1))))
         self.head = classifier(widths[-1], config.num_classes)
         for module in self.modules():
@@ -113,10 +107,6 @@ class SEWStem(ConvBN):
         return convolve(lambda frames: self.bn(self.conv(frames)), x)
 
 
-def if_conv(c_in: int, c_out: int, kernel: int = 1, stride: int = 1) -> SpikingConv:
-    return SpikingConv(c_in, c_out, IF(), kernel, stride)
-
-
 @register_model("sew_resnet18", depths=(2, 2, 2, 2))
 @register_model("sew_resnet34", depths=(3, 4, 6, 3))
 class SEWResNet(SpikingResNet):
@@ -124,29 +114,21 @@ class SEWResNet(SpikingResNet):
     added element-wise. Options are the fields of `ResNetConfig`."""
 
     config_class = ResNetConfig
-    official_keys = resnet_keys(
-        ("conv1", "bn1"),
-        ("layer1", "layer2", "layer3", "layer4"),
-        {
-            r"(conv[12])\.module\.0": r"\2.conv",
-            r"(conv[12])\.module\.1": r"\2.bn",
-            r"downsample\.0\.module\.0": "shortcut.conv",
-            r"downsample\.0\.module\.1": "shortcut.bn",
-        },
+    official_keys = (
+        *((rf"^layer{i + 1}\.", f"stages.{i}.") for i in range(4)),
+        (r"downsample\.0\.", "shortcut."),
+        (r"\.module\.0\.", ".conv."),
+        (r"\.module\.1\.", ".bn."),
+        (r"^(conv|bn)1\.", r"stem.\1."),
+        (r"^fc\.", "head."),
     )
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(ResNetConfig(**options), SEWStem, if_conv, if_conv, IF(), first_stride=1)
+    stem_layer, layer, neuron_class, first_stride = SEWStem, SpikingConv, IF, 1
 
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
         return run_stages(self.stages, max_pool(self.neuron(self.stem(x))), only_last)
 
     def head_input(self, x: Tensor) -> Tensor:
         return x.mean((0, 3, 4))
-
-
-def ms_conv(c_in: int, c_out: int, kernel: int = 1, stride: int = 1) -> MembraneConv:
-    return MembraneConv(c_in, c_out, MSLIF(), kernel, stride)
 
 
 @register_model("ms_resnet18", depths=(2, 2, 2, 2))
@@ -156,21 +138,19 @@ class MSResNet(SpikingResNet):
     potentials, and neurons are only inside the residual branches. Options are the fields of `MSResNetConfig`."""
 
     config_class = MSResNetConfig
-    official_keys = resnet_keys(
-        (r"conv1\.0", r"conv1\.1\.bn"),
-        ("conv2_x", "conv3_x", "conv4_x", "conv5_x"),
-        {
-            r"residual_function\.1": "conv1.conv",
-            r"residual_function\.2\.bn": "conv1.bn",
-            r"residual_function\.4": "conv2.conv",
-            r"residual_function\.5\.bn": "conv2.bn",
-            r"shortcut\.0": "shortcut.conv",
-            r"shortcut\.1\.bn": "shortcut.bn",
-        },
+    official_keys = (
+        *((rf"^conv{i + 2}_x\.", f"stages.{i}.") for i in range(4)),
+        (r"^conv1\.0\.", "stem.conv."),
+        (r"^conv1\.1\.bn\.", "stem.bn."),
+        (r"residual_function\.1\.", "conv1.conv."),
+        (r"residual_function\.2\.bn\.", "conv1.bn."),
+        (r"residual_function\.4\.", "conv2.conv."),
+        (r"residual_function\.5\.bn\.", "conv2.bn."),
+        (r"shortcut\.0\.", "shortcut.conv."),
+        (r"shortcut\.1\.bn\.", "shortcut.bn."),
+        (r"^fc\.", "head."),
     )
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(MSResNetConfig(**options), ConvBN, ms_conv, ConvBN, MSLIF(), first_stride=2)
+    layer, neuron_class, first_stride = MembraneConv, MSLIF, 2
 
     def head_input(self, x: Tensor) -> Tensor:
         return self.neuron(x).mean((0, 3, 4))

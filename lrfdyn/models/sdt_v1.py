@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lrfdyn.attention import AttentionHost
-from lrfdyn.attention.host import lif_conv
-from lrfdyn.models import spikformer
+from lrfdyn.attention.base import lif_conv
 from lrfdyn.models.registry import register_model
 from lrfdyn.models.spikformer import Spikformer
 from lrfdyn.models.transformer import CIFAR, PlainTransformer, PlainTransformerConfig
-from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, SpikingConv, max_pool
+from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneMLP
 from lrfdyn.nn.neurons import LIF
-
-
-class Stem(spikformer.Stem):
-    """Three spiking 3x3 convolutions, one without neuron, and a convolution that stands for position.
-
-    Images `[T, B, in_channels, H, W]` become potentials `[T, B, dim, H / stride, W / stride]`.
-    """
-
-    position_holds = "numbers"
-
-    def make_layers(self, widths: Sequence[int]) -> None:
-        *pairs, last = pairwise(widths)
-        self.stages = nn.ModuleList([*(SpikingConv(a, b, LIF(), kernel=3) for a, b in pairs), ConvBN(*last, kernel=3)])
-        self.rpe = MembraneConv(widths[-1], widths[-1], LIF(), kernel=3)
-
-    def run_stage(self, stage: nn.Module, x: Tensor, pool: bool) -> Tensor:
-        x = stage(x)
-        return max_pool(x) if pool else x
-
-    def add_position(self, x: Tensor) -> Tensor:
-        return x + self.rpe(x)
 
 
 class MLP(MembraneMLP):
@@ -53,13 +29,7 @@ class MLP(MembraneMLP):
         return y + self.fc2(x + y) if self.inner_shortcut else self.fc2(y)
 
 
-ATTENTION_HOST = AttentionHost(
-    project=lif_conv,
-    project_out=partial(ConvBN, bias=True),
-    neuron=LIF,
-    fire=partial(LIF, threshold=0.5),
-    scale=0.125,
-)
+ATTENTION_HOST = AttentionHost(project=lif_conv, project_out=partial(ConvBN, bias=True))
 
 
 @dataclass
@@ -78,18 +48,16 @@ class SDTV1(PlainTransformer):
     Options are the fields of `SDTV1Config`."""
 
     config_class = SDTV1Config
-    official_keys = ((r"^block\.\d+\.attn\.talking_heads\..*", None), *Spikformer.official_keys)
+    official_keys = ((r"^block\.\d+\.attn\.talking_heads\.", None), *Spikformer.official_keys)
+    membrane = True
 
     def __init__(self, **options: Any) -> None:
-        config = SDTV1Config(**options)
-        dim = config.dim
-
-        def block(grid: tuple[int, int], drop_path: float) -> MembraneBlock:
-            attn = config.make_attention(dim, grid, ATTENTION_HOST)
-            return MembraneBlock(LIF(), attn, MLP(dim, config.hidden_width(dim)), drop_path)
-
-        super().__init__(config, Stem, block)
+        super().__init__(**options)
         self.neuron = LIF()
+
+    def make_block(self, config: SDTV1Config, drop_path: float) -> MembraneBlock:
+        attn = config.make_attention(config.dim, self.grid, ATTENTION_HOST)
+        return MembraneBlock(LIF(), attn, MLP(config.dim, config.hidden_width(config.dim)), drop_path)
 
     def head_input(self, x: Tensor) -> Tensor:
         return self.neuron(x.mean((3, 4)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
 from lrfdyn.models.base import classifier
-from lrfdyn.models.metaformer import MetaFormer, MetaFormerConfig, metaformer_keys
+from lrfdyn.models.metaformer import OFFICIAL_KEYS, MetaFormer, MetaFormerConfig
 from lrfdyn.models.registry import register_model
 from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, fold_time, init_weights
 from lrfdyn.nn.neurons import LIF
@@ -21,10 +21,10 @@ class SeparableConv(nn.Module):
     """A depth-wise convolution between two 1x1 convolutions, on potentials `[T, B, dim, H, W]`, without batch norm and
     neuron in front of the last one."""
 
-    def __init__(self, dim: int, kernel: int) -> None:
+    def __init__(self, dim: int, kernel: int, neuron: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self.expand = MembraneConv(dim, 2 * dim, LIF())
-        self.neuron = LIF()
+        self.expand = MembraneConv(dim, 2 * dim, neuron())
+        self.neuron = neuron()
         self.depthwise = nn.Conv2d(2 * dim, 2 * dim, kernel, padding=kernel // 2, groups=2 * dim, bias=False)
         self.contract = ConvBN(2 * dim, dim)
 
@@ -56,47 +56,30 @@ def with_border(y: Tensor, bn: nn.BatchNorm2d) -> Tensor:
     assert bn.running_var is not None
     with torch.no_grad():
         zero = bn.bias - bn.running_mean * bn.weight / torch.sqrt(bn.running_var + bn.eps)
-        batch, channels, height, width = y.shape
-        shape = (batch, channels, height + 2, width + 2)
+        shape = (*y.shape[:2], y.shape[2] + 2, y.shape[3] + 2)
         out = zero.to(y.dtype).reshape(1, -1, 1, 1).expand(shape).clone(memory_format=torch.channels_last)
     out[..., 1:-1, 1:-1] = y
     return out
 
 
 class RepConvBN(nn.Module):
-    """A `RepConv` and a batch norm on `[T, B, C, H, W]`."""
+    """A `RepConv` and a batch norm on `[T, B, C, H, W]`, and the spikes of a neuron where there is one."""
 
-    def __init__(self, c_in: int, c_out: int) -> None:
+    def __init__(self, c_in: int, c_out: int, neuron: nn.Module | None = None) -> None:
         super().__init__()
         self.conv = RepConv(c_in, c_out)
         self.bn = nn.BatchNorm2d(c_out)
+        self.neuron = nn.Identity() if neuron is None else neuron
 
     def forward(self, x: Tensor) -> Tensor:
-        return fold_time(lambda y: self.bn(self.conv(y)), x)
+        return self.neuron(fold_time(lambda y: self.bn(self.conv(y)), x))
 
 
-class SpikingRepConv(RepConvBN):
-    """A `RepConvBN` and the spikes of a neuron."""
-
-    def __init__(self, c_in: int, c_out: int, neuron: nn.Module) -> None:
-        super().__init__(c_in, c_out)
-        self.neuron = neuron
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.neuron(super().forward(x))
+def lif_rep_conv(c_in: int, c_out: int) -> RepConvBN:
+    return RepConvBN(c_in, c_out, LIF())
 
 
-def lif_rep_conv(c_in: int, c_out: int) -> SpikingRepConv:
-    return SpikingRepConv(c_in, c_out, LIF())
-
-
-ATTENTION_HOST = AttentionHost(
-    project=lif_rep_conv,
-    project_out=RepConvBN,
-    neuron=LIF,
-    fire=partial(LIF, threshold=0.5),
-    scale=0.125,  # whatever the width of a head, as in the official code
-)
+ATTENTION_HOST = AttentionHost(project=lif_rep_conv, project_out=RepConvBN)
 
 
 @dataclass
@@ -118,35 +101,31 @@ class SDTV2(MetaFormer):
 
     config_class = SDTV2Config
     official_keys = (
-        *metaformer_keys(
-            {
-                r"Conv\.pwconv1": "separable.expand.conv",
-                r"Conv\.bn1": "separable.expand.bn",
-                r"Conv\.dwconv": "separable.depthwise",
-                r"Conv\.pwconv2": "separable.contract.conv",
-                r"Conv\.bn2": "separable.contract.bn",
-                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.0": r"attn.\g<p>.conv.conv1",
-                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.1\.bn": r"attn.\g<p>.conv.bn1",
-                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.2\.0": r"attn.\g<p>.conv.depthwise",
-                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.2\.1": r"attn.\g<p>.conv.conv2",
-                r"attn\.(?P<p>q|k|v|proj)_conv\.0\.body\.2\.2": r"attn.\g<p>.conv.bn2",
-                r"attn\.(?P<p>q|k|v|proj)_conv\.1": r"attn.\g<p>.bn",
-            }
-        ),
+        (r"\.Conv\.(pwconv|bn)1\.", r".separable.expand.\1."),
+        (r"\.Conv\.dwconv\.", ".separable.depthwise."),
+        (r"\.Conv\.(pwconv|bn)2\.", r".separable.contract.\1."),
+        (r"\.pwconv\.", ".conv."),
+        (r"_conv\.0\.body\.0\.", ".conv.conv1."),
+        (r"_conv\.0\.body\.1\.bn\.", ".conv.bn1."),
+        (r"_conv\.0\.body\.2\.0\.", ".conv.depthwise."),
+        (r"_conv\.0\.body\.2\.1\.", ".conv.conv2."),
+        (r"_conv\.0\.body\.2\.2\.", ".conv.bn2."),
+        (r"_conv\.1\.", ".bn."),
         (r"^head_kd\.", "distillation_head."),
+        *OFFICIAL_KEYS,
     )
+    separable = SeparableConv
 
     def __init__(self, **options: Any) -> None:
-        config = SDTV2Config(**options)
-
-        def block(width: int, grid: tuple[int, int], drop_path: float) -> MembraneBlock:
-            attn = config.make_attention(width, grid, ATTENTION_HOST)
-            return MembraneBlock(LIF(), attn, MembraneMLP(width, config.hidden_width(width), LIF), drop_path)
-
-        super().__init__(config, LIF, LIF(), SeparableConv, block)
-        self.distillation_head = classifier(self.num_features, config.num_classes) if config.distillation else None
+        super().__init__(**options)
+        distillation, classes = self.config["distillation"], self.config["num_classes"]
+        self.distillation_head = classifier(self.num_features, classes) if distillation else None
         if self.distillation_head is not None:
             init_weights(self.distillation_head)
+
+    def make_block(self, config: SDTV2Config, width: int, drop_path: float) -> MembraneBlock:
+        attn = config.make_attention(width, self.grid, ATTENTION_HOST)
+        return MembraneBlock(LIF(), attn, MembraneMLP(width, config.hidden_width(width), LIF), drop_path)
 
     def reset_classifier(self, num_classes: int) -> None:
         super().reset_classifier(num_classes)

@@ -6,20 +6,17 @@ whose logits are averaged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
-from lrfdyn.errors import require
-from lrfdyn.models.metaformer import MetaFormer, MetaFormerConfig, metaformer_keys
+from lrfdyn.models.metaformer import OFFICIAL_KEYS, MetaFormer, MetaFormerConfig
 from lrfdyn.models.registry import register_model
 from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, SpikingConv
 from lrfdyn.nn.neurons import IntegerSpike
-from lrfdyn.nn.sections import Section, residual_section
 
 
 class SeparableConv(nn.Module):
@@ -36,39 +33,8 @@ class SeparableConv(nn.Module):
         return self.contract(self.depthwise(self.expand(x)))
 
 
-def integer_conv(c_in: int, c_out: int, levels: int) -> SpikingConv:
+def integer_conv(levels: int, c_in: int, c_out: int) -> SpikingConv:
     return SpikingConv(c_in, c_out, IntegerSpike(levels))
-
-
-def integer_host(levels: int, head_width: int) -> AttentionHost:
-    """What attentions with heads of `head_width` channels take from SDT-V3."""
-    return AttentionHost(
-        project=partial(integer_conv, levels=levels),
-        project_out=ConvBN,
-        neuron=partial(IntegerSpike, levels),
-        fire=partial(IntegerSpike, levels),
-        scale=2 * head_width**-0.5,
-        value_ratio=4,
-        spike_bits=levels.bit_length(),  # 0..levels
-    )
-
-
-class Block(MembraneBlock):
-    """Residual separable convolution, attention and MLP on potentials `[T, B, C, H, W]`."""
-
-    def __init__(
-        self, separable: nn.Module, neuron: nn.Module, attn: nn.Module, mlp: MembraneMLP, drop_path: float
-    ) -> None:
-        super().__init__(neuron, attn, mlp, drop_path)
-        self.separable = separable
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x + self.drop_path(self.separable(x)))
-
-    def sections(self, name: str) -> Iterator[Section]:
-        """The separable convolution, attention and MLP as sections."""
-        yield residual_section(f"{name}.separable", self.separable, self.mlp.fc2.conv.out_channels)
-        yield from super().sections(name)
 
 
 @dataclass
@@ -89,32 +55,25 @@ class SDTV3(MetaFormer):
     `SDTV3Config`."""
 
     config_class = SDTV3Config
-    official_keys = metaformer_keys(
-        {
-            r"[Cc]onv\.pwconv1\.0": "separable.expand.conv",
-            r"[Cc]onv\.pwconv1\.1": "separable.expand.bn",
-            r"[Cc]onv\.dwconv\.0": "separable.depthwise.conv",
-            r"[Cc]onv\.dwconv\.1": "separable.depthwise.bn",
-            r"[Cc]onv\.pwconv2\.0": "separable.contract.conv",
-            r"[Cc]onv\.pwconv2\.1": "separable.contract.bn",
-            r"attn\.(?P<p>q|k|v|proj)_conv\.0": r"attn.\g<p>.conv",
-            r"attn\.(?P<p>q|k|v|proj)_conv\.1": r"attn.\g<p>.bn",
-        }
+    official_keys = (
+        (r"\.[Cc]onv\.pwconv1\.", ".separable.expand."),
+        (r"\.[Cc]onv\.dwconv\.", ".separable.depthwise."),
+        (r"\.[Cc]onv\.pwconv2\.", ".separable.contract."),
+        (r"((?:separable|attn)\.[a-z]+)(?:_conv)?\.0\.", r"\1.conv."),
+        (r"((?:separable|attn)\.[a-z]+)(?:_conv)?\.1\.", r"\1.bn."),
+        *OFFICIAL_KEYS,
     )
+    separable = SeparableConv
 
-    def __init__(self, **options: Any) -> None:
-        config = SDTV3Config(**options)
-        neuron = partial(IntegerSpike, config.levels)
+    def make_neuron(self, config: SDTV3Config, head: bool = False) -> IntegerSpike:
+        return IntegerSpike(config.levels, normalize=not head)
 
-        def separable(width: int, kernel: int) -> SeparableConv:
-            return SeparableConv(width, kernel, neuron)
-
-        def block(width: int, grid: tuple[int, int], drop_path: float) -> Block:
-            heads = config.heads
-            require(width % heads == 0, f"heads: expected a divisor of the width {width}, got {heads}")
-            host = integer_host(config.levels, width // heads)
-            first, spikes = separable(width, 3), neuron()
-            attn = config.make_attention(width, grid, host)
-            return Block(first, spikes, attn, MembraneMLP(width, config.hidden_width(width), neuron), drop_path)
-
-        super().__init__(config, neuron, IntegerSpike(config.levels, normalize=False), separable, block)
+    def make_block(self, config: SDTV3Config, width: int, drop_path: float) -> MembraneBlock:
+        levels, scale = config.levels, 2 * (width / config.heads) ** -0.5
+        neuron, project = partial(IntegerSpike, levels), partial(integer_conv, levels)
+        # A spike is one of 0..levels.
+        host = AttentionHost(project, ConvBN, neuron, neuron, scale, value_ratio=4, spike_bits=levels.bit_length())
+        separable = SeparableConv(width, 3, neuron)
+        attn = config.make_attention(width, self.grid, host)
+        mlp = MembraneMLP(width, config.hidden_width(width), neuron)
+        return MembraneBlock(neuron(), attn, mlp, drop_path, separable)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from lrfdyn.attention import Attention, AttentionHost, create_attention
 from lrfdyn.errors import require
 from lrfdyn.models.base import ModelConfig, SpikingModel, classifier
-from lrfdyn.nn.layers import drop_path_rates, hidden_width, init_weights
+from lrfdyn.nn.layers import ConvBN, MembraneConv, SpikingConv, drop_path_rates, init_weights, max_pool
+from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, sections_of
 
 IMAGENET_POOLING = (True, True, True, True)
@@ -43,8 +44,9 @@ class TransformerConfig(ModelConfig):
         return create_attention(self.attention, width, self.heads, grid, host, **(self.attention_options or {}))
 
     def hidden_width(self, width: int) -> int:
-        """The width of the hidden layer of an MLP on `width` channels."""
-        return hidden_width(width, self.mlp_ratio)
+        """The width between the two layers of an MLP on `width` channels."""
+        require(int(width * self.mlp_ratio) >= 1, f"mlp_ratio: expected a positive number, got {self.mlp_ratio}")
+        return int(width * self.mlp_ratio)
 
 
 @dataclass
@@ -65,31 +67,65 @@ def stem_widths(dim: int) -> list[int]:
     return [dim // 8, dim // 4, dim // 2, dim]
 
 
-def stem_strides(pooling: Sequence[bool]) -> list[int]:
-    """The strides of the four stages of a stem."""
-    require(len(pooling) == 4, f"pooling: expected four booleans, got {tuple(pooling)}")
-    return list(accumulate((2 if pool else 1 for pool in pooling), mul))
+class Stem(nn.Module):
+    """Four spiking 3x3 convolutions, max pools on spikes, and a convolution that stands for position: images
+    `[T, B, in_channels, H, W]` become sums of spikes `[T, B, dim, H / stride, W / stride]`, or with `membrane`
+    potentials, where the last convolution has no neuron."""
+
+    def __init__(self, in_channels: int, dim: int, pooling: Sequence[bool], membrane: bool) -> None:
+        super().__init__()
+        self.pooling, self.membrane = tuple(pooling), membrane
+        *pairs, last = pairwise([in_channels, *stem_widths(dim)])
+        stages = [SpikingConv(*pair, LIF(), kernel=3) for pair in pairs]
+        final = ConvBN(*last, kernel=3) if membrane else SpikingConv(*last, LIF(), kernel=3)
+        self.stages = nn.ModuleList([*stages, final])
+        self.rpe = (MembraneConv if membrane else SpikingConv)(dim, dim, LIF(), kernel=3)
+
+    def forward(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
+        """The maps of all stages, or with `only_last` that of the last; the last has its position added."""
+        maps = []
+        for stage, pool in zip(self.stages, self.pooling, strict=True):
+            x = stage(x) if self.membrane else stage(x, pool=pool)
+            x = max_pool(x) if self.membrane and pool else x
+            if not only_last:
+                maps.append(x)
+        return [*maps[:-1], self.add_position(x)]
+
+    def add_position(self, x: Tensor) -> Tensor:
+        return x + self.rpe(x) if self.membrane else self.rpe(x, residual=x)
+
+    def sections(self, name: str) -> Iterator[Section]:
+        """Every convolution is a section."""
+        stages: Any = self.stages
+        for i, (stage, pool) in enumerate(zip(stages, self.pooling, strict=True)):
+            yield stage.section(f"{name}.stages.{i}", pool)
+        width, holds = self.rpe.conv.out_channels, "numbers" if self.membrane else "integers"
+        yield Section(f"{name}.rpe", self.add_position, (self.rpe,), width, holds, halo=1)
 
 
 class PlainTransformer(SpikingModel):
-    """A stem and blocks that keep its grid and width.
+    """A stem and blocks that keep its grid and width. A host defines `make_block`, and says whether its shortcuts carry
+    potentials (`membrane`)."""
 
-    `stem(in_channels, dim, pooling)` makes the stem, which gives the maps of its four stages, and `block(grid,
-    drop_path)` makes a block.
-    """
+    config_class: ClassVar[type[PlainTransformerConfig]]
+    membrane: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        config: PlainTransformerConfig,
-        stem: Callable[[int, int, Sequence[bool]], nn.Module],
-        block: Callable[[tuple[int, int], float], nn.Module],
-    ) -> None:
+    def __init__(self, **options: Any) -> None:
+        config = self.config_class(**options)
         super().__init__(config)
-        self.describe_stages(stem_widths(config.dim), stem_strides(config.pooling), config.image_size)
-        self.stem = stem(config.in_channels, config.dim, config.pooling)
-        self.blocks = nn.ModuleList(block(self.grid, rate) for rate in drop_path_rates(config.drop_path, config.depth))
+        widths, pooling = stem_widths(config.dim), config.pooling
+        require(len(pooling) == 4, f"pooling: expected four booleans, got {tuple(pooling)}")
+        strides = list(accumulate((2 if pool else 1 for pool in pooling), mul))
+        self.describe_stages(widths, strides, config.image_size)
+        self.stem = Stem(config.in_channels, config.dim, pooling, self.membrane)
+        rates = drop_path_rates(config.drop_path, config.depth)
+        self.blocks = nn.ModuleList(self.make_block(config, rate) for rate in rates)
         self.head = classifier(config.dim, config.num_classes)
         init_weights(self)
+
+    def make_block(self, config: Any, drop_path: float) -> nn.Module:
+        """A block, of the host's `config_class`."""
+        raise NotImplementedError
 
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
         *early, x = self.stem(x, only_last)
@@ -98,6 +134,5 @@ class PlainTransformer(SpikingModel):
         return [*early, x]
 
     def sections(self) -> Iterator[Section]:
-        stem: Any = self.stem
-        yield from stem.sections("stem")
+        yield from self.stem.sections("stem")
         yield from sections_of("blocks", self.blocks)

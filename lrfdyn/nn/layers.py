@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lrfdyn.errors import require
 from lrfdyn.nn.neurons import FoldedNorm, fused_dynamics, fused_norm, observed
-from lrfdyn.nn.sections import Section, lean_max_pool, mixes_tokens, residual_section, row_halo
+from lrfdyn.nn.sections import Section, lean_max_pool, residual_section, row_halo
 from lrfdyn.ops.bn_lif import bn_lif, joined
 from lrfdyn.ops.dispatch import autocast_dtype, use_triton
 from lrfdyn.ops.spike_conv import spike_conv
@@ -67,12 +67,6 @@ def drop_path_rates(rate: float, depth: int) -> list[float]:
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
-def hidden_width(dim: int, mlp_ratio: float) -> int:
-    """The width between the two layers of an MLP."""
-    require(int(dim * mlp_ratio) >= 1, f"mlp_ratio: expected a positive number, got {mlp_ratio}")
-    return int(dim * mlp_ratio)
-
-
 def run_stages(stages: Iterable[nn.Module], x: Tensor, only_last: bool = False) -> list[Tensor]:
     """The outputs of stages that follow each other, or with `only_last` that of the last stage alone."""
     maps = []
@@ -103,45 +97,39 @@ class ConvBN(nn.Module):
         """This layer, with a max pool behind it, as a section of potentials."""
         halo, stride = row_halo(self.conv), int(self.conv.stride[0])
         section = Section(name, self, (self,), self.conv.out_channels, "numbers", halo, stride)
-        return section.pooled() if pool else section
+        if not pool:
+            return section
+        return replace(section, run=lambda x: lean_max_pool(self(x)), halo=halo + stride, stride=2 * stride)
 
 
 class SpikingConv(ConvBN):
     """SN{BN(Conv(x))}, with a max pool behind it and a `residual` added where the caller asks for them. On a GPU,
     norm, neuron, pool and sum are one operation."""
 
-    def __init__(
-        self, c_in: int, c_out: int, neuron: nn.Module, kernel: int = 1, stride: int = 1, bias: bool = False
-    ) -> None:
-        super().__init__(c_in, c_out, kernel, stride, bias=bias)
+    def __init__(self, c_in: int, c_out: int, neuron: nn.Module, kernel: int = 1, **options: Any) -> None:
+        super().__init__(c_in, c_out, kernel, **options)
         self.neuron = neuron
 
     def forward(self, x: Tensor, residual: Tensor | None = None, pool: bool = False) -> Tensor:
-        if use_triton(x, self.conv.weight, residual):
-            fused = self._fused(x, residual, pool)
-            if fused is not None:
-                return fused
+        fused = self._fused(x, residual, pool) if use_triton(x, self.conv.weight, residual) else None
+        if fused is not None:
+            return fused
         spikes = self.neuron(super().forward(x))
         spikes = max_pool(spikes) if pool else spikes
         return spikes if residual is None else residual + spikes
 
     def _fused(self, x: Tensor, residual: Tensor | None, pool: bool) -> Tensor | None:
         """None where a part is observed by hooks or is of another kind."""
-        dynamics = fused_dynamics(self.neuron)
-        conv = self.conv
-        if dynamics is None or not _plain_convolution(conv):
-            return None
-        norm = fused_norm(self.bn)
-        if norm is None:
+        conv, dynamics = self.conv, fused_dynamics(self.neuron)
+        norm = fused_norm(self.bn) if dynamics is not None and _plain_convolution(conv) else None
+        if dynamics is None or norm is None:
             return None
         repeats = x.shape[0] if is_repeated(x) else 1
-        packed = step_bits_of(x)
-        dtype = autocast_dtype(x)
-        steps = x[:1] if repeats > 1 else x
-        # The norm takes the bias of the convolution, so that no pass over memory is spent on adding it.
-        padding = conv.padding
+        packed, dtype = step_bits_of(x), autocast_dtype(x)
+        steps, padding = x[:1] if repeats > 1 else x, conv.padding
         assert not isinstance(padding, str)
         y = spike_conv(steps.to(dtype), conv.weight.to(dtype), conv.stride, padding, conv.groups, packed)
+        # The norm takes the bias of the convolution, so that no pass over memory is spent on adding it.
         return bn_lif(y, norm, dynamics, offset=conv.bias, repeats=repeats, residual=residual, pool=pool)
 
     def section(self, name: str, pool: bool = False) -> Section:
@@ -180,12 +168,10 @@ def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor],
     """See `SpikingConv.together`; None where a part is observed by hooks, or the layers differ in kind."""
     convs = [layer.conv for layer in layers]
     kinds = [fused_dynamics(layer.neuron) for layer in layers]
-    plain = all(
-        type(layer) is SpikingConv and not observed(layer) and _plain_convolution(layer.conv) for layer in layers
-    )
-    if not plain or kinds[0] is None or any(kind != kinds[0] for kind in kinds) or is_repeated(x):
+    plain = (type(layer) is SpikingConv and not observed(layer) and _plain_convolution(layer.conv) for layer in layers)
+    if not all(plain) or kinds[0] is None or any(kind != kinds[0] for kind in kinds) or is_repeated(x):
         return None
-    if any(c.kernel_size != (1, 1) or c.stride != (1, 1) or c.padding != (0, 0) or c.groups != 1 for c in convs):
+    if any((c.kernel_size, c.stride, c.padding, c.groups) != ((1, 1), (1, 1), (0, 0), 1) for c in convs):
         return None
     if any((c.bias is None) != (convs[0].bias is None) for c in convs):
         return None
@@ -198,19 +184,15 @@ def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor],
     dtype, packed = autocast_dtype(x), step_bits_of(x)
     weights = [c.weight.to(dtype) for c in convs]
     # Not by a name: nothing holds the joined weights while the neurons run, unless a backward pass needs them.
-    y, shortcut = spike_conv(
-        x.to(dtype), torch.cat(weights) if len(convs) > 1 else weights[0], packed=packed, fork=True
-    )
+    y, shortcut = spike_conv(x.to(dtype), torch.cat(weights) if weights[1:] else weights[0], packed=packed, fork=True)
     shortcut = shortcut if x.dtype == dtype else x  # sums of a type of their own keep it
     if len(layers) == 1:
         return [bn_lif(y, norms[0], kinds[0], offset=convs[0].bias)], shortcut
     biases = [c.bias for c in convs if c.bias is not None]
-    offset = torch.cat(biases) if biases else None
     with joined(norms) as norm:
-        spikes = bn_lif(y, norm, kinds[0], offset=offset)
+        spikes = bn_lif(y, norm, kinds[0], offset=torch.cat(biases) if biases else None)
     sizes = [c.out_channels for c in convs]
-    parts = split_channels(spikes, sizes, 2)
-    bits = step_bits_of(spikes)
+    parts, bits = split_channels(spikes, sizes, 2), step_bits_of(spikes)
     if bits is not None:
         for part, of_part in zip(parts, bits.split(sizes, 1), strict=True):
             attach_step_bits(part, of_part)
@@ -220,17 +202,8 @@ def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor],
 class MembraneConv(ConvBN):
     """BN(Conv(SN{x})): the neuron comes first, so that potentials go in and potentials come out."""
 
-    def __init__(
-        self,
-        c_in: int,
-        c_out: int,
-        neuron: nn.Module,
-        kernel: int = 1,
-        stride: int = 1,
-        groups: int = 1,
-        bias: bool = False,
-    ) -> None:
-        super().__init__(c_in, c_out, kernel, stride, groups, bias)
+    def __init__(self, c_in: int, c_out: int, neuron: nn.Module, kernel: int = 1, **options: Any) -> None:
+        super().__init__(c_in, c_out, kernel, **options)
         self.neuron = neuron
 
     def forward(self, x: Tensor) -> Tensor:
@@ -250,23 +223,29 @@ class MembraneMLP(nn.Module):
 
 
 class MembraneBlock(nn.Module):
-    """Residual attention and MLP on potentials `[T, B, C, H, W]`; `neuron` makes the spikes that the attention
-    takes."""
+    """Residual attention and MLP on potentials `[T, B, C, H, W]`, behind a residual `separable` convolution where there
+    is one; `neuron` makes the spikes that the attention takes."""
 
-    def __init__(self, neuron: nn.Module, attn: nn.Module, mlp: MembraneMLP, drop_path: float = 0.0) -> None:
+    def __init__(
+        self, neuron: nn.Module, attn: nn.Module, mlp: MembraneMLP, drop_path: float, separable: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.neuron, self.attn, self.mlp = neuron, attn, mlp
         self.drop_path = DropPath(drop_path)
+        self.separable = separable
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.separable is not None:
+            x = x + self.drop_path(self.separable(x))
         x = x + self.drop_path(self.attn(self.neuron(x)))
         return x + self.drop_path(self.mlp(x))
 
     def sections(self, name: str) -> Iterator[Section]:
-        """Attention and MLP as sections."""
+        """The separable convolution, attention and MLP as sections."""
         neuron, attn, width = self.neuron, self.attn, self.mlp.fc2.conv.out_channels
-        tiled = not mixes_tokens(attn)
-        yield Section(f"{name}.attn", lambda x: x + attn(neuron(x)), (neuron, attn), width, "numbers", tiled=tiled)
+        if self.separable is not None:
+            yield residual_section(f"{name}.separable", self.separable, width)
+        yield Section(f"{name}.attn", lambda x: x + attn(neuron(x)), (neuron, attn), width, "numbers", tiled=False)
         yield residual_section(f"{name}.mlp", self.mlp, width)
 
 

@@ -82,11 +82,9 @@ class IntegerSpike(Neuron):
 
 def observed(module: nn.Module) -> bool:
     """Whether hooks expect to see this module called."""
-    own = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    everywhere = (f"_global{name}" for name in own)
-    return any(getattr(module, name) for name in own) or any(
-        getattr(nn.modules.module, name, None) for name in everywhere
-    )
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    everywhere = nn.modules.module
+    return any(getattr(module, name) or getattr(everywhere, f"_global{name}", None) for name in hooks)
 
 
 def fused_dynamics(neuron: nn.Module) -> Dynamics | Integer | None:

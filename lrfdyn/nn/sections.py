@@ -6,7 +6,7 @@ Layers and hosts say themselves which sections they consist of (`SpikingModel.se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,11 +36,6 @@ class Section:
     tiled: bool = True
     halves: tuple[Run, Run] | None = None
 
-    def pooled(self) -> Section:
-        """This section with a max pool behind it."""
-        run, halo, stride = self.run, self.halo + self.stride, 2 * self.stride
-        return replace(self, run=lambda x: lean_max_pool(run(x)), halo=halo, stride=stride)
-
     def modules(self) -> Iterator[nn.Module]:
         """All modules in the layers of this section."""
         for layer in self.layers:
@@ -51,9 +46,9 @@ class Section:
         convs = [m for m in self.modules() if isinstance(m, nn.Conv2d)]
         if not self.tiled:  # attention: inputs, projections, what is mixed and its currents, in twice their channels
             return 8 * steps * max((m.out_channels for m in convs), default=self.channels)
-        inputs, outputs = zip(*((m.in_channels, m.out_channels / m.stride[0] ** 2) for m in convs), strict=True)
+        sizes = ((m.in_channels, m.out_channels / m.stride[0] ** 2) for m in convs)
         # Input, currents and spikes of a layer; the membrane has one time step.
-        return max(int(steps * (a + 2 * b) + b) for a, b in zip(inputs, outputs, strict=True))
+        return max(int(steps * (a + 2 * b) + b) for a, b in sizes)
 
 
 def residual_section(name: str, branch: nn.Module, channels: int) -> Section:
@@ -65,11 +60,6 @@ def sections_of(name: str, layers: Iterable[Any]) -> Iterator[Section]:
     """The sections of layers that follow each other, and are called `name`.0, `name`.1, ..."""
     for i, layer in enumerate(layers):
         yield from layer.sections(f"{name}.{i}")
-
-
-def mixes_tokens(attention: nn.Module) -> bool:
-    """Whether a layer takes something from one token to another; one that does not says `mixes_tokens = False`."""
-    return getattr(attention, "mixes_tokens", True)
 
 
 def row_halo(module: nn.Module) -> int:

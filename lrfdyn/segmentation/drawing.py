@@ -1,22 +1,26 @@
-"""Coloured masks, overlays and side-by-side figures, drawn with Pillow."""
+"""Names and colours of classes, coloured masks, overlays and side-by-side figures, drawn with Pillow."""
 
 from __future__ import annotations
 
+import colorsys
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lrfdyn.data.preprocess import scaled_size
 from lrfdyn.errors import LrfdynError
 from lrfdyn.segmentation.augment import IGNORED
-from lrfdyn.segmentation.classes import class_names, palette
+from lrfdyn.segmentation.data import CLASSES
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+GOLDEN_TURN = 0.618033988749895  # neighbouring numbers get hues far apart
 BLEND = 0.55  # of the colour in an overlay
 MARGIN, GAP, INK, FAINT, PAPER = 8, 6, (25, 25, 25), (110, 110, 110), (255, 255, 255)
-LEGEND_CLASSES = 14
 LEGEND_HEIGHT = 160  # at least, beside an image: eight classes and the number of the others
 
 
@@ -26,17 +30,41 @@ def pillow() -> Any:
         import PIL.Image
         import PIL.ImageDraw
         import PIL.ImageFont
-        import PIL.ImageOps
     except ImportError:
         raise LrfdynError("pictures: drawing needs Pillow; pip install 'lrfdyn[segmentation]'") from None
     return PIL
 
 
+@cache
+def _table() -> list[list[str]]:
+    """Red, green, blue and synonyms of SceneParse150's classes, in the colours that everybody draws them in."""
+    lines = (Path(__file__).parent / "ade20k.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    return [line.split("\t") for line in lines]
+
+
+def class_names(classes: int = CLASSES) -> list[str]:
+    """Return one word or two for each class: the first of ADE20K's synonyms, or a number for other data."""
+    if classes == CLASSES:
+        return [row[3].partition(",")[0] for row in _table()]
+    return [f"class {i + 1}" for i in range(classes)]
+
+
+def palette(classes: int = CLASSES) -> np.ndarray:
+    """Return the colours of the classes, levels `[256, 3]`; class 255, which is none, is black."""
+    colours = np.zeros((256, 3), np.uint8)
+    if classes == CLASSES:
+        colours[:classes] = [[int(level) for level in row[:3]] for row in _table()]
+    else:
+        for i in range(classes):
+            levels = colorsys.hsv_to_rgb((i * GOLDEN_TURN) % 1, 0.85, 0.95 - 0.3 * (i % 2))
+            colours[i] = [round(255 * level) for level in levels]
+    return colours
+
+
 def class_shares(mask: np.ndarray, classes: int) -> dict[str, float]:
     """Return the share of every class in the pixels of `mask` that have one, the largest first."""
-    counts = np.bincount(mask[mask != IGNORED].ravel(), minlength=classes)
+    counts, names = np.bincount(mask[mask != IGNORED].ravel(), minlength=classes), class_names(classes)
     total = max(1, counts.sum())
-    names = class_names(classes)
     return {names[i]: float(counts[i] / total) for i in np.argsort(-counts, kind="stable") if counts[i]}
 
 
@@ -50,24 +78,21 @@ def mask_image(mask: np.ndarray, classes: int) -> Image:
 def blend(image: Image, mask: np.ndarray, classes: int) -> Image:
     """Lay the colours of the classes over the image; pixels without a class stay as they are."""
     pixels = np.asarray(image.convert("RGB"), np.float32)
-    colours = palette(classes)[mask].astype(np.float32)
     weight = np.where(mask == IGNORED, 0.0, BLEND)[..., None]
-    mixed = pixels * (1 - weight) + colours * weight
+    mixed = pixels * (1 - weight) + palette(classes)[mask].astype(np.float32) * weight
     return pillow().Image.fromarray(mixed.round().astype(np.uint8))
 
 
 def overlay(image: Image, mask: np.ndarray, classes: int) -> Image:
     """Draw `blend` with a legend at its side, which is higher than a small image."""
-    parts = [blend(image, mask, classes), legend([mask], classes, max(image.height, LEGEND_HEIGHT))]
-    sheet = pillow().Image.new("RGB", (sum(part.width for part in parts), parts[1].height), PAPER)
-    sheet.paste(parts[0], (0, 0))
-    sheet.paste(parts[1], (parts[0].width, 0))
+    names = legend([mask], classes, max(image.height, LEGEND_HEIGHT))
+    sheet = pillow().Image.new("RGB", (image.width + names.width, names.height), PAPER)
+    sheet.paste(blend(image, mask, classes), (0, 0))
+    sheet.paste(names, (image.width, 0))
     return sheet
 
 
-def legend(
-    masks: Sequence[np.ndarray], classes: int, height: int, limit: int = LEGEND_CLASSES, percent: bool = True
-) -> Image:
+def legend(masks: Sequence[np.ndarray], classes: int, height: int, limit: int = 14, percent: bool = True) -> Image:
     """Draw the largest classes of the masks, as many as fit, with their share of the pixels."""
     shares = class_shares(np.concatenate([mask.ravel() for mask in masks]), classes)
     size = int(np.clip(height / 24, 11, 28))
@@ -93,8 +118,13 @@ def legend(
 
 def grid(titles: Sequence[str], rows: Sequence[Sequence[Image]], captions: Sequence[str], side: int = 300) -> Image:
     """Draw a table of pictures of one row height, with a title over each column and a caption under each row."""
+
+    def fit(image: Image) -> Image:
+        factor = min(side / image.height, 1.6 * side / image.width)
+        return image.resize(scaled_size(image.size, factor), pillow().Image.Resampling.LANCZOS)
+
     font, small = map(pillow().ImageFont.load_default, (20, 14))
-    scaled = [[_fit(image, side) for image in row] for row in rows]
+    scaled = [[fit(image) for image in row] for row in rows]
     columns = [max(round(font.getlength(title)), *(row[i].width for row in scaled)) for i, title in enumerate(titles)]
     lefts = [MARGIN + sum(columns[:i]) + GAP * i for i in range(len(columns))]
     size = (lefts[-1] + columns[-1] + MARGIN, 34 + len(rows) * (side + 26) + MARGIN)
@@ -108,9 +138,3 @@ def grid(titles: Sequence[str], rows: Sequence[Sequence[Image]], captions: Seque
             sheet.paste(image, (left + (column - image.width) // 2, top + (side - image.height) // 2))
         draw.text((MARGIN, top + side + 4), caption, fill=FAINT, font=small)
     return sheet
-
-
-def _fit(image: Image, side: int) -> Image:
-    factor = min(side / image.height, 1.6 * side / image.width)
-    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
-    return image.resize(size, pillow().Image.Resampling.LANCZOS)

@@ -1,7 +1,9 @@
-"""Semantic segmentation: any host's stages, or a timm network's, under a Semantic FPN head."""
+"""Semantic segmentation: any host's stages, or a timm network's, under a Semantic FPN head (Kirillov et al., 2019),
+spiking as in SDT-V3, or with ReLU for the networks it is compared with."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,13 +16,115 @@ from torch import Tensor, nn
 from lrfdyn.errors import LrfdynError, require, require_integer
 from lrfdyn.models.base import FeatureInfo, ModelConfig, SpikingModel
 from lrfdyn.models.registry import create_model, host_options, model_class
+from lrfdyn.nn.layers import ConvBN, MembraneConv, fold_time
 from lrfdyn.nn.neurons import LIF, IntegerSpike
-from lrfdyn.segmentation.fpn import FPNHead
 from lrfdyn.sources import find_source
 
 TIMM = "timm/"
 ANN_HEAD = {"neck_width": 256}  # Semantic FPN as the ANN rows of the table were published
 FINEST_ANN_STRIDE = 4
+Neuron = Callable[[], nn.Module]
+
+
+class PlainConv(nn.Module):
+    """A convolution with bias and nothing around it, as the neck of the ANN version has them."""
+
+    def __init__(self, c_in: int, c_out: int, kernel: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(c_in, c_out, kernel, padding=kernel // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fold_time(self.conv, x)
+
+
+class ReluConv(ConvBN):
+    """ReLU(BN(Conv(x)))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(super().forward(x))
+
+
+class ScalePath(nn.Module):
+    """Takes `[T, B, c_in, H, W]` from a stage's grid to the common one, `[T, B, c_out, ...]`: one convolution per
+    doubling, at least one, or one with a stride."""
+
+    def __init__(self, stride: int, output_stride: int, c_in: int, c_out: int, neuron: Neuron | None) -> None:
+        super().__init__()
+        self.doublings = round(math.log2(stride / output_stride))
+        whole = stride * 2**-self.doublings == output_stride
+        require(whole, f"output_stride: expected a power of two apart from the stride {stride}, got {output_stride}")
+        self.convs = nn.ModuleList()
+        for width, step in [(c_in, 2 ** max(0, -self.doublings)), *[(c_out, 1)] * (self.doublings - 1)]:
+            if neuron is None:
+                self.convs.append(ReluConv(width, c_out, kernel=3, stride=step))
+            else:
+                self.convs.append(MembraneConv(width, c_out, neuron(), kernel=3, stride=step))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, conv in enumerate(self.convs):
+            x = conv(x)
+            if i < self.doublings:
+                x = fold_time(lambda y: F.interpolate(y, scale_factor=2, mode="bilinear"), x)
+        return x
+
+
+def resize(x: Tensor, like: Tensor, mode: str) -> Tensor:
+    """Interpolates `[T, B, C, H, W]` to the grid of `like`."""
+    size = like.shape[-2:]
+    return x if x.shape[-2:] == size else fold_time(lambda y: F.interpolate(y, size=size, mode=mode), x)
+
+
+class FPNHead(nn.Module):
+    """Maps of the stages `[T, B, C, H, W]`, the finest first, to logits `[B, classes, H / output_stride, W /
+    output_stride]`: a 1x1 convolution per stage, sums from the coarse stages to the fine ones, a 3x3 convolution on
+    each; then every stage is brought to one grid, and their sum is classified.
+
+    `neuron` makes the neuron in front of every convolution; None takes ReLU behind them and no norms in the neck.
+    With `output_stride=4` (Semantic FPN's own) the head of SDT-V3 has the 1.4 M parameters that are published; its
+    published code fuses at stride 2, with two convolutions more.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[FeatureInfo],
+        num_classes: int,
+        neuron: Neuron | None,
+        *,
+        width: int = 128,
+        neck_width: int | None = None,
+        output_stride: int = 4,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        neck_width = width if neck_width is None else neck_width
+        for name, value in (("width", width), ("neck_width", neck_width), ("output_stride", output_stride)):
+            require_integer(name, value, 1)
+        require(0 <= dropout < 1, f"dropout: expected a rate in [0, 1), got {dropout}")
+        self.lateral, self.smooth, self.paths = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        for stage in stages:
+            if neuron is None:
+                self.lateral.append(PlainConv(stage.channels, neck_width, 1))
+                self.smooth.append(PlainConv(neck_width, neck_width, 3))
+            else:
+                self.lateral.append(MembraneConv(stage.channels, neck_width, neuron(), bias=True))
+                self.smooth.append(MembraneConv(neck_width, neck_width, neuron(), kernel=3, bias=True))
+            self.paths.append(ScalePath(stage.stride, output_stride, neck_width, width, neuron))
+        self.neuron = neuron() if neuron is not None else nn.Identity()
+        self.dropout = nn.Dropout2d(dropout)
+        self.classifier = nn.Conv2d(width, num_classes, 1)
+        nn.init.normal_(self.classifier.weight, std=0.01)
+        nn.init.zeros_(self.classifier.bias)  # type: ignore[arg-type]  # it has one
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        x = [lateral(m) for lateral, m in zip(self.lateral, maps, strict=True)]
+        for i in range(len(x) - 1, 0, -1):
+            x[i - 1] = x[i - 1] + resize(x[i], like=x[i - 1], mode="nearest")
+        levels = [path(smooth(y)) for path, smooth, y in zip(self.paths, self.smooth, x, strict=True)]
+        fused = levels[0]
+        for level in levels[1:]:
+            fused = fused + resize(level, like=fused, mode="bilinear")
+        # The classifier is linear, so the mean over time may come before it.
+        return self.classifier(self.dropout(self.neuron(fused).mean(0)))
 
 
 class TimmStages(nn.Module):
@@ -35,9 +139,8 @@ class TimmStages(nn.Module):
         except ImportError:
             raise LrfdynError(f"model: timm/{name} needs timm; pip install 'lrfdyn[timm]'") from None
         try:
-            self.net = timm.create_model(
-                name, pretrained=pretrained, features_only=True, in_chans=in_channels, **options
-            )  # fmt: skip
+            how = {"pretrained": pretrained, "features_only": True, "in_chans": in_channels}
+            self.net = timm.create_model(name, **how, **options)
         except (RuntimeError, TypeError, ValueError) as error:
             raise LrfdynError(f"model: timm cannot build {name!r} with feature maps ({error})") from None
         info = list(zip(self.net.feature_info.channels(), self.net.feature_info.reduction(), strict=True))
@@ -95,26 +198,22 @@ class Segmenter(SpikingModel):
             host = create_model(backbone, num_classes=0, in_channels=in_channels, **asked)
             config = replace(config, attention=host.config.get("attention"))
         super().__init__(replace(config, time_steps=host.time_steps))
-        self.backbone = host
-        self.feature_info = host.feature_info
+        self.backbone, self.feature_info = host, host.feature_info
         self.smallest_image = self.stride
         self.head = self._fresh_head(config.num_classes)
         self.name = f"{backbone}_fpn"
 
     def _fresh_head(self, num_classes: int) -> FPNHead:
-        ann = {} if isinstance(self.backbone, SpikingModel) else ANN_HEAD
-        options = {**ann, **(self.config["head_options"] or {})}
+        """With the host's kind of neuron."""
+        neuron: Neuron | None = None
+        if isinstance(self.backbone, SpikingModel):
+            levels = self.backbone.config.get("levels")
+            neuron = LIF if levels is None else partial(IntegerSpike, levels)
+        options = {**(ANN_HEAD if neuron is None else {}), **(self.config["head_options"] or {})}
         try:
-            return FPNHead(self.feature_info, num_classes, self._neuron(), **options)
+            return FPNHead(self.feature_info, num_classes, neuron, **options)
         except TypeError as error:
             raise LrfdynError(f"head_options: {error}") from None
-
-    def _neuron(self) -> Callable[[], nn.Module] | None:
-        """The host's kind of neuron; None for an ANN."""
-        if not isinstance(self.backbone, SpikingModel):
-            return None
-        levels = self.backbone.config.get("levels")
-        return LIF if levels is None else partial(IntegerSpike, levels)
 
     @property
     def stride(self) -> int:
@@ -148,9 +247,8 @@ class Segmenter(SpikingModel):
 
 
 def enlarge(x: Tensor, size: Sequence[int]) -> Tensor:
-    """Computes `F.interpolate(x, size, mode="bilinear")` of `[B, C, H, W]` as two matrix products, for training on a
-    GPU: there the gradient of `interpolate` is atomic additions, slow in 16 bits and of no fixed order, and these are
-    its largest maps."""
+    """`F.interpolate(x, size, mode="bilinear")` of `[B, C, H, W]` as two matrix products, for training on a GPU, where
+    the gradient of `interpolate` is atomic additions, slow in 16 bits and of no fixed order."""
 
     def weights(length: int, new: int) -> Tensor:  # [length, new]
         unit = torch.eye(length, device=x.device)
@@ -180,7 +278,7 @@ def create_segmenter(name: str, **options: Any) -> Segmenter:
 
 
 def load_backbone(model: SpikingModel, source: str) -> None:
-    """Fills the backbone of a `Segmenter` from a trained classifier of the same host, without its classifier. `source`
-    is a path or name of `lrfdyn.sources`."""
+    """Fills the backbone of a `Segmenter` from a trained classifier of the same host, a path or name of
+    `lrfdyn.sources`."""
     assert isinstance(model, Segmenter)
     find_source(source, "model.backbone").fill(model.backbone, leave_out="head.")

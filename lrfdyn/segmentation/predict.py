@@ -1,8 +1,8 @@
-"""From pictures to masks: a trained segmentation model on image files."""
+"""From pictures to masks: a trained segmentation model on image files, and several models side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -12,17 +12,18 @@ import numpy as np
 import torch
 
 from lrfdyn.data.augment import normalise
-from lrfdyn.data.decode import IMAGENET_DEVIATION, IMAGENET_MEAN
-from lrfdyn.data.preprocess import open_picture, reason, scaled_size
+from lrfdyn.data.preprocess import IMAGENET_DEVIATION, IMAGENET_MEAN, open_picture, reason, scaled_size
 from lrfdyn.devices import choose_device
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.files import writable_folder, write_atomic
-from lrfdyn.segmentation.drawing import class_shares, mask_image, overlay, pillow
+from lrfdyn.segmentation.data import IGNORED, Pair, find_pairs, read_pair
+from lrfdyn.segmentation.drawing import blend, class_shares, grid, legend, mask_image, overlay, pillow
 from lrfdyn.segmentation.inference import best_class, segment
 from lrfdyn.segmentation.model import Segmenter
 from lrfdyn.sources import find_source
 
 MOST_PIXELS = 2**24  # that the network sees at once: its scores are 150 numbers a pixel
+SCENES = 4  # of a figure where none are named
 
 
 def load_segmenter(source: str, device: str | None = None) -> Segmenter:
@@ -35,6 +36,11 @@ def load_segmenter(source: str, device: str | None = None) -> Segmenter:
     return model.to(place)
 
 
+def size_seen(model: Segmenter, image: Any) -> tuple[int, int]:
+    """Width and height at which the model sees an image: with the short side that it was trained on."""
+    return scaled_size(image.size, model.config["image_size"] / min(image.size), MOST_PIXELS)
+
+
 @torch.no_grad()
 def predict_mask(model: Segmenter, image: Any, *, window: int | None = None, flip: bool = False) -> np.ndarray:
     """Classes `[H, W]` uint8 of a Pillow image. It is seen with the short side that the model was trained on; the
@@ -45,11 +51,6 @@ def predict_mask(model: Segmenter, image: Any, *, window: int | None = None, fli
     images = normalise(levels, IMAGENET_MEAN, IMAGENET_DEVIATION).to(like.dtype)
     scores = segment(model, images, window=window, flip=flip)
     return best_class(scores, (image.height, image.width))[0].to(torch.uint8).cpu().numpy()
-
-
-def size_seen(model: Segmenter, image: Any) -> tuple[int, int]:
-    """Width and height at which the model sees an image: with the short side that it was trained on."""
-    return scaled_size(image.size, model.config["image_size"] / min(image.size), MOST_PIXELS)
 
 
 def predict_segmentation(
@@ -69,39 +70,65 @@ def predict_segmentation(
     require(len(images) > 0, "images: expected at least one file")
     pillow()  # or say what is missing
     writable_folder(out, "out")
-    network = load_segmenter(model, device)
-    for path, name in zip(images, unique_names(images), strict=True):
-        yield _predict(network, Path(path), out, name, flip=flip, window=window)
+    network, names = load_segmenter(model, device), set[str]()
+    for path in map(Path, images):
+        numbered = (f"{path.stem}_{number}" for number in count(2))  # of equal names the later ones are numbered
+        name = next(name for name in chain([path.stem], numbered) if name not in names)
+        names.add(name)
+        try:
+            image = open_picture(path, "RGB")
+            size_seen(network, image)
+        except Exception as error:  # damaged files make decoders fail in any way
+            yield {"image": str(path), "error": reason(error)}
+            continue
+        mask, classes = predict_mask(network, image, window=window, flip=flip), network.num_classes
+        pictures = {"mask": mask_image(mask, classes), "overlay": overlay(image, mask, classes)}
+        files = {kind: out / f"{name}_{kind}.png" for kind in pictures}
+        try:
+            for kind, file in files.items():
+                write_atomic(file, partial(pictures[kind].save, format="PNG"))
+        except OSError as error:
+            raise LrfdynError(f"out: cannot write in {out} ({error.strerror or error})") from None
+        written = {kind: str(file) for kind, file in files.items()}
+        shares = class_shares(mask, classes)
+        yield {"image": str(path), **written, "width": image.width, "height": image.height, "classes": shares}
 
 
-def unique_names(images: Sequence[Path]) -> list[str]:
-    """The names of the files without ending; of those that are equal, the later ones are numbered."""
-    names: dict[str, None] = {}
-    for stem in (Path(path).stem for path in images):
-        numbered = (f"{stem}_{number}" for number in count(2))
-        names[next(name for name in chain([stem], numbered) if name not in names)] = None
-    return list(names)
+def choose_pairs(root: Path, names: Sequence[str] = (), count: int = SCENES) -> list[Pair]:
+    """Return validation pairs by name, or `count` of them spread over the whole split."""
+    pairs = find_pairs(root, "validation")
+    if not names:
+        return [pairs[i] for i in np.linspace(0, len(pairs) - 1, min(count, len(pairs))).round().astype(int)]
+    known = {pair.image.stem: pair for pair in pairs}
+    for name in names:
+        if name not in known:
+            raise unknown_name("scene", name, known)
+    return [known[name] for name in names]
 
 
-def _predict(model: Segmenter, path: Path, out: Path, name: str, *, flip: bool, window: int | None) -> dict[str, Any]:
-    try:
-        image = open_picture(path, "RGB")
-        size_seen(model, image)
-    except Exception as error:  # damaged files make decoders fail in any way
-        return {"image": str(path), "error": reason(error)}
-    mask = predict_mask(model, image, window=window, flip=flip)
-    classes = model.num_classes
-    files = {"mask": (f"{name}_mask.png", mask_image(mask, classes)),
-             "overlay": (f"{name}_overlay.png", overlay(image, mask, classes))}  # fmt: skip
-    try:
-        for file, picture in files.values():
-            write_atomic(out / file, partial(picture.save, format="PNG"))
-    except OSError as error:
-        raise LrfdynError(f"out: cannot write in {out} ({error.strerror or error})") from None
-    return {
-        "image": str(path),
-        **{kind: str(out / file) for kind, (file, _) in files.items()},
-        "width": image.width,
-        "height": image.height,
-        "classes": class_shares(mask, classes),
-    }
+def segmentation_figure(
+    models: Mapping[str, str | Segmenter], pairs: Sequence[Pair], out: Path, *, device: str | None = None
+) -> dict[str, list[float]]:
+    """Write the figure, a PNG file or by its ending a JPEG file: a row per pair, a column per model by its title.
+    Return the pixel accuracy of every model on every pair, in percent, which the captions say too."""
+    require(len(models) > 0, "models: expected at least one")
+    networks = {title: load_segmenter(m, device) if isinstance(m, str) else m for title, m in models.items()}
+    counts = {network.num_classes for network in networks.values()}
+    require(len(counts) == 1, f"models: expected the same number of classes in all, got {sorted(counts)}")
+    (classes,) = counts
+    accuracy: dict[str, list[float]] = {title: [] for title in networks}
+    rows, captions = [], []
+    for pair in pairs:
+        pixels, truth = read_pair(pair, classes)  # as the models saw them, whatever EXIF says
+        image, labelled = pillow().Image.fromarray(pixels), truth != IGNORED
+        masks = [predict_mask(network.eval(), image) for network in networks.values()]
+        for values, mask in zip(accuracy.values(), masks, strict=True):
+            values.append(100 * float((mask == truth)[labelled].mean()) if labelled.any() else float("nan"))
+        names = legend([truth, *masks], classes, 300, limit=12, percent=False)
+        rows.append([image, *(blend(image, mask, classes) for mask in (truth, *masks)), names])
+        correct = ", ".join(f"{title} {values[-1]:.1f} %" for title, values in accuracy.items())
+        captions.append(f"{pair.image.stem}: correct pixels {correct}")
+    sheet = grid(["image", "ground truth", *networks, "largest classes"], rows, captions)
+    how = {"format": "JPEG", "quality": 88} if out.suffix.lower() in (".jpg", ".jpeg") else {"format": "PNG"}
+    write_atomic(out, lambda file: sheet.save(file, **how))
+    return accuracy

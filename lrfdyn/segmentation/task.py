@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from lrfdyn.data import Batch, DataSource
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
-from lrfdyn.segmentation.classes import class_names
 from lrfdyn.segmentation.data import IGNORED, Ade20k
+from lrfdyn.segmentation.drawing import class_names
 from lrfdyn.segmentation.inference import check_window, segment
 from lrfdyn.segmentation.metric import build_confusion, class_rows, require_torchmetrics, scores
 from lrfdyn.segmentation.model import Segmenter, create_segmenter, load_backbone
@@ -73,8 +73,8 @@ class Segmentation(Task):
         model.eval()
         # Without the wrapper of several processes: they test different sizes, and must not wait for each other.
         plain: Any = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        confusion = build_confusion(source.num_classes).to(run.device)
-        sums = torch.zeros(2, dtype=torch.float64, device=run.device)  # loss, labelled pixels
+        confusion = build_confusion(source.num_classes).to(run.accelerator.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=run.accelerator.device)  # loss, labelled pixels
         for batch in run.batches(multiple=plain.stride):
             with run.accelerator.autocast():
                 size = tuple(batch.labels.shape[-2:])

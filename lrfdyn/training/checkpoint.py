@@ -1,15 +1,11 @@
-"""The whole state of a training in one file: what is in it is enough to go on as if nothing had happened.
-
-Tensors (weights, optimiser, moving average, random generators) and JSON (position, scaler, log) are one safetensors
-file with a checksum over both. A file is put in place in one step, the last two are kept, and one that is damaged is
-passed over for the older one.
-"""
+"""The whole state of a training: what a checkpoint (see `lrfdyn.io.weights`) holds is enough to go on as if nothing
+had happened. A file is put in place in one step, and the last two are kept."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,19 +13,15 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as states
 
+from lrfdyn.data import DataSource
+from lrfdyn.errors import require
 from lrfdyn.io.weights import checksum, list_checkpoints, save_tensors, tensors_under
-from lrfdyn.training.optim import MovingAverage, uncaptured_steps
+from lrfdyn.training.optim import NOT_CAPTURED, MovingAverage, without_warning
 
 KEPT = 2
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def write_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
@@ -42,8 +34,7 @@ def write_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], met
     except SafetensorError as error:  # its way to say that the system refused to write
         raise OSError(str(error)) from None
     found = list_checkpoints(folder)
-    kept = [file for file in found if file <= path][:KEPT]
-    for old in {*found} - {*kept}:
+    for old in {*found} - {*[file for file in found if file <= path][:KEPT]}:
         old.unlink(missing_ok=True)
     return path
 
@@ -54,7 +45,7 @@ def training_tensors(
     """Weights, optimiser state and moving average in full, by the names of the plain model, whatever wraps or shards
     it. Every process must call this; the first one gets the tensors."""
     tensors = {f"model.{name}": value for name, value in _weights(model).items()}
-    moments: Any = get_optimizer_state_dict(model, optimizer, options=WHOLE).get("state", {})
+    moments: Any = states.get_optimizer_state_dict(model, optimizer, options=WHOLE).get("state", {})
     for name, entries in moments.items():
         tensors |= {f"optimizer.{name}.{key}": torch.as_tensor(value) for key, value in entries.items()}
     if average is not None:
@@ -65,7 +56,7 @@ def training_tensors(
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return cast(dict[str, Tensor], get_model_state_dict(model, options=WHOLE))
+    return cast(dict[str, Tensor], states.get_model_state_dict(model, options=WHOLE))
 
 
 def restore_training(
@@ -74,24 +65,25 @@ def restore_training(
     """The inverse. Every process reads the file, so nothing has to be sent. All values come into the tensors that are
     there: a captured step reads and writes these and no others, and fused optimisers want moments laid out like their
     (channels-last) weights."""
-    options = StateDictOptions(full_state_dict=True)
+    options = states.StateDictOptions(full_state_dict=True)
     if average is not None:
-        set_model_state_dict(model, tensors_under(tensors, "ema."), options=options)
+        states.set_model_state_dict(model, tensors_under(tensors, "ema."), options=options)
         with torch.no_grad():
             for value, live in zip(average.values, average.live(), strict=True):
                 value.copy_(live)
-    set_model_state_dict(model, tensors_under(tensors, "model."), options=options)
+    states.set_model_state_dict(model, tensors_under(tensors, "model."), options=options)
     moments: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors_under(tensors, "optimizer.").items():
         parameter, _, key = name.rpartition(".")
         moments.setdefault(parameter, {})[key] = value.clone()
     if not moments:  # SGD without momentum
         return
-    with uncaptured_steps():  # torch makes one, of nothing, where there are no moments yet
-        groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
+    with without_warning(NOT_CAPTURED):  # torch makes one, of nothing, where there are no moments yet
+        groups = states.get_optimizer_state_dict(model, optimizer)["param_groups"]
     rates = [group["lr"] for group in optimizer.param_groups]
     places = {weight: dict(entries) for weight, entries in optimizer.state.items()}
-    set_optimizer_state_dict(model, optimizer, {"state": moments, "param_groups": groups}, options=options)  # type: ignore[dict-item]
+    whole: Any = {"state": moments, "param_groups": groups}
+    states.set_optimizer_state_dict(model, optimizer, whole, options=options)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     for weight, entries in optimizer.state.items():
@@ -100,34 +92,42 @@ def restore_training(
 
 def random_state() -> dict[str, Any]:
     """The generators of this process, as JSON can hold them."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, internal, following = random.getstate()
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state().numpy().tobytes().hex(),
-        "python": [version, list(internal), following],
-        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, gauss],
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    on_device = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    generators = {"torch": torch.get_rng_state(), **on_device}
+    return {
+        **{name: state.numpy().tobytes().hex() for name, state in generators.items()},
+        "python": random.getstate(),
+        "numpy": [kind, np.asarray(keys).tolist(), *rest],
     }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state().numpy().tobytes().hex()
-    return state
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(_bytes(state["torch"]))
+    for name, restore in (("torch", torch.set_rng_state), ("cuda", torch.cuda.set_rng_state)):
+        if name in state and (name == "torch" or torch.cuda.is_available()):
+            restore(torch.frombuffer(bytearray.fromhex(state[name]), dtype=torch.uint8))
     version, internal, following = state["python"]
     random.setstate((version, tuple(internal), following))
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, np.array(keys, np.uint32), *rest))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(_bytes(state["cuda"]))
 
 
-def _bytes(text: str) -> Tensor:
-    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
-
-
-def not_finite(tensors: Mapping[str, Tensor]) -> Iterator[str]:
+def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     """The names of weights that are not all numbers."""
-    for name, value in tensors.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            yield name
+    return [name for name, value in tensors.items() if value.is_floating_point() and not value.isfinite().all()]
+
+
+def data_identity(source: DataSource) -> dict[str, Any]:
+    """What a checkpoint keeps of its data, which may move to another folder but not change."""
+    names = None if source.class_names is None else list(source.class_names)
+    return {"images": source.train_images, "classes": source.num_classes, "class_names": names}
+
+
+def check_same_data(path: Path, meta: Mapping[str, Any], source: DataSource) -> None:
+    """Whether the run of a checkpoint may go on with this data; class names that only one of them has are passed."""
+    here = data_identity(source)
+    for what in ("images", "classes"):
+        words = f"{path} was trained on {meta[what]} {what}, and data.root has {here[what]} here"
+        require(meta[what] == here[what], f"resume: {words}")
+    for index, (there, name) in enumerate(zip(meta["class_names"] or (), here["class_names"] or (), strict=False)):
+        require(there == name, f"resume: class {index} of {path} is {there!r}, and in data.root it is {name!r}")

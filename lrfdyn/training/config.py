@@ -1,51 +1,56 @@
-"""What decides a training: typed, checked, and printed with the near match where a name is wrong."""
+"""What decides a training: typed and checked."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-import typing
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from lrfdyn.data import Augmentation
 from lrfdyn.errors import require
-from lrfdyn.training.schema import field_docs, parse_section, require_range
 
 DATA_FACTS = ("num_classes", "image_size", "in_channels")
 OWN_KEYS = ("attention", "dilations", "dendrites", "token", "time_steps", "drop_path")  # arguments of every host
+# Ranges of numbers: in words, the least, and what is too much.
+POSITIVE = ("a positive number", math.nextafter(0, 1), math.inf)
+NOT_NEGATIVE = ("a number >= 0", 0, math.inf)
+SHARE = ("a number in [0, 1)", 0, 1)
+SHARE_OR_ONE = ("a number in [0, 1]", 0, math.nextafter(1, 2))
+COUNT = ("an integer >= 1", 1, math.inf)
+COUNT_OR_ZERO = ("an integer >= 0", 0, math.inf)
+
+
+class Section:
+    """A part of a configuration. Its keys are annotated with what they mean and, if they are numbers, their range."""
+
+    def __post_init__(self) -> None:
+        section = type(self).__name__.removesuffix("Config").lower()
+        for key, kind in get_type_hints(type(self), include_extras=True).items():
+            for words, low, high in kind.__metadata__[1:]:
+                value = getattr(self, key)
+                require(value is None or low <= value < high, f"{section}.{key}: expected {words}, got {value}")
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Section):
     """None leaves a choice to the model. Classes, channels and image size are the data's."""
 
-    name: str
-    """A model of `lrfdyn models`, or timm/NAME for segmentation."""
-    attention: str | None = None
-    """The name of an attention (ssa, causal_ssa, vsa, lrf_ssa, lrf_dyn, sdsa, or one's own); null: the model's
-    own."""
-    dilations: tuple[int, ...] | None = None
-    """Dilations of the local receptive fields."""
-    dendrites: int | None = None
-    """Dendrites per channel, of LRF-Dyn."""
-    token: Literal["value", "qkv"] | None = None
-    """What the dendrites of LRF-Dyn read: v, or k * v gated by q."""
-    time_steps: int | None = None
-    """How often a static image is shown."""
-    drop_path: float | None = None
-    """Stochastic depth: the rate of the last block."""
-    weights: str | None = None
-    """A trained model to start from: folder, file or hub repository."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the model, such as {dim: 64, depth: 2}."""
-    backbone: str | None = None
-    """Of segmentation: a trained classifier of the model to start the backbone from."""
-    head: dict[str, Any] = field(default_factory=dict)
-    """Of segmentation: options of the FPN head."""
+    name: Annotated[str, "A model of `lrfdyn models`, or timm/NAME for segmentation."]
+    attention: Annotated[str | None, "ssa, causal_ssa, vsa, lrf_ssa, lrf_dyn, sdsa or yours; null: the model's."] = None
+    dilations: Annotated[tuple[int, ...] | None, "Dilations of the local receptive fields."] = None
+    dendrites: Annotated[int | None, "Dendrites per channel, of LRF-Dyn."] = None
+    token: Annotated[Literal["value", "qkv"] | None, "LRF-Dyn's dendrites read v, or k * v gated by q."] = None
+    time_steps: Annotated[int | None, "How often a static image is shown."] = None
+    drop_path: Annotated[float | None, "Stochastic depth: the rate of the last block."] = None
+    weights: Annotated[str | None, "A trained model to start from: folder, file or hub repository."] = None
+    options: Annotated[dict[str, Any], "Further arguments, such as {dim: 64, depth: 2}."] = field(default_factory=dict)
+    backbone: Annotated[str | None, "Of segmentation: a trained classifier to start the backbone from."] = None
+    head: Annotated[dict[str, Any], "Of segmentation: options of the FPN head."] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key in self.options:
@@ -59,90 +64,56 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Section):
     """The data set, and where it lies."""
 
-    name: str
-    """The name of a data set: digits, cifar10, cifar100, imagenet, imagenette, folder (own images), webdataset,
-    ade20k, or one's own."""
-    root: str | None = None
-    """The folder of its files."""
-    image_size: int | None = None
-    """Pixels a side that images are brought to; null: that of the data set."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the data set, such as {workers: 8, on_corrupt: skip}."""
+    name: Annotated[str, "digits, cifar10, cifar100, imagenet, imagenette, folder, webdataset, ade20k or one's own."]
+    root: Annotated[str | None, "The folder of its files."] = None
+    image_size: Annotated[int | None, "Pixels a side that images are brought to; null: that of the data set."] = None
+    options: Annotated[dict[str, Any], "Further arguments, such as {workers: 8}."] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Section):
     """The optimiser, and the moving average of what it trains."""
 
-    name: Literal["adamw", "lamb", "sgd"] = "adamw"
-    """The rule of the update."""
-    learning_rate: float = 5e-4
-    """The highest rate, after the warm-up."""
-    per_images: int | None = None
-    """The rate is meant for this batch size and grows linearly with the real one; null: as it is."""
-    weight_decay: float = 0.05
-    """Decay of weights; norms, biases and the dendrites' time constants have none."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Of AdamW and LAMB."""
-    eps: float = 1e-8
-    """Of AdamW and LAMB."""
-    momentum: float = 0.9
-    """Of SGD."""
-    trust_clip: bool = False
-    """Of LAMB: its scale is at most 1."""
-    clip_norm: float | None = None
-    """Largest norm of the gradient; null: not clipped."""
-    ema_decay: float | None = None
-    """Decay of a moving average of the weights, which is then what is tested; null: none."""
-    head_rate: float = 1.0
-    """What the head's learning rate is multiplied by."""
+    name: Annotated[Literal["adamw", "lamb", "sgd"], "The rule of the update."] = "adamw"
+    learning_rate: Annotated[float, "The highest rate, after the warm-up.", POSITIVE] = 5e-4
+    per_images: Annotated[int | None, "The rate is for this batch size and grows with the real one.", POSITIVE] = None
+    weight_decay: Annotated[float, "Not of norms, biases and the dendrites' time constants.", NOT_NEGATIVE] = 0.05
+    betas: Annotated[tuple[float, float], "Of AdamW and LAMB."] = (0.9, 0.999)
+    eps: Annotated[float, "Of AdamW and LAMB.", POSITIVE] = 1e-8
+    momentum: Annotated[float, "Of SGD.", SHARE] = 0.9
+    trust_clip: Annotated[bool, "Of LAMB: its scale is at most 1."] = False
+    clip_norm: Annotated[float | None, "Largest norm of the gradient; null: not clipped.", POSITIVE] = None
+    ema_decay: Annotated[float | None, "Decay of a moving average of the weights, which is then tested.", SHARE] = None
+    head_rate: Annotated[float, "What the head's learning rate is multiplied by.", POSITIVE] = 1.0
 
     def __post_init__(self) -> None:
-        require_range("optimizer", self, "positive", "learning_rate", "eps", "clip_norm", "per_images", "head_rate")
-        require_range("optimizer", self, "share", "momentum", "ema_decay")
-        require_range("optimizer", self, ">= 0", "weight_decay")
+        super().__post_init__()
         shares = all(0 <= beta < 1 for beta in self.betas)
         require(shares, f"optimizer.betas: expected two numbers in [0, 1), got {self.betas}")
 
 
 @dataclass(frozen=True)
-class ScheduleConfig:
+class ScheduleConfig(Section):
     """Linear warm-up, half a cosine or a power, and a cool-down at the lowest rate; `epochs` counts the first two."""
 
-    epochs: int = 300
-    """Epochs of warm-up and decay; alone, without the other parts (see --epochs)."""
-    warmup_epochs: float = 20
-    """Epochs of a rate that grows linearly."""
-    warmup_rate: float = 1e-5
-    """The rate at which the warm-up starts."""
-    minimum_rate: float = 1e-5
-    """The rate at which the decay ends."""
-    cooldown_epochs: int = 0
-    """Epochs at the lowest rate, after `epochs`."""
-    cosine: Literal["whole", "after_warmup"] = "whole"
-    """What the cosine spans."""
-    mix_epochs: int | None = None
-    """Mixup and cutmix end after so many epochs; null: never."""
-    decay: Literal["cosine", "poly"] = "cosine"
-    """Half a cosine, or a power that begins where the warm-up ends."""
-    power: float = 1.0
-    """The exponent of poly."""
+    epochs: Annotated[int, "Epochs of warm-up and decay; alone, without the other parts (see --epochs).", COUNT] = 300
+    warmup_epochs: Annotated[float, "Epochs of a rate that grows linearly."] = 20
+    warmup_rate: Annotated[float, "The rate at which the warm-up starts.", NOT_NEGATIVE] = 1e-5
+    minimum_rate: Annotated[float, "The rate at which the decay ends.", NOT_NEGATIVE] = 1e-5
+    cooldown_epochs: Annotated[int, "Epochs at the lowest rate, after `epochs`.", COUNT_OR_ZERO] = 0
+    cosine: Annotated[Literal["whole", "after_warmup"], "What the cosine spans."] = "whole"
+    mix_epochs: Annotated[int | None, "Mixup and cutmix end after so many; null: never.", COUNT_OR_ZERO] = None
+    decay: Annotated[Literal["cosine", "poly"], "Half a cosine, or a power that begins after the warm-up."] = "cosine"
+    power: Annotated[float, "The exponent of poly.", NOT_NEGATIVE] = 1.0
 
     def __post_init__(self) -> None:
-        require(self.epochs >= 1, f"schedule.epochs: expected an integer >= 1, got {self.epochs}")
-        require(
-            0 <= self.warmup_epochs <= self.epochs,
-            f"schedule.warmup_epochs: expected 0 to the {self.epochs} epochs, got {self.warmup_epochs:g} "
-            "(lrfdyn train --epochs N shortens every part)",
-        )
-        mix_epochs = self.mix_epochs
-        require(
-            mix_epochs is None or mix_epochs >= 0, f"schedule.mix_epochs: expected an integer >= 0, got {mix_epochs}"
-        )
-        require_range("schedule", self, ">= 0", "warmup_rate", "minimum_rate", "cooldown_epochs", "power")
+        super().__post_init__()
+        words = f"expected 0 to the {self.epochs} epochs, got {self.warmup_epochs:g}"
+        hint = "(lrfdyn train --epochs N shortens every part)"
+        require(0 <= self.warmup_epochs <= self.epochs, f"schedule.warmup_epochs: {words} {hint}")
 
     @property
     def total_epochs(self) -> int:
@@ -153,64 +124,37 @@ class ScheduleConfig:
         require(total >= 1, f"epochs: expected an integer >= 1, got {total}")
         share = total / self.total_epochs
         cooldown = min(round(self.cooldown_epochs * share), total - 1)
+        warmup, mixed = round(self.warmup_epochs * share, 2), self.mix_epochs and round(self.mix_epochs * share)
         return dataclasses.replace(
-            self,
-            epochs=total - cooldown,
-            cooldown_epochs=cooldown,
-            warmup_epochs=round(self.warmup_epochs * share, 2),
-            mix_epochs=None if self.mix_epochs is None else round(self.mix_epochs * share),
+            self, epochs=total - cooldown, cooldown_epochs=cooldown, warmup_epochs=warmup, mix_epochs=mixed
         )
 
 
 @dataclass(frozen=True)
-class DistillConfig:
+class DistillConfig(Section):
     """A timm model whose answers are mixed into the targets."""
 
-    teacher: str | None = None
-    """The name of a timm model; null: none."""
-    weight: float = 0.5
-    """The teacher's share of the target."""
-    kind: Literal["hard", "soft"] = "hard"
-    """The teacher's class, or its probabilities."""
-
-    def __post_init__(self) -> None:
-        require(0 <= self.weight <= 1, f"distill.weight: expected a number in [0, 1], got {self.weight}")
+    teacher: Annotated[str | None, "The name of a timm model; null: none."] = None
+    weight: Annotated[float, "The teacher's share of the target.", SHARE_OR_ONE] = 0.5
+    kind: Annotated[Literal["hard", "soft"], "The teacher's class, or its probabilities."] = "hard"
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Section):
     """How a run is made: batches, precision, device, seed, and how often it logs, tests and saves."""
 
-    batch_size: int = 128
-    """Images per step of the optimiser, over all processes."""
-    accumulate: int = 1
-    """Parts that a process computes its share in, where memory is small."""
-    test_batch_size: int = 256
-    """Images at a time in a test, of each process."""
-    seed: int = 0
-    """Seed of weights, data order and augmentation."""
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
-    """bf16 and fp16 by autocast."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where there is one."""
-    sync_batchnorm: bool = True
-    """Statistics over all processes."""
-    cuda_graph: Literal["auto", "off"] = "auto"
-    """Whether a step is captured, where it can be."""
-    test_epochs: int = 1
-    """Test after every so many epochs, and after the last."""
-    log_steps: int = 50
-    """A line of log.jsonl after so many steps."""
-    checkpoint_steps: int = 1000
-    """A checkpoint after so many steps, besides the end of the epochs."""
-    checkpoint_epochs: int = 1
-    """A checkpoint after every so many epochs, and after the last."""
-
-    def __post_init__(self) -> None:
-        for key, value in vars(self).items():
-            least = 0 if key == "seed" else 1
-            if type(value) is int:
-                require(value >= least, f"run.{key}: expected an integer >= {least}, got {value}")
+    batch_size: Annotated[int, "Images per step of the optimiser, over all processes.", COUNT] = 128
+    accumulate: Annotated[int, "Parts that a process computes its share in, where memory is small.", COUNT] = 1
+    test_batch_size: Annotated[int, "Images at a time in a test, of each process.", COUNT] = 256
+    seed: Annotated[int, "Seed of weights, data order and augmentation.", COUNT_OR_ZERO] = 0
+    precision: Annotated[Literal["fp32", "bf16", "fp16", "fp64"], "bf16 and fp16 by autocast."] = "fp32"
+    device: Annotated[Literal["auto", "cpu", "cuda"], "auto: a GPU where there is one."] = "auto"
+    sync_batchnorm: Annotated[bool, "Statistics over all processes."] = True
+    cuda_graph: Annotated[Literal["auto", "off"], "Whether a step is captured, where it can be."] = "auto"
+    test_epochs: Annotated[int, "Test after every so many epochs, and after the last.", COUNT] = 1
+    log_steps: Annotated[int, "A line of log.jsonl after so many steps.", COUNT] = 50
+    checkpoint_steps: Annotated[int, "A checkpoint after so many steps, besides the end of the epochs.", COUNT] = 1000
+    checkpoint_epochs: Annotated[int, "A checkpoint after every so many epochs, and after the last.", COUNT] = 1
 
 
 # Where and how a run computes; they may change between an interruption and its resumption.
@@ -259,26 +203,22 @@ class TrainConfig:
         return self.optimizer.learning_rate * scale
 
 
-def parse_config(values: Mapping[str, Any], source: str = "recipe") -> TrainConfig:
-    """The configuration of nested `values`; an error names the source and the key."""
-    return parse_section(TrainConfig, values, source)
-
-
-def _sections() -> dict[str, type]:
-    return typing.get_type_hints(TrainConfig)
-
-
 @cache
 def key_types() -> dict[str, Any]:
     """All keys `section.name` with their types."""
-    hints = {section: typing.get_type_hints(cls) for section, cls in _sections().items()}
-    return {f"{section}.{name}": kind for section, kinds in hints.items() for name, kind in kinds.items()}
+    return _keys(annotated=False)
 
 
 @cache
 def key_help() -> dict[str, str]:
-    """All keys `section.name` with what the docstrings below their fields say."""
-    return {f"{section}.{name}": doc for section, cls in _sections().items() for name, doc in field_docs(cls).items()}
+    """All keys `section.name` with what they mean."""
+    return {key: kind.__metadata__[0] for key, kind in _keys(annotated=True).items()}
+
+
+def _keys(annotated: bool) -> dict[str, Any]:
+    sections = get_type_hints(TrainConfig).items()
+    hints = {section: get_type_hints(cls, include_extras=annotated) for section, cls in sections}
+    return {f"{section}.{name}": kind for section, kinds in hints.items() for name, kind in kinds.items()}
 
 
 def decisive(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,119 +12,98 @@ from lrfdyn.data import data_class
 from lrfdyn.data.base import check_options
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models.summary import count_parameters
-from lrfdyn.training.build import attention_facts, build_data, build_model, data_options
-from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.config import DATA_FACTS, TrainConfig
 from lrfdyn.training.optim import parameter_groups
-from lrfdyn.training.tasks import Task, task_of
+from lrfdyn.training.tasks import attention_facts, build_data, data_options, task_of
 
 STATES = {"adamw": 2, "lamb": 2, "sgd": 1}  # numbers that an optimiser keeps per parameter
-PROBE_BATCHES = (2, 4)
+FEW, MORE = 2, 4  # images of the batches that activations are counted for
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Of a data set, for a dry run on a machine that does not have it."""
-
-    num_classes: int
-    image_size: int
-    in_channels: int
-    train_images: int
-    absent: str = ""  # why they are those of the official data set
-
-
-def data_facts(config: TrainConfig) -> Facts:
-    """Counted in `data.root`, which may hold a part of the data; of the official data set where it is not there."""
-    data, source = config.data, data_class(config.data.name)
+def data_facts(config: TrainConfig) -> tuple[dict[str, int], str]:
+    """`DATA_FACTS` and the number of training images, counted in `data.root`, which may hold a part of the data. Where
+    it is not there they are those of the official data set, and the text says why."""
+    data, known, keys = config.data, data_class(config.data.name), (*DATA_FACTS, "train_images")
     check_options(data.name, data_options(config))
-    if not hasattr(source, "train_images"):  # of one's own
-        return _counted(config)
-    classes, size = data.options.get("num_classes", source.num_classes), data.image_size or source.image_size
-    known = Facts(classes, size, source.in_channels, source.train_images)
-    if data.root is None:
-        return known
-    try:
-        return _counted(config)
-    except LrfdynError as error:
-        if not str(error).startswith("root:"):
-            raise
-        return replace(known, absent=str(error).removeprefix("root: "))
-
-
-def _counted(config: TrainConfig) -> Facts:
-    source = build_data(config)
-    return Facts(source.num_classes, source.image_size, source.in_channels, source.train_images)
+    official, absent = hasattr(known, "train_images"), ""
+    if data.root is not None or not official:
+        try:
+            source = build_data(config)
+            return {key: getattr(source, key) for key in keys}, ""
+        except LrfdynError as error:
+            if not official or not str(error).startswith("root:"):
+                raise
+            absent = str(error).removeprefix("root: ")
+    given = {"num_classes": data.options.get("num_classes"), "image_size": data.image_size}
+    return {key: given.get(key) or getattr(known, key) for key in keys}, absent
 
 
 def estimate(config: TrainConfig, processes: int = 1, memory: bool = True) -> dict[str, Any]:
     """Parameters, steps, and the bytes that each process will need; activations are an estimate."""
     require(processes >= 1, f"processes: expected an integer >= 1, got {processes}")
-    facts = data_facts(config)
-    micro_batch = config.micro_batch(processes)
-    steps = facts.train_images // (micro_batch * processes) // config.run.accumulate
-    require(steps >= 1, f"run.batch_size: expected at most the {facts.train_images} training images")
+    facts, absent = data_facts(config)
+    images = facts.pop("train_images")
+    micro_batch, epochs = config.micro_batch(processes), config.schedule.total_epochs
+    steps = images // (micro_batch * processes) // config.run.accumulate
+    require(steps >= 1, f"run.batch_size: expected at most the {images} training images")
     with torch.device("meta"):
-        model = build_model(config, facts.num_classes, facts.image_size, facts.in_channels)
+        model = task_of(config.data.name).build_model(config, **facts)
     parameter_groups(model, config.optimizer)
     parameters = count_parameters(model)
-    size = 8 if config.run.precision == "fp64" else 4
     result: dict[str, Any] = {
         "model": config.model.name,
         **attention_facts(model),
         "parameters": parameters,
-        "train_images": facts.train_images,
+        "train_images": images,
         "batch_size": config.run.batch_size,
         "micro_batch": micro_batch,
         "steps_per_epoch": steps,
-        "epochs": config.schedule.total_epochs,
-        "steps": steps * config.schedule.total_epochs,
+        "epochs": epochs,
+        "steps": steps * epochs,
         "learning_rate": config.base_rate,
+        **({"images_not_counted": absent} if absent else {}),
     }
-    if facts.absent:
-        result["images_not_counted"] = facts.absent
     if memory:
-        buffers = sum(b.numel() * b.element_size() for b in model.buffers())
-        averages = 0 if config.optimizer.ema_decay is None else size * parameters + buffers
+        shape = facts["in_channels"], facts["image_size"], facts["image_size"]
+        weights = parameters * (8 if config.run.precision == "fp64" else 4)
+        whole = weights + sum(b.numel() * b.element_size() for b in model.buffers())
         result["memory"] = {
-            "parameters": size * parameters + buffers,
-            "gradients": size * parameters,
-            "optimizer": STATES[config.optimizer.name] * size * parameters,
-            "ema": averages,
-            "activations": activation_bytes(model, config, facts, micro_batch),
+            "parameters": whole,
+            "gradients": weights,
+            "optimizer": STATES[config.optimizer.name] * weights,
+            "ema": 0 if config.optimizer.ema_decay is None else whole,
+            "activations": activation_bytes(model, config, shape, micro_batch),
         }
     return result
 
 
-def activation_bytes(model: nn.Module, config: TrainConfig, facts: Facts, batch: int) -> int:
-    """What the plain operations keep for the backward pass, counted on tensors without memory for two small batches
-    and extended to the real one. The fused kernels of a GPU keep less; work space and fragmentation come on top. The
-    model, which must be on no device, is used up."""
-    amp = {"bf16": torch.bfloat16, "fp16": torch.bfloat16}.get(config.run.precision)
+def activation_bytes(model: nn.Module, config: TrainConfig, shape: tuple[int, ...], batch: int) -> int:
+    """What the plain operations keep for the backward pass of `batch` images `shape`, counted on tensors without memory
+    for two small batches and extended to the real one. The fused kernels of a GPU keep less; work space and
+    fragmentation come on top. The model, which must be on no device, is used up."""
+    half, task = config.run.precision in ("bf16", "fp16"), task_of(config.data.name)
+
+    def kept_bytes(images: int) -> int:
+        own = {p.untyped_storage()._cdata for p in model.parameters()}
+        kept: dict[int, int] = {}
+        alive: list[Tensor] = []  # a storage that is gone could lend its address to the next one
+
+        def note(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
+                kept[storage._cdata] = storage.nbytes()
+                alive.append(tensor)
+            return tensor
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+        with hooks, torch.autocast("cpu", torch.bfloat16, enabled=half):
+            logits = model(torch.zeros(images, *shape))
+            task.loss(logits, task.blank_targets(logits))
+        return sum(kept.values())
+
     # Fake tensors say to be on a CPU: operations ask the device whether autocast is on, which meta cannot answer.
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu").train()
-        few, more = (_kept_bytes(model, facts, size, amp, task_of(config.data.name)) for size in PROBE_BATCHES)
-    per_image = (more - few) // (PROBE_BATCHES[1] - PROBE_BATCHES[0])
-    kept = few + per_image * (batch - PROBE_BATCHES[0])
+        few, more = kept_bytes(FEW), kept_bytes(MORE)
+    kept = few + (more - few) // (MORE - FEW) * (batch - FEW)
     return kept * (2 if config.run.precision == "fp64" else 1)
-
-
-def _kept_bytes(model: nn.Module, facts: Facts, batch: int, amp: torch.dtype | None, task: Task) -> int:
-    own = {p.untyped_storage()._cdata for p in model.parameters()}
-    kept: dict[int, int] = {}
-    alive: list[Tensor] = []  # a storage that is gone could lend its address to the next one
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            kept[storage._cdata] = storage.nbytes()
-            alive.append(tensor)
-        return tensor
-
-    images = torch.zeros(batch, facts.in_channels, facts.image_size, facts.image_size)
-    with (
-        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-        torch.autocast("cpu", amp, enabled=amp is not None),
-    ):
-        logits = model(images)
-        task.loss(logits, task.blank_targets(logits))
-    return sum(kept.values())

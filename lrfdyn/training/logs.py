@@ -1,4 +1,4 @@
-"""What a run writes of itself: log.jsonl (everything), log.csv (a row per epoch), TensorBoard where it is installed."""
+"""Who hears of a run, and what it writes: log.jsonl (everything), log.csv (epochs), TensorBoard where installed."""
 
 from __future__ import annotations
 
@@ -7,27 +7,50 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lrfdyn.files import read_json_lines, write_atomic, write_table
+
+if TYPE_CHECKING:
+    from lrfdyn.training.trainer import Trainer
+
+
+class Reporter:
+    """Hears of a run; this one is silent."""
+
+    def start(self, trainer: Trainer) -> None:
+        """Before the first step."""
+
+    def step(self, trainer: Trainer) -> None:
+        """After every step."""
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        """After every epoch, with its line of the log."""
+
+    def say(self, message: str) -> None:
+        """A line for the reader."""
 
 
 class RunLog:
     """Records go to the file at once. What an interrupted run logged behind its checkpoint is dropped, because the
     resumed run says it again."""
 
-    def __init__(self, folder: Path, step: int, tensorboard: bool = True) -> None:
-        self.path, self.table = folder / "log.jsonl", folder / "log.csv"
-        records = [record for record in read_json_lines(self.path) if record["step"] <= step]
+    def __init__(self, folder: Path, step: int) -> None:
+        path, self.table = folder / "log.jsonl", folder / "log.csv"
+        records = [record for record in read_json_lines(path) if record["step"] <= step]
         self.epochs = [record for record in records if record["kind"] == "epoch"]
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.path, lambda file: file.write_text("".join(map(_line, records)), encoding="utf-8"))
-        self._file = self.path.open("a", encoding="utf-8")
-        self._board = _tensorboard(folder / "tensorboard", step) if tensorboard else None
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        write_atomic(path, lambda file: file.write_text(text, encoding="utf-8"))
+        self._file = path.open("a", encoding="utf-8")
+        self._board: Any = None
+        with suppress(ImportError):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         record = {"kind": kind, "step": step, **values}
-        self._file.write(_line(record))
+        self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         if self._board is not None:
             for name, value in values.items():
@@ -40,7 +63,6 @@ class RunLog:
 
     def sync(self) -> None:
         """What was written survives the machine."""
-        self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -48,18 +70,6 @@ class RunLog:
             self._file.close()
         if self._board is not None:
             self._board.close()
-
-
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record) + "\n"
-
-
-def _tensorboard(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def discard_run(out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ from torch.distributed.tensor import DTensor
 
 from lrfdyn.training.config import OptimizerConfig, ScheduleConfig
 
+# That a step which could be captured was not: a few come before the capture.
+NOT_CAPTURED = ".*without CUDA graph capture.*"
+
 
 class Lamb(torch.optim.Optimizer):
     """LAMB (You et al., 2020): Adam's direction, scaled per tensor to the norm of the weights. `trust_clip`: the scale
@@ -22,37 +26,33 @@ class Lamb(torch.optim.Optimizer):
     is decided on the host: a CUDA graph can hold the step."""
 
     def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor,
-        betas: tuple[float, float],
-        eps: float,
-        trust_clip: bool,
-        capturable: bool = False,
+        self, params: Any, lr: float, betas: tuple[float, float], eps: float, trust_clip: bool, capturable: bool = False
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0}
-        super().__init__(params, {**defaults, "trust_clip": trust_clip, "capturable": capturable})
+        options = {"lr": lr, "betas": betas, "eps": eps, "trust_clip": trust_clip, "capturable": capturable}
+        super().__init__(params, {**options, "weight_decay": 0.0})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            if not parameters:
-                continue
-            states = [self.state[p] for p in parameters]
-            for state, parameter in zip(states, parameters, strict=True):
-                if not state:
-                    state["step"] = torch.tensor(0.0, device=parameter.device if group["capturable"] else None)
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter)
-            torch._foreach_add_([state["step"] for state in states], 1)
-            self._update(group, parameters, [p.grad for p in parameters], states)
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    count = torch.tensor(0.0, device=parameter.device if group["capturable"] else None)
+                    moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+                    self.state[parameter] = {"step": count, **moments}
+            if parameters:
+                self._update(group, parameters)
 
-    def _update(self, group: dict[str, Any], parameters: list[Tensor], grads: list[Any], states: list[Any]) -> None:
-        beta1, beta2 = group["betas"]
-        means, squares = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
-        first, second, rate = self._numbers(group, states[0]["step"], means[0])
+    def _update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        states, grads = [self.state[p] for p in parameters], [p.grad for p in parameters]
+        counts, means, squares = ([s[key] for s in states] for key in ("step", "exp_avg", "exp_avg_sq"))
+        torch._foreach_add_(counts, 1)
+        (beta1, beta2), like = group["betas"], means[0]
+        n: Any = counts[0].double() if group["capturable"] else counts[0].item()
+        # The corrections of both moments and the rate: numbers, or tensors beside the weights.
+        numbers = 1 - beta1**n, (1 - beta2**n) ** 0.5, group["lr"]
+        first, second, rate = (x.to(like.device, like.dtype) if isinstance(x, Tensor) else x for x in numbers)
         torch._foreach_lerp_(means, grads, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
@@ -71,29 +71,17 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_mul_(steps, rate)
         torch._foreach_sub_(parameters, steps)
 
-    @staticmethod
-    def _numbers(group: dict[str, Any], count: Tensor, like: Tensor) -> tuple[Any, Any, Any]:
-        """The corrections of both moments and the rate: numbers, or tensors beside `like`."""
-        n: Any = count.double() if group["capturable"] else count.item()
-        beta1, beta2 = group["betas"]
-        numbers = 1 - beta1**n, (1 - beta2**n) ** 0.5, group["lr"]
-        return tuple(x.to(like.device, like.dtype) if isinstance(x, Tensor) else x for x in numbers)  # type: ignore[return-value]
-
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """With weight decay and without, and apart from them those of the head where its rate is another.
-
-    Norms and biases have none, nor what a module names in `without_weight_decay`.
-    """
+    """With weight decay and without, and apart from them those of the head where its rate is another. Norms and biases
+    have none, nor what a module names in `without_weight_decay`."""
     spared = {getattr(m, name) for m in model.modules() for name in getattr(m, "without_weight_decay", ())}
-    groups: dict[tuple[float, bool], list[Tensor]] = {}
-    for factor in (1.0, config.head_rate):
-        groups |= {(factor, False): [], (factor, True): []}
+    factors, decays = (1.0, config.head_rate), (config.weight_decay, 0.0)
+    groups: dict[Any, list[Tensor]] = {key: [] for key in itertools.product(factors, (False, True))}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            factor = config.head_rate if name.startswith("head.") else 1.0
-            groups[factor, parameter.dim() <= 1 or parameter in spared].append(parameter)
-    decays = {False: config.weight_decay, True: 0.0}
+            kept = parameter.dim() <= 1 or parameter in spared
+            groups[factors[name.startswith("head.")], kept].append(parameter)
     return [
         {"params": params, "weight_decay": decays[kept], **({} if factor == 1 else {"rate_factor": factor})}
         for (factor, kept), params in groups.items()
@@ -120,10 +108,10 @@ def build_optimizer(
 
 
 @contextmanager
-def uncaptured_steps() -> Iterator[None]:
-    """Without torch's warning that a step which could be captured was not: a few come before the capture."""
+def without_warning(message: str) -> Iterator[None]:
+    """Python's warnings that match `message` are not shown."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*without CUDA graph capture.*")
+        warnings.filterwarnings("ignore", message=message)
         yield
 
 
@@ -134,12 +122,12 @@ def rate_at(schedule: ScheduleConfig, base_rate: float, epoch: float) -> float:
     if epoch >= schedule.epochs:
         return schedule.minimum_rate
     if schedule.decay == "poly":
-        left = (schedule.epochs - epoch) / (schedule.epochs - schedule.warmup_epochs)
-        return schedule.minimum_rate + (base_rate - schedule.minimum_rate) * left**schedule.power
-    # timm's cosine runs from the first epoch and is entered where the warm-up ends; MAE's begins there.
-    start = schedule.warmup_epochs if schedule.cosine == "after_warmup" else 0
-    wave = (1 + math.cos(math.pi * (epoch - start) / (schedule.epochs - start))) / 2
-    return schedule.minimum_rate + (base_rate - schedule.minimum_rate) * wave
+        share = ((schedule.epochs - epoch) / (schedule.epochs - schedule.warmup_epochs)) ** schedule.power
+    else:
+        # timm's cosine runs from the first epoch and is entered where the warm-up ends; MAE's begins there.
+        start = schedule.warmup_epochs if schedule.cosine == "after_warmup" else 0
+        share = (1 + math.cos(math.pi * (epoch - start) / (schedule.epochs - start))) / 2
+    return schedule.minimum_rate + (base_rate - schedule.minimum_rate) * share
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -153,10 +141,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 class MovingAverage:
     """An exponential moving average of parameters and statistics. It lives beside the model, shard by shard where the
-    parameters are sharded, and takes the model's place inside `swapped()`.
-
-    Early in a run the decay is less, so that what the weights were before the first steps is soon forgotten: with the
-    whole of it, 0.9998 would still hold nearly half of the untrained network after 4,000 steps."""
+    parameters are sharded, and takes the model's place inside `swapped()`."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.model = decay, model
@@ -170,7 +155,8 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Behind the `step`-th step of the run."""
+        """Behind the `step`-th step of the run. Early in it the decay is less: with the whole of it, 0.9998 would still
+        hold nearly half of the untrained network after 4,000 steps."""
         decay = min(self.decay, (1 + step) / (10 + step))
         pairs = list(zip(self.values, self.live(), strict=True))
         floating = [(a, b) for a, b in pairs if a.is_floating_point()]

@@ -1,15 +1,17 @@
-"""Processes and devices: Accelerate finds out from the environment how many there are and how they talk."""
+"""Processes and devices: how a run finds out from the environment what there is of them (Accelerate does), how its
+processes meet and leave, and when it is to end before its end."""
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 from uuid import uuid4
 
@@ -20,7 +22,8 @@ import torch.distributed as dist
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.training.config import RunConfig
 
-PRECISIONS = {"fp32": "no", "fp64": "no", "bf16": "bf16", "fp16": "fp16"}
+PARENT = "LRFDYN_PARENT"  # the process that a run must not outlive
+TIME_IS_UP = 1  # as a reason, beside the numbers of SIGINT (2) and SIGTERM (15)
 
 
 def build_accelerator(run: RunConfig) -> Any:
@@ -35,11 +38,10 @@ def build_accelerator(run: RunConfig) -> Any:
     # Accelerate keeps its settings for the life of the interpreter; a second run in it may want others.
     AcceleratorState._reset_state(PartialState().num_processes == 1 if PartialState._shared_state else False)
     # Synchronised norms have the same statistics everywhere, so that there is nothing to send before a step.
-    distributed = DistributedDataParallelKwargs(
-        broadcast_buffers=not run.sync_batchnorm, gradient_as_bucket_view=True
-    )  # fmt: skip
+    how = DistributedDataParallelKwargs(broadcast_buffers=not run.sync_batchnorm, gradient_as_bucket_view=True)
     join_processes("cuda:nccl,cpu:gloo" if on_gpu else "gloo")
-    accelerator = Accelerator(mixed_precision=PRECISIONS[run.precision], cpu=not on_gpu, kwargs_handlers=[distributed])
+    mixed = run.precision if run.precision in ("bf16", "fp16") else "no"
+    accelerator = Accelerator(mixed_precision=mixed, cpu=not on_gpu, kwargs_handlers=[how])
     sharding = getattr(accelerator.state, "fsdp_plugin", None)
     if sharding is not None:
         keep_numbers(sharding, run)
@@ -76,11 +78,10 @@ def join_processes(backend: str) -> None:
     """torchrun's store outlives a restart and still holds the addresses of the dead processes, so the new ones meet
     under a name of their own. It cannot be the number of the restart: nodes count their own failures only."""
     store = None if dist.is_initialized() else agent_store()
-    if store is None:
-        return
-    rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    fresh = dist.PrefixStore(fresh_prefix(store, rank, processes), store)
-    dist.init_process_group(backend, store=fresh, rank=rank, world_size=processes)
+    if store is not None:
+        rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        fresh = dist.PrefixStore(fresh_prefix(store, rank, processes), store)
+        dist.init_process_group(backend, store=fresh, rank=rank, world_size=processes)
 
 
 def fresh_prefix(store: dist.Store, rank: int, processes: int) -> str:
@@ -95,10 +96,8 @@ def fresh_prefix(store: dist.Store, rank: int, processes: int) -> str:
         return prefix
     others = set(range(1, processes))
     while others:
-        for other in others:
-            request = store.get(
-                f"lrfdyn/request/{other}"
-            ).decode()  # perhaps of a dead process; then the living one asks later
+        for other in others:  # a request may be a dead process's; then the living one asks later
+            request = store.get(f"lrfdyn/request/{other}").decode()
             store.set(f"lrfdyn/answer/{request}", drawn)
         others = {other for other in others if not store.check([f"lrfdyn/received/{drawn}/{other}"])}
         time.sleep(0.02)
@@ -124,17 +123,49 @@ def seed_generators(seed: int, rank: int) -> None:
 
 def gather(value: Any, processes: int) -> list[Any]:
     """`value` of every process, in order."""
-    if processes == 1:
-        return [value]
-    values: list[Any] = [None] * processes
-    dist.all_gather_object(values, value)
+    values = [value] * processes
+    if processes > 1:
+        dist.all_gather_object(values, value)
     return values
 
 
-@contextmanager
-def quiet_layouts() -> Iterator[None]:
-    """Without torch's warning that gradients are laid out otherwise than their weights: those of 1x1 kernels are said
-    to be channels-last, which is the same memory."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*[Gg]rad strides do not match")
-        yield
+class Stopped(Exception):  # noqa: N818 (nothing failed)
+    """The run ended early, with a checkpoint to go on from. `code` is what the process should exit with: 0 for a time
+    that was set."""
+
+    def __init__(self, step: int, steps: int, reason: int) -> None:
+        why = "the time is up" if reason == TIME_IS_UP else signal.Signals(reason).name
+        super().__init__(f"stopped at step {step} of {steps} ({why}); the same command with --resume auto goes on")
+        self.code = 0 if reason == TIME_IS_UP else 128 + reason
+
+
+class Stop:
+    """When a run is to end early: after so many `minutes`, inside `listening` at a signal (Ctrl-C, or what a scheduler
+    sends before it takes the machine away), or when the process is gone that the variable PARENT of the environment
+    names. `reason` is 0 as long as it is to go on."""
+
+    def __init__(self, minutes: float | None = None) -> None:
+        require(minutes is None or minutes > 0, f"minutes: expected a positive number, got {minutes}")
+        self.signal = 0
+        self.parent = os.environ.get(PARENT)
+        self.deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+
+    @property
+    def reason(self) -> int:
+        if not self.signal and self.parent is not None and os.getppid() != int(self.parent):
+            return signal.SIGTERM
+        return self.signal or (TIME_IS_UP if time.monotonic() >= self.deadline else 0)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            if self.signal == number == signal.SIGINT:
+                raise KeyboardInterrupt  # asked twice: at once
+            self.signal = number
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

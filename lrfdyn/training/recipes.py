@@ -5,15 +5,17 @@ load_recipe("cifar100_spikformer", {"attention": "lrf_dyn", "dilations": (1, 3, 
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import types
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, get_args, get_origin
 
 from lrfdyn.errors import LrfdynError, require, unknown_name
-from lrfdyn.training.config import TrainConfig, key_types, parse_config
-from lrfdyn.training.schema import convert
+from lrfdyn.training.config import TrainConfig, key_types
 
 ENDINGS = (".yaml", ".yml")
 FOLDERS = (Path("recipes"), Path(__file__).parent.parent / "recipes")  # one's own, here, and those of the package
@@ -23,25 +25,12 @@ SHORT_NAMES = {
     "model": "model.name", "attention": "model.attention", "dilations": "model.dilations",
     "dendrites": "model.dendrites", "token": "model.token",
 }  # fmt: skip
-
-
-class RecipeNotes(NamedTuple):
-    """What a list of recipes says of one."""
-
-    data: str
-    """The name of its data set."""
-    description: str
-    """Its `description`, or else its first comment."""
-    variants: dict[str, list[Any]]
-    """Values of `SHORT_NAMES` that its experiments choose from."""
+UNIONS = (types.UnionType, typing.Union)
 
 
 def list_recipes() -> dict[str, Path]:
     """The recipes that a run can name; files that start with an underscore are only there to be extended."""
-    found: dict[str, Path] = {}
-    for folder in reversed(FOLDERS):
-        found |= {path.stem: path for path in sorted(folder.glob("[!_]*.yaml"))}
-    return found
+    return {path.stem: path for folder in reversed(FOLDERS) for path in sorted(folder.glob("[!_]*.yaml"))}
 
 
 def find_recipe(name: str, beside: Path | None = None) -> Path:
@@ -56,19 +45,18 @@ def find_recipe(name: str, beside: Path | None = None) -> Path:
     raise unknown_name(argument, name, list_recipes() or ["a path to a .yaml file"])
 
 
-def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) -> TrainConfig:
+def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None, epochs: int | None = None) -> TrainConfig:
     """The configuration of a recipe, by its name or its file. `overrides` are values by `section.key` or by a short
-    name (`SHORT_NAMES`); texts are read as on a command line."""
+    name (`SHORT_NAMES`); texts are read as on a command line. The whole schedule is in `epochs` where they are given.
+    """
     path = name if isinstance(name, Path) else find_recipe(name)
-    values = _read(path, ())
-    for key, value in (overrides or {}).items():
-        apply_override(values, key, value)
-    return parse_config(values, str(path))
+    config = parse_config(_read(path, ()), str(path), overrides)
+    return config if epochs is None else dataclasses.replace(config, schedule=config.schedule.within(epochs))
 
 
 def run_name(recipe: str, overrides: Mapping[str, Any]) -> str:
     """A name for the runs of a recipe that says which of its experiments they are."""
-    parts = [recipe]
+    parts = [find_recipe(recipe).stem]
     for short, key in SHORT_NAMES.items():
         value = overrides.get(short, overrides.get(key))
         if value is not None:
@@ -77,27 +65,106 @@ def run_name(recipe: str, overrides: Mapping[str, Any]) -> str:
     return "-".join(parts)
 
 
-def recipe_notes(path: Path) -> RecipeNotes:
-    """What a list of recipes says of this one."""
-    own, text = read_yaml(path), path.read_text(encoding="utf-8")
-    comments = [line.strip("# ") for line in text.splitlines() if line.startswith("#")]
+def recipe_notes(path: Path) -> tuple[str, str, dict[str, list[Any]]]:
+    """What a list of recipes says of this one: its data set, its description or else its first comment, and the values
+    of `SHORT_NAMES` that its experiments choose from."""
+    own, lines = read_yaml(path), path.read_text(encoding="utf-8").splitlines()
+    comment = next((line.strip("# ") for line in lines if line.startswith("#")), "")
     data = _read(path, ()).get("data", {}).get("name", "")
-    return RecipeNotes(data, own.get("description") or next(iter(comments), ""), own.get("variants") or {})
+    return data, own.get("description") or comment, own.get("variants") or {}
 
 
-def apply_override(values: dict[str, Any], key: str, value: Any) -> None:
-    """Puts a value into nested `values`, by its key or short name; a text is read as YAML."""
-    key = SHORT_NAMES.get(key, key)
-    if key not in key_types():
-        raise unknown_name("option", f"--{key}", [f"--{known}" for known in (*key_types(), *SHORT_NAMES)])
-    section, name = key.split(".")
-    if isinstance(value, str):
+def parse_config(
+    values: Mapping[str, Any], source: str = "recipe", overrides: Mapping[str, Any] | None = None
+) -> TrainConfig:
+    """The configuration of nested `values`, with `overrides` as in `load_recipe`. An error names the source and the
+    key, and of an override the option."""
+    for short, value in (overrides or {}).items():
+        key = SHORT_NAMES.get(short, short)
+        if key not in key_types():
+            raise unknown_name("option", f"--{key}", [f"--{known}" for known in (*key_types(), *SHORT_NAMES)])
+        section, name = key.split(".")
+        if isinstance(value, str):
+            try:
+                value = _yaml().safe_load(value)
+            except _yaml().YAMLError:
+                raise LrfdynError(f"--{key}: cannot read {value!r} as YAML") from None
+        convert(value, key_types()[key], f"--{key}")
+        values = merge(values, {section: merge(values.get(section) or {}, {name: value})})
+    return _parse(TrainConfig, values, source)
+
+
+def _parse(cls: Any, values: Any, source: str, prefix: str = "") -> Any:
+    """The dataclass `cls` of nested `values`, whose keys begin with `prefix`."""
+    where = prefix or "the top level"
+    require(isinstance(values, Mapping), f"{source}: {where}: expected keys with values, got {values!r}")
+    hints, arguments = typing.get_type_hints(cls), {}
+    names = {key: f"{prefix}.{key}".removeprefix(".") for key in hints}
+    for key, value in values.items():
+        if key not in hints:
+            raise unknown_name(f"{source}: key in {prefix}" if prefix else f"{source}: section", key, hints)
+        if dataclasses.is_dataclass(hints[key]):
+            arguments[key] = _parse(hints[key], {} if value is None else value, source, names[key])
+        else:
+            arguments[key] = convert(value, hints[key], f"{source}: {names[key]}")
+    for item in dataclasses.fields(cls):
+        optional = item.default is not item.default_factory  # one of them is given
+        require(optional or item.name in arguments, f"{source}: {names[item.name]}: missing, and there is no default")
+    try:
+        return cls(**arguments)
+    except LrfdynError as error:
+        section = "" if str(error).startswith(prefix) else f"{prefix}."  # the augmentation names bare keys
+        raise LrfdynError(f"{source}: {section}{error}") from None
+
+
+def convert(value: Any, kind: Any, key: str) -> Any:
+    """`value` as the type `kind`, or an error; only numbers change their type (1 for 1.0, and YAML's text '5e-4')."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in UNIONS:  # T | None
+        return None if value is None else convert(value, arguments[0], key)
+    if origin is Literal:
+        value = "off" if value is False and "off" in arguments else value  # YAML reads off as false
+        if value not in arguments:
+            raise unknown_name(key, value, arguments)
+        return value
+    if origin is tuple:
+        return _convert_tuple(value, arguments, key)
+    if origin is dict:
+        require(isinstance(value, Mapping), f"{key}: expected keys with values, got {value!r}")
+        return dict(value)
+    if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
-            value = _yaml().safe_load(value)
-        except _yaml().YAMLError:
-            raise LrfdynError(f"--{key}: cannot read {value!r} as YAML") from None
-    convert(value, key_types()[key], f"--{key}")  # an error names the option, and not the file that it replaces
-    values[section] = merge(values.get(section) or {}, {name: value})
+            return float(value)
+        except ValueError:
+            pass
+    elif type(value) is kind:
+        return value
+    expected = {int: "an integer", float: "a number", str: "text", bool: "true or false"}[kind]
+    raise LrfdynError(f"{key}: expected {expected}, got {value!r}")
+
+
+def _convert_tuple(value: Any, kinds: tuple[Any, ...], key: str) -> tuple[Any, ...]:
+    if isinstance(value, str):  # from the command line: 1,3,5 or (1, 3, 5)
+        parts = [part.strip() for part in value.strip("()[] ").split(",") if part.strip()]
+        value = [int(p) if p.lstrip("-").isdigit() else p for p in parts]
+    elif type(value) is int:
+        value = [value]  # (1,) on the command line is 1
+    require(isinstance(value, (list, tuple)), f"{key}: expected a list, got {value!r}")
+    kinds = kinds[:1] * len(value) if kinds[1] is ... else kinds
+    require(len(value) == len(kinds), f"{key}: expected {len(kinds)} numbers, got {value!r}")
+    return tuple(convert(v, kind, key) for v, kind in zip(value, kinds, strict=True))
+
+
+def type_name(kind: Any) -> str:
+    """A type as the help of a command line shows it."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in UNIONS:
+        return f"{type_name(arguments[0])}|null"
+    if origin is Literal:
+        return "|".join(arguments)
+    if origin is tuple:
+        return "TEXT,TEXT" if arguments[0] is str else "N,N"
+    return {int: "N", float: "X", str: "TEXT", bool: "true|false"}.get(kind, "{KEY: VALUE}")
 
 
 def merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,26 +1,26 @@
-"""One run from a configuration to its summary: where it begins, what it leaves behind."""
+"""One run from a configuration to its summary: where it begins, what it leaves behind; and a test of any weights."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from lrfdyn.devices import device_name
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
-from lrfdyn.io.weights import find_checkpoint, list_checkpoints, model_weights, read_checkpoint
-from lrfdyn.models import SpikingModel
-from lrfdyn.training.build import attention_facts, data_model
+from lrfdyn.io.weights import check_fit, find_checkpoint, list_checkpoints, model_weights, read_checkpoint
 from lrfdyn.training.config import TrainConfig
-from lrfdyn.training.logs import discard_run
-from lrfdyn.training.processes import gather, launch_name
+from lrfdyn.training.logs import Reporter, discard_run
+from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, launch_name
 from lrfdyn.training.recipes import dump_yaml
-from lrfdyn.training.reporter import Reporter
-from lrfdyn.training.stopping import Stop, Stopped
+from lrfdyn.training.tasks import TestRun, attention_facts, build_data, data_model, task_of
 from lrfdyn.training.trainer import Trainer
 
 CLAIMED: set[Path] = set()  # folders that this process has begun a run in
@@ -43,55 +43,41 @@ def run_training(
     trainer = Trainer(config, out, reporter, stop)
     with sole_user(out) if trainer.is_main else nullcontext():
         _begin(trainer, resume, restart)
+        records, stopped = [], None
         try:
             records = trainer.train()
-        except Stopped:
-            _wait_for_all(trainer)
-            raise
-        _wait_for_all(trainer)
+        except Stopped as reason:
+            stopped = reason
+        if trainer.processes > 1:
+            dist.barrier()  # nobody leaves while another still needs it; see `leave_together`
+        if stopped is not None:
+            raise stopped
         return _finish(trainer, records, recipe, command) if trainer.is_main else {}
-
-
-def _wait_for_all(trainer: Trainer) -> None:
-    if trainer.processes > 1:
-        dist.barrier()  # nobody leaves while another still needs it; see `leave_together`
 
 
 def _begin(trainer: Trainer, resume: str, restart: bool) -> None:
     """The folder is claimed and the checkpoint to go on from read."""
+    path: str | None = None if resume in ("auto", "no") else resume
     if trainer.is_main:
         if began_here(trainer.out):
             resume, restart = "auto", False
         with trainer.writing():
             claim_folder(trainer.out, resume, restart)
-    path = _choose(trainer, resume)
+        if resume == "auto":
+            found = find_checkpoint(trainer.out / "checkpoints", trainer.reporter.say)
+            path = None if found is None else str(found)
+    # The first process decides, so that all of them take the same.
+    path = gather(path, trainer.processes)[0]
     if path is not None:
-        trainer.resume(path)
+        elsewhere = " here; several machines need one shared folder" if trainer.rank else ""
+        require(Path(path).is_file(), f"resume: no such file: {path}{elsewhere}")
+        trainer.resume(Path(path))
         trainer.say(f"resuming at step {trainer.done} of {trainer.total_steps} from {path}")
     if trainer.is_main:
         # Not before the checkpoint is known to be of these settings: the file says what made the log beside it.
         text = dump_yaml(trainer.config.as_dict())
         with trainer.writing():
             write_atomic(trainer.out / "recipe.yaml", lambda file: file.write_text(text, encoding="utf-8"))
-
-
-def _finish(trainer: Trainer, records: list[dict[str, Any]], recipe: str, command: str) -> dict[str, Any]:
-    out, last = trainer.out, trainer.last_checkpoint
-    assert last is not None
-    require(
-        bool(records) and set(trainer.task.results) <= set(records[-1]),
-        f"resume: {last} is the end of its run, and the results of it are not in {out / 'log.jsonl'}; "
-        f"lrfdyn evaluate {last} measures them",
-    )
-    model = trained_model(trainer, last)
-    description = f"Trained with `{command or recipe}`."
-    summary = summarise(trainer, model, records[-1], recipe, command)
-    with trainer.writing():
-        model.save_pretrained(out / "model", description=description, pipeline_tag=trainer.task.pipeline)
-        if "classes" in trainer.tested:
-            write_table(out / "classes.csv", trainer.tested["classes"])
-        write_json(out / "summary.json", summary)
-    return summary
 
 
 def began_here(out: Path) -> bool:
@@ -104,59 +90,39 @@ def began_here(out: Path) -> bool:
 
 def claim_folder(out: Path, resume: str, restart: bool) -> None:
     """An earlier run in `out` is continued or discarded, and only if that was asked for."""
-    checkpoints = out / "checkpoints"
+    checkpoints, launch = out / "checkpoints", launch_name()
     for stale in (*checkpoints.glob(".*.tmp"), *checkpoints.glob(".tmp*")):  # ours, and those of safetensors
         stale.unlink(missing_ok=True)  # of a process that was killed while it wrote
+    stored, ended = bool(list_checkpoints(checkpoints)), (out / "summary.json").exists()
+    ways = "--restart discards it, --out takes another folder"
     if restart:
         require(
-            bool(launch_name()) or "TORCHELASTIC_RUN_ID" not in os.environ,
+            bool(launch) or "TORCHELASTIC_RUN_ID" not in os.environ,
             "restart: torchrun does not share its store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), so a process that died "
             f"and came back would discard the run again; delete {out} instead",
         )
         discard_run(out)
-    elif resume == "no" and (list_checkpoints(checkpoints) or (out / "summary.json").exists()):
-        raise LrfdynError(
-            f"out: {out} holds a run; --resume auto continues it, --restart discards it, --out takes another folder"
-        )
-    elif resume == "auto" and (out / "summary.json").exists() and not list_checkpoints(checkpoints):
-        raise LrfdynError(
-            f"out: {out} holds a run that ended, and not its checkpoints; --restart discards it, "
-            "--out takes another folder"
-        )
+    elif resume == "no":
+        require(not stored and not ended, f"out: {out} holds a run; --resume auto continues it, {ways}")
+    elif resume == "auto":
+        require(stored or not ended, f"out: {out} holds a run that ended, and not its checkpoints; {ways}")
     CLAIMED.add(out.resolve())
-    launch = launch_name()
     if launch:
         write_atomic(checkpoints / "launch", lambda file: file.write_text(launch, encoding="utf-8"))
 
 
-def _choose(trainer: Trainer, resume: str) -> Path | None:
-    """The checkpoint to go on from. The first process decides, so that all of them take the same."""
-    path: str | None = None
-    if trainer.is_main and resume == "auto":
-        found = find_checkpoint(trainer.out / "checkpoints", trainer.reporter.say)
-        path = None if found is None else str(found)
-    elif resume not in ("auto", "no"):
-        path = resume
-    path = gather(path, trainer.processes)[0]
-    if path is None:
-        return None
+def _finish(trainer: Trainer, records: list[dict[str, Any]], recipe: str, command: str) -> dict[str, Any]:
+    """Writes the model that was evaluated, read back from the disk, the classes and the summary."""
+    config, out, checkpoint = trainer.config, trainer.out, trainer.last_checkpoint
+    assert checkpoint is not None
     require(
-        Path(path).is_file(),
-        f"resume: no such file: {path}" + (" here; several machines need one shared folder" if trainer.rank else ""),
+        bool(records) and set(trainer.task.results) <= set(records[-1]),
+        f"resume: {checkpoint} is the end of its run, and the results of it are not in {out / 'log.jsonl'}; "
+        f"lrfdyn evaluate {checkpoint} measures them",
     )
-    return Path(path)
-
-
-def trained_model(trainer: Trainer, checkpoint: Path) -> SpikingModel:
-    """The model that was evaluated, read back from the disk."""
-    model = data_model(trainer.config, trainer.source).to(trainer.dtype)
+    model, last = data_model(config, trainer.source).to(trainer.dtype), records[-1]
     model.load_state_dict(model_weights(read_checkpoint(checkpoint)[0]))
-    return model
-
-
-def summarise(trainer: Trainer, model: SpikingModel, last: dict[str, Any], recipe: str, command: str) -> dict[str, Any]:
-    config = trainer.config
-    return {
+    summary = {
         "recipe": recipe,
         "model": config.model.name,
         **attention_facts(model),
@@ -177,3 +143,34 @@ def summarise(trainer: Trainer, model: SpikingModel, last: dict[str, Any], recip
         "fingerprint": config.fingerprint(),
         "command": command,
     }
+    description = f"Trained with `{command or recipe}`."
+    with trainer.writing():
+        model.save_pretrained(out / "model", description=description, pipeline_tag=trainer.task.pipeline)
+        if "classes" in trainer.tested:
+            write_table(out / "classes.csv", trainer.tested["classes"])
+        write_json(out / "summary.json", summary)
+    return summary
+
+
+def evaluate_weights(
+    config: TrainConfig, weights: Mapping[str, Tensor], name: Path, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """The accuracy of weights in the model and on the data of a configuration, over all processes. `progress` is called
+    with the number of images behind every batch and with that of all images."""
+    accelerator, source = build_accelerator(config.run), build_data(config)
+    model = data_model(config, source)
+    try:
+        check_fit(name, model, weights)
+    except LrfdynError as error:  # the shape of a head tells not everybody that the data is another
+        raise LrfdynError(f"{error} (the model is for the {source.num_classes} classes of the data)") from None
+    model.load_state_dict(dict(weights))
+    dtype = torch.float64 if config.run.precision == "fp64" else torch.float32
+    model.to(accelerator.device, dtype)
+
+    def seen(images: int) -> None:
+        progress(images * accelerator.num_processes, source.test_images)
+
+    run = TestRun(source, config.run.test_batch_size, accelerator, dtype, seen)
+    tested = task_of(config.data.name).test(model, run)
+    facts = {"device": device_name(accelerator.device), "precision": config.run.precision}
+    return {"num_classes": source.num_classes, **facts, **tested}

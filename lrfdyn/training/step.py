@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from lrfdyn.errors import LrfdynError
-from lrfdyn.training.optim import uncaptured_steps
+from lrfdyn.errors import LrfdynError, first_line
+from lrfdyn.training.optim import NOT_CAPTURED, without_warning
 
 WARM_UP_STEPS = 3
 Part = tuple[Tensor, Tensor]  # images and targets
@@ -33,7 +34,7 @@ class TrainStep:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         loss: Callable[[Tensor, Tensor], Tensor],
         *,
         amp: torch.dtype | None = None,
@@ -47,28 +48,25 @@ class TrainStep:
         self.scaler = scaler if accelerator is None else accelerator.scaler
         self.captured = False
         self.why_not = "" if graph and accelerator is None else "not asked for"
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: Part | None = None
-        self._loss: Tensor | None = None
+        self._graph: tuple[torch.cuda.CUDAGraph, Part, Tensor] | None = None  # with its inputs and its loss
 
     def __call__(self, *parts: Part) -> Tensor:
         if self.accelerator is not None:
             return self._accelerated(parts)
-        ((images, targets),) = parts
+        (part,) = parts
         if self._graph is None and not self.why_not:
-            self.why_not = capture_obstacle(images.device, self.optimizer, self.amp, self.scaler is not None)
+            self.why_not = capture_obstacle(part[0].device, self.optimizer, self.amp, self.scaler is not None)
             if not self.why_not:
-                self._capture(images, targets)
-        if self._graph is not None and self._fits(images, targets):
-            assert self._inputs is not None
-            assert self._loss is not None
-            self._inputs[0].copy_(images, non_blocking=True)
-            self._inputs[1].copy_(targets, non_blocking=True)
-            self._graph.replay()
-            self.captured = True
-            return self._loss
-        self.captured = False
-        return self._eager(images, targets)
+                self._capture(part)
+        if self._graph is not None:
+            graph, inputs, loss = self._graph
+            self.captured = all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(inputs, part, strict=True))
+            if self.captured:
+                for held, given in zip(inputs, part, strict=True):
+                    held.copy_(given, non_blocking=True)
+                graph.replay()
+                return loss
+        return self._eager(*part)
 
     def _accelerated(self, parts: Sequence[Part]) -> Tensor:
         self.optimizer.zero_grad()
@@ -88,9 +86,8 @@ class TrainStep:
 
     def _eager(self, images: Tensor, targets: Tensor) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
-        device = images.device.type
         # The cache of cast weights outlives a captured region; casting again costs little.
-        with torch.autocast(device, self.amp, enabled=self.amp is not None, cache_enabled=False):
+        with torch.autocast(images.device.type, self.amp, enabled=self.amp is not None, cache_enabled=False):
             loss = self.loss(self.model(images), targets)
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         if self.clip_norm is not None:
@@ -105,53 +102,44 @@ class TrainStep:
             self.scaler.update()
         return loss.detach()
 
-    def _fits(self, images: Tensor, targets: Tensor) -> bool:
-        assert self._inputs is not None
-        pairs = zip(self._inputs, (images, targets), strict=True)
-        return all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
-
-    def _capture(self, images: Tensor, targets: Tensor) -> None:
-        self._inputs = (images.clone(), targets.clone())
+    def _capture(self, part: Part) -> None:
+        inputs, device = (part[0].clone(), part[1].clone()), part[0].device
         # On the host: a copy on the device would count in the peak of memory.
-        before = {name: value.detach().to("cpu", copy=True) for name, value in self.model.state_dict().items()}
-        moments = {p: {k: _copy(v) for k, v in state.items()} for p, state in self.optimizer.state.items()}
+        weights = {name: value.detach().to("cpu", copy=True) for name, value in self.model.state_dict().items()}
+        moments = {key: value.to("cpu", copy=True) for key, value in self._moments().items()}
         scale = None if self.scaler is None else self.scaler.state_dict()
-        drawn = torch.cuda.get_rng_state(images.device)
+        drawn = torch.cuda.get_rng_state(device)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), uncaptured_steps():
+        with torch.cuda.stream(stream), without_warning(NOT_CAPTURED):
             for _ in range(WARM_UP_STEPS):
-                self._eager(*self._inputs)
+                self._eager(*inputs)
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
-        self._restore(before, moments)
+        # Everything in place as before the warm-up: its memory must stay.
+        with torch.no_grad():
+            for name, value in self.model.state_dict().items():
+                value.copy_(weights[name])
+            for key, value in self._moments().items():
+                value.copy_(moments[key]) if key in moments else value.zero_()  # those that the warm-up created
         if self.scaler is not None and scale is not None:
             self.scaler.load_state_dict(scale)
-        torch.cuda.set_rng_state(drawn, images.device)
+        torch.cuda.set_rng_state(drawn, device)
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                self._loss = self._eager(*self._inputs)
+                loss = self._eager(*inputs)
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            raise LrfdynError(
-                f"cuda_graph: the step cannot be captured ({reason}); --run.cuda_graph off runs it without"
-            ) from error
-        self._graph = graph
+            hint = "--run.cuda_graph off runs it without"
+            raise LrfdynError(f"cuda_graph: the step cannot be captured ({first_line(error)}); {hint}") from error
+        self._graph = graph, inputs, loss
 
-    @torch.no_grad()
-    def _restore(self, before: dict[str, Tensor], moments: dict[Tensor, dict[str, Any]]) -> None:
-        """Weights, statistics and the optimiser's state in place as before the warm-up: their memory must stay."""
-        for name, value in self.model.state_dict().items():
-            value.copy_(before[name])
-        for parameter, state in self.optimizer.state.items():
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    # A state that the warm-up created starts at zero.
-                    value.copy_(moments[parameter][name]) if parameter in moments else value.zero_()
+    def _moments(self) -> dict[tuple[Tensor, str], Tensor]:
+        states = self.optimizer.state.items()
+        return {(p, name): v for p, state in states for name, v in state.items() if isinstance(v, Tensor)}
 
 
 def in_process_group() -> bool:
@@ -161,42 +149,32 @@ def in_process_group() -> bool:
 
 def capture_obstacle(
     device: torch.device,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     amp: torch.dtype | None,
     scaled: bool,
-    *,
     wanted: bool = True,
     parts: int = 1,
 ) -> str:
     """Why a step on `device` with this optimiser is not captured as a CUDA graph; empty where it is. `scaled`: its
     gradients go through a scaler; `parts`: they are accumulated over so many."""
-    if not wanted:
-        return "run.cuda_graph is off"
-    if device.type != "cuda":
-        return "not on a GPU"
-    if in_process_group():
-        return "several processes"
-    if parts > 1:
-        return "gradients are accumulated"
-    for group in optimizer.param_groups:
-        # SGD has no such option: its fused form is the one that takes a tensor as rate.
-        if not isinstance(group["lr"], Tensor) or not group.get("capturable", group.get("fused")):
-            return "the optimiser is not capturable"
-    if amp == torch.float16 and not scaled:
-        return "float16 needs a gradient scaler"
-    if scaled and not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return f"{type(optimizer).__name__} with a gradient scaler decides on the host"
-    return ""
-
-
-def _copy(value: Any) -> Any:
-    return value.to("cpu", copy=True) if isinstance(value, Tensor) else value
+    # SGD has no option `capturable`: its fused form is the one that takes a tensor as rate.
+    ready = [isinstance(g["lr"], Tensor) and g.get("capturable", g.get("fused")) for g in optimizer.param_groups]
+    on_host = scaled and not getattr(optimizer, "_step_supports_amp_scaling", False)
+    obstacles = {
+        "run.cuda_graph is off": not wanted,
+        "not on a GPU": device.type != "cuda",
+        "several processes": in_process_group(),
+        "gradients are accumulated": parts > 1,
+        "the optimiser is not capturable": not all(ready),
+        "float16 needs a gradient scaler": amp == torch.float16 and not scaled,
+        f"{type(optimizer).__name__} with a gradient scaler decides on the host": on_host,
+    }
+    return next((obstacle for obstacle, holds in obstacles.items() if holds), "")
 
 
 def capturable_adamw(model: nn.Module, lr: float, weight_decay: float = 0.05) -> torch.optim.AdamW:
     """AdamW whose steps can be captured on a GPU: one fused kernel, and a learning rate that is a tensor there."""
-    parameters = list(model.parameters())
-    if not parameters[0].is_cuda:
-        return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay)
-    rate = torch.tensor(lr, device=parameters[0].device)
-    return torch.optim.AdamW(parameters, lr=rate, weight_decay=weight_decay, fused=True, capturable=True)
+    device = next(model.parameters()).device
+    gpu = device.type == "cuda"
+    rate = torch.tensor(lr, device=device) if gpu else lr
+    return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=weight_decay, fused=gpu, capturable=gpu)

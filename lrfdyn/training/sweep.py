@@ -1,15 +1,7 @@
 """Several runs of `lrfdyn train` from one list, some of them side by side, each in a process and a folder of its own.
 
-A sweep file is YAML: the runs, and what they have in common. A run has a recipe, seeds, epochs, and any key of the
-recipe by its name (`model.options: {dim: 64}`) or short name:
-
-    recipe: cifar100_spikformer
-    seeds: [0, 1]
-    epochs: 100
-    runs:
-      - attention: ssa
-      - {attention: lrf_dyn, dilations: [5], name: wide}
-"""
+A sweep file is YAML: `runs`, and what they have in common. A run has a recipe, seeds, epochs, and any key of the recipe
+by its name (`model.options: {dim: 64}`) or short name."""
 
 from __future__ import annotations
 
@@ -30,15 +22,13 @@ from typing import Any
 
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.files import read_json, read_json_lines, sole_user, write_json, write_table
-from lrfdyn.training.build import build_config
 from lrfdyn.training.config import TrainConfig, differences, key_types
 from lrfdyn.training.logs import discard_run
+from lrfdyn.training.processes import PARENT
 from lrfdyn.training.recipes import SHORT_NAMES, load_recipe, read_yaml
-from lrfdyn.training.stopping import PARENT
 from lrfdyn.training.tasks import task_of
 from lrfdyn.version import __version__
 
-FORMAT = 1
 OWN = ("name", "recipe", "seeds", "epochs")  # of a run in the list; everything else is a key of its recipe
 KEPT_FILES = ("summary.json", "log.jsonl", "recipe.yaml")
 POLL_SECONDS = 0.3
@@ -83,30 +73,22 @@ class SweepReporter:
 
 def load_sweep(path: Path, overrides: Mapping[str, str] | None = None) -> list[SweepRun]:
     """The runs of a sweep file; `overrides` are keys of the recipe for all of them, as on a command line."""
-    values = read_yaml(path, "sweep")
-    if isinstance(values, list):
-        values = {"runs": values}
-    require(isinstance(values, dict), f"sweep: {path}: expected a list of runs, or keys and `runs`, got {values!r}")
-    return plan_runs(values, overrides, str(path))
+    return plan_runs(read_yaml(path, "sweep"), overrides, f"sweep: {path}")
 
 
-def plan_runs(
-    values: Mapping[str, Any], overrides: Mapping[str, str] | None = None, source: str = "sweep"
-) -> list[SweepRun]:
+def plan_runs(values: Any, overrides: Mapping[str, str] | None = None, source: str = "sweep") -> list[SweepRun]:
     """The runs that the content of a sweep file describes, every recipe read and checked; errors name `source`."""
-    common = {key: value for key, value in values.items() if key != "runs"}
-    entries = values.get("runs")
+    values = {"runs": values} if isinstance(values, list) else values
+    require(isinstance(values, dict), f"{source}: expected a list of runs, or keys and `runs`, got {values!r}")
+    entries, common = values.get("runs"), {key: value for key, value in values.items() if key != "runs"}
     require(isinstance(entries, list) and len(entries) > 0, f"{source}: runs: expected a list of at least one")
-    assert isinstance(entries, list)
     entries = [{"recipe": entry} if isinstance(entry, str) else entry for entry in entries]
     for entry in entries:
         require(isinstance(entry, dict), f"{source}: runs: expected keys with values, got {entry!r}")
     several = len({str({**common, **entry}.get("recipe")) for entry in entries}) > 1
-    runs = [
-        run
-        for entry in entries
-        for run in _runs_of_entry({**common, **entry}, _group_name(entry, several), overrides or {}, source)
-    ]
+    runs: list[SweepRun] = []
+    for entry in entries:
+        runs += _runs_of_entry({**common, **entry}, _group_name(entry, several), overrides or {}, source)
     names = [run.name for run in runs]
     for name in names:
         require(names.count(name) == 1, f"{source}: two runs are called {name}; give one of them a `name`")
@@ -119,17 +101,21 @@ def _runs_of_entry(
     recipe, epochs, seeds = entry.get("recipe"), entry.get("epochs"), entry.get("seeds", [0])
     require(isinstance(recipe, str), f"{source}: {group}: expected the name of a recipe, got {recipe!r}")
     require(epochs is None or type(epochs) is int, f"{source}: epochs: expected an integer, got {epochs!r}")
-    require(
-        isinstance(seeds, (list, tuple)) and len(seeds) > 0 and all(type(seed) is int and seed >= 0 for seed in seeds),
-        f"{source}: seeds: expected at least one integer >= 0, got {seeds!r}",
-    )
+    numbers = isinstance(seeds, (list, tuple)) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    require(numbers and len(seeds) > 0, f"{source}: seeds: expected at least one integer >= 0, got {seeds!r}")
     require(len({*seeds}) == len(seeds), f"{source}: seeds: expected different ones, got {seeds!r}")
-    given = {_full_key(key, source): _text(value) for key, value in entry.items() if key not in OWN}
-    require("run.seed" not in {**given, **overrides}, f"{source}: run.seed: has a key of its own, seeds")
+    texts = {}
+    for key, value in entry.items():
+        full = SHORT_NAMES.get(key, key)
+        if full in key_types():
+            texts[full] = value if isinstance(value, str) else json.dumps(value)
+        elif key not in OWN:
+            raise unknown_name(f"{source}: key", key, [*OWN, *SHORT_NAMES, *key_types()])
+    texts |= overrides
+    require("run.seed" not in texts, f"{source}: run.seed: has a key of its own, seeds")
     for seed in seeds:
-        texts = {**given, **overrides, "run.seed": str(seed)}
-        _, config = build_config(str(recipe), texts, epochs)
-        yield SweepRun(f"{group}-seed{seed}", group, str(recipe), epochs, texts, config)
+        own = {**texts, "run.seed": str(seed)}
+        yield SweepRun(f"{group}-seed{seed}", group, str(recipe), epochs, own, load_recipe(str(recipe), own, epochs))
 
 
 def _group_name(entry: Mapping[str, Any], with_recipe: bool) -> str:
@@ -140,17 +126,6 @@ def _group_name(entry: Mapping[str, Any], with_recipe: bool) -> str:
     parts = [str(entry["attention"]), *parts] if "attention" in entry else parts
     parts = [Path(str(entry.get("recipe"))).stem, *parts] if with_recipe or not parts else parts
     return "-".join(re.sub(r"[^\w.]+", "_", part).strip("_") for part in parts)
-
-
-def _full_key(key: str, source: str) -> str:
-    full = SHORT_NAMES.get(key, key)
-    if full not in key_types():
-        raise unknown_name(f"{source}: key", key, [*OWN, *SHORT_NAMES, *key_types()])
-    return full
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 class Sweep:
@@ -174,21 +149,18 @@ class Sweep:
         """The file that holds what the run wrote on its console."""
         return self.folder(run) / "console.txt"
 
-    def check(self, run: SweepRun) -> None:
-        """An error for a folder that holds a run of the same name with other settings."""
-        path = self.folder(run) / "recipe.yaml"
-        what = "; ".join(differences(run.config.as_dict(), load_recipe(path).as_dict())) if path.is_file() else ""
-        require(not what, f"out: {path.parent} has other settings ({what}); pass --restart or another folder")
-
-    def ended(self, run: SweepRun) -> bool:
-        """Whether the run is finished, with these settings."""
+    def summary(self, run: SweepRun) -> dict[str, Any]:
+        """That of a run which is finished, with these settings; else it is empty."""
         path = self.folder(run) / "summary.json"
-        return path.is_file() and read_json(path, "out").get("fingerprint") == run.config.fingerprint()
+        summary = read_json(path, "out") if path.is_file() else {}
+        return summary if summary.get("fingerprint") == run.config.fingerprint() else {}
 
-    def row(self, run: SweepRun) -> dict[str, Any]:
-        """What is known of a run: its line of the table."""
-        summary = read_json(self.folder(run) / "summary.json", "out") if self.ended(run) else {}
-        measure = task_of(run.config.data.name).headline
+    def rows(self) -> list[dict[str, Any]]:
+        """The table: what is known of every run."""
+        return [self._row(run) for run in self.runs]
+
+    def _row(self, run: SweepRun) -> dict[str, Any]:
+        summary, measure = self.summary(run), task_of(run.config.data.name).headline
         tested = [record[measure] for record in read_json_lines(self.folder(run) / "log.jsonl") if measure in record]
         return {
             "name": run.name,
@@ -201,9 +173,7 @@ class Sweep:
             "measure": measure,
             "accuracy": summary.get(measure),  # percent, of the last epoch
             "best": max(tested, default=None),
-            "parameters": summary.get("parameters"),
-            "images_per_s": summary.get("images_per_s"),
-            "wall_s": summary.get("wall_s"),
+            **{key: summary.get(key) for key in ("parameters", "images_per_s", "wall_s")},
             "command": shlex.join(["lrfdyn", *run.command(self.folder(run))]),
         }
 
@@ -213,15 +183,19 @@ class Sweep:
         reporter = reporter or SweepReporter()
         with sole_user(self.out):
             for run in self.runs:
+                path = self.folder(run) / "recipe.yaml"
                 if restart:
-                    discard_run(self.folder(run))
-                self.check(run)
-            waiting = [run for run in self.runs if not self.ended(run)]
-            before = [run for run in self.runs if run not in waiting]
-            for run in chain(before, self._each_end(waiting, reporter)):
-                reporter.end(run, self.row(run))
-                self._write()
-            return [self.row(run) for run in self.runs]
+                    discard_run(path.parent)
+                there = load_recipe(path) if path.is_file() else run.config
+                what = "; ".join(differences(run.config.as_dict(), there.as_dict()))
+                require(not what, f"out: {path.parent} has other settings ({what}); pass --restart or another folder")
+            ended = [run for run in self.runs if self.summary(run)]
+            rows = self.rows()
+            for run in chain(ended, self._each_end([run for run in self.runs if run not in ended], reporter)):
+                rows = self.rows()
+                reporter.end(run, rows[self.runs.index(run)])
+                self._write(rows)
+            return rows
 
     def _each_end(self, waiting: list[SweepRun], reporter: SweepReporter) -> Iterator[SweepRun]:
         """Starts the runs and yields each when it ends. Those that are under way when this is left stop with a
@@ -230,8 +204,7 @@ class Sweep:
         try:
             while waiting or running:
                 while waiting and len(running) < self.together:
-                    run = waiting.pop(0)
-                    running.append((run, self._start(run)))
+                    running.append((waiting[0], self._start(waiting.pop(0))))
                 time.sleep(POLL_SECONDS)
                 for run, process in list(running):
                     code = process.poll()
@@ -240,7 +213,7 @@ class Sweep:
                         reporter.progress(run, records[-1])
                     if code is not None:
                         running.remove((run, process))
-                        if not self.ended(run):
+                        if not self.summary(run):
                             self.failed.add(run.name)
                         yield run
         finally:
@@ -257,53 +230,43 @@ class Sweep:
             environment |= {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
         self.folder(run).mkdir(parents=True, exist_ok=True)
         with self.console(run).open("ab") as console:
-            return subprocess.Popen(
-                [sys.executable, "-m", "lrfdyn", *run.command(self.folder(run))],
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for the sweep, which stops them
-            )
+            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": console, "stderr": subprocess.STDOUT}
+            command = [sys.executable, "-m", "lrfdyn", *run.command(self.folder(run))]
+            # In a session of its own: Ctrl-C is for the sweep, which stops its runs.
+            return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
 
-    def _write(self) -> None:
-        rows = [self.row(run) for run in self.runs]
+    def _write(self, rows: list[dict[str, Any]]) -> None:
         write_table(self.out / "table.csv", rows)
-        facts = {"format": FORMAT, "version": __version__, "created": datetime.now().isoformat(timespec="seconds")}
-        write_json(
-            self.out / "sweep.json",
-            {**facts, "command": self.command, "together": self.together, "runs": rows, "groups": group_rows(rows)},
-        )
+        facts = {"format": 1, "version": __version__, "created": datetime.now().isoformat(timespec="seconds")}
+        facts |= {"command": self.command, "together": self.together}
+        write_json(self.out / "sweep.json", {**facts, "runs": rows, "groups": group_rows(rows)})
 
     def keep(self, target: Path) -> None:
         """Copies what a results page reads of the runs that have ended to `target/NAME`. Where data and runs lay on
         this machine is left out; the summary says beside what a run shared the device."""
-        for run in filter(self.ended, self.runs):
-            root = run.config.data.root
+        for run in filter(self.summary, self.runs):
+            kept, root = target / run.name, run.config.data.root
+            places = {} if root is None else {root: "DATA"}
+            places[str(self.folder(run))] = f"results/{target.name}/{run.name}"
+            kept.mkdir(parents=True, exist_ok=True)
             for name in KEPT_FILES:
                 text = (self.folder(run) / name).read_text(encoding="utf-8")
-                text = text if root is None else text.replace(root, "DATA")
-                (target / run.name).mkdir(parents=True, exist_ok=True)
-                (target / run.name / name).write_text(
-                    text.replace(str(self.folder(run)), f"results/{target.name}/{run.name}"), encoding="utf-8"
-                )
-            others = [other.name for other in self.runs if other is not run] if self.together > 1 else []
-            beside = f"{min(self.together - 1, len(others))} of {', '.join(others)}" if others else None
-            path = target / run.name / "summary.json"
-            write_json(path, {**read_json(path, "keep"), "beside": beside})
+                for place, word in places.items():
+                    text = text.replace(place, word)
+                (kept / name).write_text(text, encoding="utf-8")
+            others = [other.name for other in self.runs if other is not run]
+            count = min(self.together - 1, len(others))
+            beside = f"{count} of {', '.join(others)}" if count else None
+            summary = kept / "summary.json"
+            write_json(summary, {**read_json(summary, "keep"), "beside": beside})
 
 
 def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Mean and standard deviation of the accuracies over the seeds of every group; None of too few."""
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        groups.setdefault(row["group"], []).extend([] if row["accuracy"] is None else [row["accuracy"]])
-    return [
-        {
-            "group": group,
-            "runs": len(values),
-            "accuracy_mean": statistics.mean(values) if values else None,
-            "accuracy_std": statistics.stdev(values) if len(values) > 1 else None,
-        }
-        for group, values in groups.items()
-    ]
+    groups = []
+    for group in dict.fromkeys(row["group"] for row in rows):
+        values = [row["accuracy"] for row in rows if row["group"] == group and row["accuracy"] is not None]
+        mean = statistics.mean(values) if values else None
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        groups.append({"group": group, "runs": len(values), "accuracy_mean": mean, "accuracy_std": deviation})
+    return groups

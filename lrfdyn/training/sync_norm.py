@@ -60,15 +60,6 @@ def _as(vector: Tensor, like: Tensor) -> Tensor:
 class SyncBatchNorm2d(nn.BatchNorm2d):
     """`nn.BatchNorm2d` over `[B, C, H, W]` of every process, with the statistics of all of them."""
 
-    @classmethod
-    def like(cls, norm: nn.BatchNorm2d) -> SyncBatchNorm2d:
-        """A norm that shares the parameters and statistics of `norm`."""
-        made = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-        made.weight, made.bias = norm.weight, norm.bias
-        made.running_mean, made.running_var = norm.running_mean, norm.running_var
-        made.num_batches_tracked = norm.num_batches_tracked
-        return made.train(norm.training)
-
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.running_mean is None or self.running_var is None:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
@@ -82,12 +73,14 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         return y
 
 
-def synchronize_norms(model: nn.Module, device: torch.device) -> nn.Module:
+def synchronize_norms(model: nn.Module, device: torch.device) -> None:
     """Every batch norm takes the statistics of all processes. Names and values stay, so checkpoints fit both."""
     if device.type == "cuda":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return
     for parent in list(model.modules()):
-        for name, module in parent.named_children():
-            if type(module) is nn.BatchNorm2d:
-                setattr(parent, name, SyncBatchNorm2d.like(module))
-    return model
+        for name, norm in parent.named_children():
+            if type(norm) is nn.BatchNorm2d:
+                synced = SyncBatchNorm2d(norm.num_features, norm.eps, norm.momentum)
+                synced._parameters, synced._buffers = norm._parameters, norm._buffers
+                setattr(parent, name, synced.train(norm.training))

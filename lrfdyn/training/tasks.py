@@ -1,4 +1,4 @@
-"""What a network is trained for: its model, its loss, its targets and how it is tested. The data set says which task
+"""What a network is trained for: its data, model, loss and targets, and how it is tested. The data set says which task
 it has, by the name of its attribute `task`; another package adds a task of its own with `register_task`."""
 
 from __future__ import annotations
@@ -6,19 +6,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lrfdyn.data import Batch, DataSource, data_class
+from lrfdyn.attention import attention_options
+from lrfdyn.data import Batch, DataSource, create_data, data_class
 from lrfdyn.data.preprocess import Preprocessing
-from lrfdyn.errors import require
+from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models import SpikingModel, create_model
 from lrfdyn.models.registry import model_class
 from lrfdyn.registry import Registry
-from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.config import DATA_FACTS, DistillConfig, TrainConfig
+
+Distill = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,16 +38,11 @@ class TestRun:
     dtype: torch.dtype
     seen: Callable[[int], None] = lambda images: None
 
-    @property
-    def device(self) -> torch.device:
-        return self.accelerator.device
-
     def batches(self, **options: Any) -> Iterator[Batch]:
-        """The batches, with images in the run's type; `options` are further ones of the source's `test_batches`."""
+        """The batches; `options` are further ones of the source's `test_batches`."""
         ranks = {"rank": self.accelerator.process_index, "world_size": self.accelerator.num_processes}
-        for batch in self.source.test_batches(
-            batch_size=self.batch_size, device=self.device, **ranks, **options
-        ):  # fmt: skip
+        how = {"batch_size": self.batch_size, "device": self.accelerator.device, **ranks, **options}
+        for batch in self.source.test_batches(**how):
             yield batch
             self.seen(batch.count)
 
@@ -114,13 +113,13 @@ class Classification(Task):
     pipeline = "image-classification"
 
     def build_model(self, config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> SpikingModel:
+        name, arguments = config.model.name, config.model.arguments()
         for key in ("backbone", "head"):
             given = getattr(config.model, key)
             require(not given, f"model.{key}: is for segmentation, and {config.data.name} is not, got {given!r}")
-        facts: dict[str, Any] = {"num_classes": num_classes, "image_size": image_size, "in_channels": in_channels}
-        if "image_size" not in model_class(config.model.name).options():
-            del facts["image_size"]  # a host that takes any size
-        return create_model(config.model.name, **{**facts, **config.model.arguments()})
+        if "image_size" in model_class(name).options():  # another host takes any size
+            arguments["image_size"] = image_size
+        return create_model(name, num_classes=num_classes, in_channels=in_channels, **arguments)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits, targets)
@@ -135,19 +134,85 @@ class Classification(Task):
     def test(self, model: nn.Module, run: TestRun) -> dict[str, Any]:
         """Accuracies in percent and loss over all test images."""
         model.eval()
-        sums = torch.zeros(4, dtype=torch.float64, device=run.device)  # loss, top 1, top 5, images
+        sums = torch.zeros(4, dtype=torch.float64, device=run.accelerator.device)  # loss, top 1, top 5, images
         for batch in run.batches():
             with run.accelerator.autocast():
                 logits = model(batch.images.to(run.dtype))
             logits, labels = logits[: batch.count].double(), batch.labels[: batch.count]
             best = logits.topk(min(5, logits.shape[1])).indices == labels.unsqueeze(1)
             loss = F.cross_entropy(logits, labels, reduction="sum")
-            sums += torch.stack(
-                (loss, best[:, 0].sum(), best.sum(), torch.tensor(batch.count, device=loss.device))
-            ).double()
+            images = torch.tensor(batch.count, device=loss.device)
+            sums += torch.stack((loss, best[:, 0].sum(), best.sum(), images)).double()
         loss_sum, top1, top5, count = run.total(sums)
         require(count > 0, "data: expected at least one test image that can be read")
         return {"test_loss": loss_sum / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count}
+
+
+def data_options(config: TrainConfig) -> dict[str, Any]:
+    """What `create_data` is called with, besides the folder and the augmentation."""
+    data = config.data
+    require("image_size" not in data.options, "data.options: image_size has a key of its own, data.image_size")
+    return {**data.options, **({} if data.image_size is None else {"image_size": data.image_size})}
+
+
+def build_data(config: TrainConfig) -> DataSource:
+    """The data set of a configuration."""
+    root = None if config.data.root is None else Path(config.data.root).expanduser()
+    return create_data(config.data.name, root, config.augmentation, **data_options(config))
+
+
+def data_model(config: TrainConfig, source: DataSource) -> SpikingModel:
+    """The untrained model for these data, which knows their class names and the preprocessing of their images."""
+    task = task_of(config.data.name)
+    model = task.build_model(config, **{fact: getattr(source, fact) for fact in DATA_FACTS})
+    model.class_names = None if source.class_names is None else tuple(source.class_names)
+    model.preprocessing = task.preprocessing(source)
+    return model
+
+
+def attention_facts(model: SpikingModel) -> dict[str, Any]:
+    """Kind and options of a model's attention; None where it has no such thing."""
+    kind = model.config.get("attention")
+    options = {} if kind is None else {**attention_options(kind), **(model.config.get("attention_options") or {})}
+    dilations = None if options.get("dilations") is None else list(options["dilations"])
+    return {"attention": kind, "token": options.get("token"), "dilations": dilations}
+
+
+def build_distill(config: DistillConfig, source: DataSource, device: torch.device) -> Distill | None:
+    """A function of images and targets that mixes the teacher's answers into the targets; None without a teacher.
+
+    Cross-entropy is linear in its target, so this equals the weighted sum of the two losses, and it happens outside of
+    the training step: a captured step needs no change."""
+    if config.teacher is None:
+        return None
+    try:
+        import timm
+    except ImportError:
+        raise LrfdynError("distill.teacher: teachers are timm models; pip install 'lrfdyn[timm]'") from None
+    try:
+        teacher = timm.create_model(config.teacher, pretrained=True)
+    except (RuntimeError, OSError) as error:  # no such model; no connection to load it
+        raise LrfdynError(f"distill.teacher: timm cannot make {config.teacher!r} ({error})") from None
+    facts = getattr(teacher, "pretrained_cfg", None) or {}
+    mean, deviation = tuple(facts.get("mean") or source.mean), tuple(facts.get("std") or source.deviation)
+    for what, ours, theirs in (
+        ("classes", source.num_classes, getattr(teacher, "num_classes", None)),
+        ("channels", source.in_channels, len(mean)),
+    ):
+        require(ours == theirs, f"distill.teacher: expected {ours} {what}, {config.teacher} has {theirs}")
+    teacher = teacher.to(device).eval().requires_grad_(False)
+    # From the statistics that the data are normalised by to those that the teacher was trained with.
+    numbers = (source.mean, source.deviation, mean, deviation)
+    from_mean, scale, to_mean, by = (torch.tensor(x, device=device).view(-1, 1, 1) for x in numbers)
+
+    @torch.no_grad()
+    def distill(images: Tensor, targets: Tensor) -> Tensor:
+        logits = teacher(images * (scale / by) + (from_mean - to_mean) / by).to(targets.dtype)
+        hard = config.kind == "hard"
+        answer = F.one_hot(logits.argmax(1), targets.shape[1]).to(targets.dtype) if hard else logits.softmax(1)
+        return targets.lerp(answer, config.weight)
+
+    return distill
 
 
 NAMES = {"top1": "top-1", "top5": "top-5", "miou": "mIoU", "mean_accuracy": "mean accuracy",

@@ -11,7 +11,6 @@ import dataclasses
 import math
 import os
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -27,27 +26,25 @@ from lrfdyn.io.weights import read_checkpoint
 from lrfdyn.models import SpikingModel
 from lrfdyn.sources import find_source
 from lrfdyn.training import checkpoint
-from lrfdyn.training.build import build_data, check_same_data, data_identity, data_model
 from lrfdyn.training.config import TrainConfig, differences
-from lrfdyn.training.distill import build_distill
-from lrfdyn.training.logs import RunLog
-from lrfdyn.training.optim import MovingAverage, build_optimizer, rate_at, set_rate
-from lrfdyn.training.processes import build_accelerator, gather, quiet_layouts, seed_generators
-from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.logs import Reporter, RunLog
+from lrfdyn.training.optim import MovingAverage, build_optimizer, rate_at, set_rate, without_warning
+from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, seed_generators
 from lrfdyn.training.step import TrainStep, capture_obstacle, in_process_group
-from lrfdyn.training.stopping import Stop, Stopped
 from lrfdyn.training.sync_norm import synchronize_norms
-from lrfdyn.training.tasks import TestRun, task_of
+from lrfdyn.training.tasks import TestRun, build_data, build_distill, data_model, task_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Warnings of torch: gradients of 1x1 kernels are said to be channels-last, which is the same memory; and the successor
+# of an argument is too new to rely on.
+OTHER_LAYOUT, BROADCAST = ".*[Gg]rad strides do not match", ".*broadcast_buffers.*"
+COUNTERS = ("timed_steps", "train_seconds", "wall_seconds")  # of a trainer, that a checkpoint keeps
 
 
 class Trainer:
     """One run of a configuration in the folder `out`: model, optimiser, data and where it is. `train` runs it to its
-    end, `resume` puts it where a checkpoint was written, `save` writes one. Every process has its own."""
-
-    """A run under way: model, data, optimiser and step of a configuration. `train()` runs it to its end or until `stop`
-    asks; `save()` and `resume()` write and read checkpoints in `out`."""
+    end or until `stop` asks, `resume` puts it where a checkpoint was written, `save` writes one. Every process has its
+    own."""
 
     def __init__(
         self, config: TrainConfig, out: Path, reporter: Reporter | None = None, stop: Stop | None = None
@@ -57,15 +54,14 @@ class Trainer:
         self.accelerator = build_accelerator(run)
         self.device, self.rank = self.accelerator.device, self.accelerator.process_index
         self.processes: int = self.accelerator.num_processes
+        self.is_main = self.rank == 0
         self.source, self.task = build_data(config), task_of(config.data.name)
         self.tested: dict[str, Any] = {}  # what the last test found
         self.micro_batch = config.micro_batch(self.processes)
         self.steps = self.source.steps_per_epoch(self.micro_batch, self.processes) // run.accumulate
         self.total_steps = self.steps * config.schedule.total_epochs
-        require(
-            self.steps >= 1,
-            f"run.batch_size: expected at most the {self.source.train_images} training images, got {run.batch_size}",
-        )
+        images = f"the {self.source.train_images} training images"
+        require(self.steps >= 1, f"run.batch_size: expected at most {images}, got {run.batch_size}")
         # The same weights in every process; behind them every process draws its own numbers.
         torch.manual_seed(run.seed)
         model = data_model(config, self.source)
@@ -100,49 +96,36 @@ class Trainer:
 
     def _prepare(self, model: SpikingModel) -> None:
         """The step: of the plain model where it can be captured, and of what Accelerate makes of it elsewhere."""
-        config, run = self.config.optimizer, self.config.run
+        config, run, rate = self.config.optimizer, self.config.run, self.config.base_rate
         amp = DTYPES.get(run.precision)
         scaler = torch.amp.GradScaler(self.device.type) if amp == torch.float16 else None
-        optimizer = build_optimizer(model, config, self.config.base_rate, capturable=True)
-        self.graph_obstacle = capture_obstacle(
-            self.device, optimizer, amp, scaler is not None, wanted=run.cuda_graph != "off", parts=run.accumulate
-        )
-        self.model: nn.Module = model
-        self.optimizer: Any = optimizer
         how: dict[str, Any] = {"amp": amp, "scaler": scaler}
+        self.model: nn.Module = model
+        self.optimizer: Any = build_optimizer(model, config, rate, capturable=True)
+        wanted = run.cuda_graph != "off"
+        self.graph_obstacle = capture_obstacle(
+            self.device, self.optimizer, amp, scaler is not None, wanted=wanted, parts=run.accumulate
+        )
         if self.graph_obstacle:
-            optimizer = build_optimizer(model, config, self.config.base_rate)
             how = {"accelerator": self.accelerator}
-            with warnings.catch_warnings():
-                # The successor of what it warns of is too new to rely on.
-                warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")
-                self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+            with without_warning(BROADCAST):
+                self.model, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, config, rate))
+        self.raw_optimizer: torch.optim.Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         self.train_step = TrainStep(self.model, self.optimizer, self.task.loss, clip_norm=config.clip_norm, **how)
 
     @property
-    def raw_optimizer(self) -> torch.optim.Optimizer:
-        """The optimiser itself, where Accelerate has wrapped it."""
-        return getattr(self.optimizer, "optimizer", self.optimizer)
-
-    @property
     def speed(self) -> float:
-        """Training images per second so far; the first step after a start, which compiles and captures, is left
-        out."""
+        """Training images per second, without the first step after a start, which compiles and captures."""
         return round(self.timed_steps * self.config.run.batch_size / max(self.train_seconds, 1e-9), 1)
-
-    @property
-    def is_main(self) -> bool:
-        return self.rank == 0
 
     def train(self) -> list[dict[str, Any]]:
         """Runs to the end and returns the record of every epoch."""
         started = time.perf_counter() - self.wall_seconds
         with self.writing():
-            if self.is_main:
-                self.log = RunLog(self.out, self.done)
+            self.log = RunLog(self.out, self.done) if self.is_main else None
         self.reporter.start(self)
         try:
-            with quiet_layouts():
+            with without_warning(OTHER_LAYOUT):
                 for epoch in range(self.done // self.steps, self.config.schedule.total_epochs):
                     self._train_epoch(epoch, started)
                     self._end_epoch(epoch, started)
@@ -154,14 +137,14 @@ class Trainer:
         return self.log.epochs if self.log is not None else []
 
     def _train_epoch(self, epoch: int, started: float) -> None:
-        run, accumulate = self.config.run, self.config.run.accumulate
+        run = self.config.run
         batches = self._batches(epoch, self.done % self.steps)
         self.model.train()
         clock = time.perf_counter()
         for index in range(self.done % self.steps, self.steps):
             self.rate = rate_at(self.config.schedule, self.config.base_rate, epoch + index / self.steps)
             set_rate(self.raw_optimizer, self.rate)
-            loss = self._step([next(batches) for _ in range(accumulate)])
+            loss = self._step([next(batches) for _ in range(run.accumulate)])
             self.loss_sum += loss
             self.done += 1
             if self.average is not None:
@@ -194,30 +177,22 @@ class Trainer:
             raise Stopped(self.done, self.total_steps, reason)
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        mixing = self.config.schedule.mix_epochs
-        augment = self.config.augmentation
-        if mixing is not None and epoch >= mixing:
-            augment = dataclasses.replace(augment, mix_probability=0.0)
-        self.source.augment = augment
-        return self.source.train_batches(
-            epoch=epoch,
-            seed=self.config.run.seed,
-            batch_size=self.micro_batch,
-            rank=self.rank,
-            world_size=self.processes,
-            device=self.device,
-            start_step=start * self.config.run.accumulate,
-        )
+        mixing, augment = self.config.schedule.mix_epochs, self.config.augmentation
+        mixed = mixing is None or epoch < mixing
+        self.source.augment = augment if mixed else dataclasses.replace(augment, mix_probability=0.0)
+        how: dict[str, Any] = {"epoch": epoch, "seed": self.config.run.seed, "batch_size": self.micro_batch}
+        how |= {"rank": self.rank, "world_size": self.processes, "device": self.device}
+        return self.source.train_batches(**how, start_step=start * self.config.run.accumulate)
 
     def _step(self, batches: list[Batch]) -> Tensor:
-        return self.train_step(*[(batch.images.to(self.dtype), self._targets(batch)) for batch in batches])
-
-    def _targets(self, batch: Batch) -> Tensor:
-        targets = self.task.targets(batch, self.dtype)
-        if self.distill is None:
-            return targets
-        with self.accelerator.autocast():  # the teacher in the precision of the run
-            return self.distill(batch.images, targets)
+        parts = []
+        for batch in batches:
+            targets = self.task.targets(batch, self.dtype)
+            if self.distill is not None:
+                with self.accelerator.autocast():  # the teacher in the precision of the run
+                    targets = self.distill(batch.images, targets)
+            parts.append((batch.images.to(self.dtype), targets))
+        return self.train_step(*parts)
 
     def _mean(self, loss: Tensor) -> float:
         """Over all processes."""
@@ -225,36 +200,29 @@ class Trainer:
 
     def _log_step(self, epoch: int, value: float) -> None:
         if not math.isfinite(value):
-            raise LrfdynError(
-                f"loss: it is {value} at step {self.done} (epoch {epoch + 1}); {self._last_words()}; "
-                "a lower optimizer.learning_rate or optimizer.clip_norm may help, in a run of its own (--out)"
-            )
+            raise self._divergence(f"loss: it is {value} at step {self.done} (epoch {epoch + 1})")
+        record = {"epoch": epoch + 1, "loss": value, "learning_rate": self.rate, "images_per_s": self.speed}
+        self._write_log("step", record)
+
+    def _write_log(self, kind: str, record: dict[str, Any]) -> None:
         if self.log is not None:
-            record = {"epoch": epoch + 1, "loss": value, "learning_rate": self.rate, "images_per_s": self.speed}
             with self.writing():
-                self.log.write("step", self.done, **record)
+                self.log.write(kind, self.done, **record)
 
     def _end_epoch(self, epoch: int, started: float) -> None:
-        run, schedule = self.config.run, self.config.schedule
-        record: dict[str, Any] = {
-            "epoch": epoch + 1,
-            "train_loss": self._mean(self.loss_sum) / self.steps,
-            "learning_rate": self.rate,
-        }
-        if (epoch + 1) % run.test_epochs == 0 or epoch + 1 == schedule.total_epochs:
+        run, number, ended = self.config.run, epoch + 1, epoch + 1 == self.config.schedule.total_epochs
+        train_loss = self._mean(self.loss_sum) / self.steps
+        record: dict[str, Any] = {"epoch": number, "train_loss": train_loss, "learning_rate": self.rate}
+        if number % run.test_epochs == 0 or ended:
+            test = TestRun(self.source, run.test_batch_size, self.accelerator, self.dtype)
             with nullcontext() if self.average is None else self.average.swapped():
-                self.tested = self.task.test(
-                    self.model, TestRun(self.source, run.test_batch_size, self.accelerator, self.dtype)
-                )
+                self.tested = self.task.test(self.model, test)
             record |= {key: self.tested[key] for key in self.task.results}
         self.loss_sum.zero_()
         self.wall_seconds = time.perf_counter() - started
-        record["images_per_s"] = self.speed
-        record["wall_s"] = round(self.wall_seconds, 3)
-        if self.log is not None:
-            with self.writing():
-                self.log.write("epoch", self.done, **record)
-        if (epoch + 1) % run.checkpoint_epochs == 0 or epoch + 1 == schedule.total_epochs:
+        record |= {"images_per_s": self.speed, "wall_s": round(self.wall_seconds, 3)}
+        self._write_log("epoch", record)
+        if number % run.checkpoint_epochs == 0 or ended:
             self.save()
         self.reporter.epoch(record)
 
@@ -268,23 +236,19 @@ class Trainer:
             return
         # A loss that was a number does not prove that the step it led to was one.
         for name in checkpoint.not_finite(tensors):
-            raise LrfdynError(
-                f"weights: {name} is not finite after step {self.done}; {self._last_words()}; "
-                "a lower optimizer.learning_rate or optimizer.clip_norm may help, in a run of its own (--out)"
-            )
+            raise self._divergence(f"weights: {name} is not finite after step {self.done}")
+        scaler = self.train_step.scaler
         meta = {
             "step": self.done,
             "config": self.config.as_dict(),
             "fingerprint": self.config.fingerprint(),
             "model_config": self.model_config,
             "processes": self.processes,
-            **data_identity(self.source),
+            **checkpoint.data_identity(self.source),
             "random": generators,
-            "scaler": None if self.train_step.scaler is None else self.train_step.scaler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
             "loss_sum": loss_sum,
-            "timed_steps": self.timed_steps,
-            "train_seconds": self.train_seconds,
-            "wall_seconds": self.wall_seconds,
+            **{name: getattr(self, name) for name in COUNTERS},
         }
         with self.writing():
             if self.log is not None:
@@ -294,20 +258,16 @@ class Trainer:
     def resume(self, path: Path) -> None:
         """Goes on from a checkpoint, verified; every process reads it."""
         tensors, meta = read_checkpoint(path)
-        what = "; ".join(differences(self.config.as_dict(), meta["config"]))
-        if what:
-            raise LrfdynError(
-                f"resume: {path} was made with other settings ({what}); take another --out, or --restart to discard it"
-            )
-        check_same_data(path, meta, self.source)
+        what, hint = "; ".join(differences(self.config.as_dict(), meta["config"])), "--restart to discard it"
+        require(not what, f"resume: {path} was made with other settings ({what}); take another --out, or {hint}")
+        checkpoint.check_same_data(path, meta, self.source)
         checkpoint.restore_training(tensors, self.model, self.raw_optimizer, self.average)
-        self.done = meta["step"]
         self.loss_sum.fill_(meta["loss_sum"])
-        self.timed_steps, self.train_seconds = meta["timed_steps"], meta["train_seconds"]
-        self.wall_seconds = meta["wall_seconds"]
+        for name in COUNTERS:
+            setattr(self, name, meta[name])
         if self.train_step.scaler is not None and meta["scaler"] is not None:
             self.train_step.scaler.load_state_dict(meta["scaler"])
-        self.last_checkpoint, self.saved = path, self.done
+        self.last_checkpoint, self.saved, self.done = path, meta["step"], meta["step"]
         if meta["processes"] == self.processes:
             checkpoint.set_random_state(meta["random"][self.rank])
         else:
@@ -320,9 +280,13 @@ class Trainer:
             self.reporter.say(message)
 
     def _last_words(self) -> str:
-        if self.last_checkpoint is None:
-            return "there is no checkpoint yet"
-        return f"the last good checkpoint is {self.last_checkpoint} (--resume auto goes on from it)"
+        last = self.last_checkpoint
+        hint = f"the last good checkpoint is {last} (--resume auto goes on from it)"
+        return "there is no checkpoint yet" if last is None else hint
+
+    def _divergence(self, what: str) -> LrfdynError:
+        hint = "a lower optimizer.learning_rate or optimizer.clip_norm may help, in a run of its own (--out)"
+        return LrfdynError(f"{what}; {self._last_words()}; {hint}")
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import lrfdyn
-from lrfdyn.analysis.analyze import analyze, model_label
+from lrfdyn.analysis.analyze import analyze, find_sources, model_label
 from lrfdyn.analysis.measure.images import load_images
-from lrfdyn.analysis.measure.model import images_per_second, measure_model
+from lrfdyn.analysis.measure.inference import images_per_second
+from lrfdyn.analysis.measure.model import measure_model
 from lrfdyn.analysis.report.write import write_all
-from lrfdyn.analysis.sources import find_sources
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
@@ -264,8 +264,8 @@ def test_long_names_stay_on_the_figure():
     """Nothing that is drawn may leave the page, with nine models of long names."""
     import matplotlib.pyplot as plt
 
+    from lrfdyn.analysis.report.drawings import STYLE
     from lrfdyn.analysis.report.figures import figures
-    from lrfdyn.analysis.report.style import STYLE
 
     images = digits(2)
     results = analyze(find_sources("spikformer_4_384:lrf_dyn", images), images)
@@ -334,7 +334,7 @@ def test_epochs_of_the_learning_curves_are_whole_numbers():
 
     curve = [{"epoch": e, "test_accuracy": 0.3 * e, "train_loss": 2.0 - e} for e in (1, 2)]
     runs = [{"attention": "ssa", "curve": curve}]
-    figure = convergence(plt, [(0, {"label": "SSA", "runs": runs})])
+    figure = convergence(plt, [{"label": "SSA", "place": 0, "runs": runs}])
     for axis in figure.axes:
         assert all(float(tick).is_integer() for tick in axis.get_xticks())
     plt.close(figure)

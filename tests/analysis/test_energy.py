@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lrfdyn
-from lrfdyn.analysis.measure.energy import EnergyModel, conv_uses, energy
+from lrfdyn.analysis.measure.spikes import EnergyModel, conv_uses, energy
 from lrfdyn.attention import create_attention, lif_host
 from lrfdyn.errors import LrfdynError
 from lrfdyn.nn.neurons import IF, LIF

@@ -8,20 +8,22 @@ import pytest
 import torch
 from torch import nn
 
-from lrfdyn.analysis.measure.firing import firing_rates
-from lrfdyn.analysis.measure.histogram import FINE, merged, placed
+from lrfdyn.analysis.measure.inference import attention_state, inference_peak, peak_allocation
 from lrfdyn.analysis.measure.locality import (
-    DistanceSums,
+    FINE,
     LayerLocality,
     Locality,
+    add_by_distance,
     entropy,
     locality,
     manhattan,
+    merged,
+    placed,
     uniform_over_past,
 )
-from lrfdyn.analysis.measure.memory import attention_state, inference_peak, peak_allocation
 from lrfdyn.analysis.measure.observe import observe
 from lrfdyn.analysis.measure.receptive_field import even_max_pool, receptive_field, receptive_field_record, share_inside
+from lrfdyn.analysis.measure.spikes import firing_rates
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.base import FeatureInfo
@@ -34,13 +36,13 @@ GRID = (3, 4)
 def weight_by_distance(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean normalised weight of a query-key pair, and share of all weight, at each distance 0, 1, 2, ..."""
     distance = manhattan(GRID)
-    sums = DistanceSums(int(distance.max()) + 1, weights.device)
-    sums.add(weights, distance)
-    return sums.mean_weight(), sums.share()
+    sums = torch.zeros(2, int(distance.max()) + 1, dtype=torch.float64)
+    add_by_distance(sums, weights, distance)
+    return sums[0] / sums[1].clamp(min=1), sums[0] / sums[1, 0]
 
 
 def distributions(weights: torch.Tensor) -> torch.Tensor:
-    return DistanceSums(sum(GRID) - 1, weights.device).add(weights, manhattan(GRID))
+    return add_by_distance(torch.zeros(2, sum(GRID) - 1, dtype=torch.float64), weights, manhattan(GRID))
 
 
 def test_distances_by_hand():
@@ -132,7 +134,7 @@ def test_no_matrix_of_all_heads_is_ever_held():
     built = busy("ssa")
     images = torch.randn(2, 1, 32, 32)  # 1024 tokens: 2 steps x 2 images x heads x 4 MiB if held at once
     observer = Locality(block=2**16)
-    peak = peak_allocation(lambda: observe(built, [images], [observer]))
+    peak = peak_allocation(lambda: observe(built, [images], observer))
     whole = 2 * 2 * built.blocks[0].attn.heads * 1024**2 * 4
     assert len(observer.record()["distance"]) == 63
     assert peak < whole
@@ -289,9 +291,9 @@ def test_the_last_row_is_measured_for_itself():
     weights[0, [0, 1, 2, 3], [3, 2, 2, 3]] = 1.0  # the first row looks far away, the last at itself
     for queries in (range(1), range(1, 3), range(3, 4)):
         layer.add(queries, weights[:, queries.start : queries.stop])
-    assert layer.last_row.queries == 2
-    assert layer.last_row.share().tolist() == [1, 0, 0]
-    assert layer.sums.share().tolist() == [0.5, 0, 0.5]
+    assert layer.last_row[1, 0] == 2
+    assert (layer.last_row[0] / 2).tolist() == [1, 0, 0]
+    assert (layer.sums[0] / layer.queries).tolist() == [0.5, 0, 0.5]
     record = locality(busy("lrf_dyn"), torch.randn(1, 1, 8, 8))
     assert 0 < record["last_row_short_range_share"] < 1
     # Of a query in the last row, 10 to 16 of 64 tokens are within distance 3.

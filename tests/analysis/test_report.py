@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lrfdyn.analysis.report.page import render_report, write_report
+from lrfdyn.analysis.report.write import render_report, write_report
 from lrfdyn.errors import LrfdynError
 from tests.analysis.made_up import HOSTILE, Page, make_results
 

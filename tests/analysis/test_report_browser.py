@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lrfdyn.analysis.report.page import render_report, write_report
+from lrfdyn.analysis.report.write import render_report, write_report
 from lrfdyn.analysis.theory_report import TheorySettings, theory_results
 from tests.analysis.made_up import HOSTILE, Page, attention, make_results
 

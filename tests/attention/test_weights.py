@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lrfdyn.attention.local import LocalReceptiveFields
+from lrfdyn.attention.ssa import LocalReceptiveFields
 from tests.attention.small import DIM, build, dense_weights, hosts, images, mixing_weights, stencil_matrix
 from tests.conftest import random, shape_id
 

@@ -127,6 +127,14 @@ def test_draw_mix() -> None:
     assert abs(weights.var() - 1 / (4 * (2 * 0.8 + 1))) < 0.01  # of Beta(0.8, 0.8)
 
 
+def test_box_of_cutmix_has_the_share_that_was_drawn() -> None:
+    """A distribution so narrow that every share is one half: the sides are its root, 22 of 32 pixels."""
+    drawn = [a.draw_mix(Augmentation(cutmix=1e6), 0, 0, step, 32, 32) for step in range(100)]
+    sides = {size for m in drawn if m.box for size in (m.box[1] - m.box[0], m.box[3] - m.box[2])}
+    assert max(sides) == 22  # less where the border cuts it off
+    assert min(sides) >= 11
+
+
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0)])
 def test_one_kind_of_mixing_alone(mixup: float, cutmix: float) -> None:
     drawn = [a.draw_mix(Augmentation(mixup=mixup, cutmix=cutmix), 0, 0, step, 32, 32) for step in range(50)]

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from lrfdyn import LrfdynError
-from lrfdyn.data import Augmentation, cifar, create_data
+from lrfdyn.data import Augmentation, create_data
+from lrfdyn.data.resident import Cifar100
 from tests.data.make import dump, write_cifar
 
 PLAIN = Augmentation()
@@ -53,7 +54,7 @@ class Command:
 def test_no_code_is_run(tmp_path: Path, monkeypatch) -> None:
     folder = write_cifar(tmp_path, "cifar100", monkeypatch)
     md5 = dump(folder / "test", Command())
-    monkeypatch.setitem(cifar.Cifar100.files, "test", {"test": md5})
+    monkeypatch.setitem(Cifar100.files, "test", {"test": md5})
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LrfdynError, match=r"cannot read .*test .*mkdir is not allowed"):
         create_data("cifar100", tmp_path, PLAIN)

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from lrfdyn.data import Augmentation
-from lrfdyn.data.digits import Digits
 from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.data.resident import Digits
 from lrfdyn.errors import LrfdynError
 
 

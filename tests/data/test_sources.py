@@ -59,6 +59,15 @@ def test_same_seed_and_epoch_same_batches(create: Create) -> None:
         assert not torch.equal(first[0].images, next(create().train_batches(batch_size=8, **other)).images)
 
 
+def test_every_epoch_and_seed_has_its_own_order(create: Create) -> None:
+    data = create(Augmentation())
+    first = data.order(0, 0)
+    assert sorted(first) == list(range(data.train_images))
+    for seed, epoch in ((0, 1), (0, 2), (1, 0)):
+        assert sorted(data.order(seed, epoch)) == sorted(first)
+        assert (data.order(seed, epoch) != first).any()
+
+
 def test_global_random_numbers_are_left_alone(create: Create) -> None:
     torch.manual_seed(0)
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1]

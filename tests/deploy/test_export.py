@@ -18,12 +18,11 @@ from PIL import Image
 from lrfdyn.attention import Attention
 from lrfdyn.cli import main
 from lrfdyn.data import Augmentation
-from lrfdyn.data.digits import Digits
 from lrfdyn.data.preprocess import Preprocessing
-from lrfdyn.deploy.export import check as export_check
-from lrfdyn.deploy.export.executorch import ExecutorchRunner, sidecar, write_executorch
+from lrfdyn.data.resident import Digits
+from lrfdyn.deploy.export import write as export_check
 from lrfdyn.deploy.export.exportable import exportable_model
-from lrfdyn.deploy.export.onnx import OnnxRunner
+from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner, sidecar, write_executorch
 from lrfdyn.deploy.export.write import export_model
 from lrfdyn.errors import LrfdynError
 from lrfdyn.sources import find_source
@@ -94,7 +93,7 @@ def test_executorch(tmp_path):
     assert made.format == "executorch"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pte", "model.pte.json"]
     runner = ExecutorchRunner(made.path)
-    assert runner.most_images == 8
+    assert runner.facts["most_images"] == 8
     assert json.loads(sidecar(made.path).read_text())["preprocessing"]["size"] == 16
     check_file(runner, model, model.input_size)
 
@@ -125,7 +124,7 @@ def test_executorch_attention(kind, tmp_path):
     layer = Alone(next(m for m in form.modules() if isinstance(m, Attention))).eval()
     grid = model.blocks[0].attn.grid
     spikes = (random(3, 16, *grid, dtype=torch.float32) > 0.5).float()
-    write_executorch(layer, spikes[:2], tmp_path / "layer.pte", {}, 4)
+    write_executorch(layer, spikes[:2], tmp_path / "layer.pte", {"most_images": 4})
     with torch.no_grad():
         expected = model.blocks[0].attn(spikes.unsqueeze(0)).squeeze(0)
     assert expected.std() > 1e-3

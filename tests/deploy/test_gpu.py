@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from lrfdyn import create_model
-from lrfdyn.analysis.measure.memory import attention_state, peak_allocation
-from lrfdyn.analysis.measure.profile import held_state_bytes
+from lrfdyn.analysis.measure.inference import attention_state, held_state_bytes, peak_allocation
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.deploy import RowStream, compile_for_inference
 from lrfdyn.ops.dispatch import plain_operations

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from lrfdyn import LrfdynError, create_model
-from lrfdyn.analysis.measure.memory import peak_allocation
+from lrfdyn.analysis.measure.inference import peak_allocation
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy import compile_for_inference
-from lrfdyn.deploy.lowmem.feature_maps import FeatureMap, FeatureMapShape, buffer_bytes, place_maps
-from lrfdyn.deploy.lowmem.stepped_neurons import SteppedNeuron, reset_membranes
+from lrfdyn.deploy.feature_maps import FeatureMap, buffer_bytes, place_maps
+from lrfdyn.deploy.lowmem import SteppedNeuron
 from lrfdyn.deploy.streaming_attention import StreamingAttention
 from lrfdyn.nn.layers import max_pool
 from lrfdyn.nn.neurons import IF, LIF, MSLIF, PaperLIF
@@ -166,9 +166,8 @@ def test_lean_pool(grid):
 
 @pytest.mark.parametrize("holds", ["bits", "integers", "numbers"])
 def test_maps_give_back_what_they_took(holds):
-    first = FeatureMapShape(holds, 2, 3, 11, 5, 4, torch.float64)
-    second = FeatureMapShape(holds, 2, 3, 3, 5, 4, torch.float64)
-    maps = place_maps([first, second], torch.empty(buffer_bytes([first, second]), dtype=torch.uint8))
+    maps = [FeatureMap(holds, (2, 3, channels, 5, 4), torch.float64) for channels in (11, 3)]
+    place_maps(maps, torch.empty(buffer_bytes(maps), dtype=torch.uint8))
     values = [torch.randint(0, 2, (2, 3, c, 5, 4)).double() for c in (11, 3)]
     for held, value in zip(maps, values, strict=True):
         held.store(value[:, :, :, :2], 0)
@@ -177,16 +176,16 @@ def test_maps_give_back_what_they_took(holds):
     for held, value in zip(maps, values, strict=True):
         assert torch.equal(held.load(0, 5), value)
         assert torch.equal(held.load(1, 3, slice(1, 2)), value[1:, :, :, 1:3])
-    assert isinstance(maps[0], FeatureMap)
 
 
 @pytest.mark.parametrize("neuron", [LIF(), IF(), PaperLIF(), MSLIF(), LIF(v_reset=0.25)], ids=lambda n: repr(n))
 def test_stepped_neurons_go_on_where_they_were(neuron):
     x = torch.randn(5, 3, 40, dtype=torch.float64) * 2
-    stepped = SteppedNeuron(neuron.dynamics)
+    membranes: dict[nn.Module, torch.Tensor] = {}
+    stepped = SteppedNeuron(neuron.dynamics, membranes)
     for _ in range(2):
         assert torch.equal(torch.cat([stepped(x[:2]), stepped(x[2:3]), stepped(x[3:])]), neuron(x))
-        reset_membranes([stepped])
+        membranes.clear()
 
 
 def test_the_model_is_left_as_it_was():
@@ -220,11 +219,12 @@ def test_a_graph_keeps_the_state_of_its_shape_and_no_graph_outlives_its_weights(
     compiled = compile_for_inference(model, mixing="streaming", images_at_once=3)
     images = images_for(model, 3)
     captured = compiled._captured[images.shape, images.dtype] = compiled._capture(images)
+    _, _, logits, streams = captured
     (layer, *_) = [module for module in compiled.modules() if isinstance(module, StreamingAttention)]
-    assert captured.streams[0] is layer.stream is not None
+    assert streams[0] is layer.stream is not None
     compiled(images[:2])
-    assert layer.stream is not captured.streams[0]
-    assert torch.equal(captured.logits, compiled(images))
+    assert layer.stream is not streams[0]
+    assert torch.equal(logits, compiled(images))
     compiled.float()
     assert not compiled._captured
     assert compiled(images.float()).dtype == torch.float32

@@ -11,8 +11,15 @@ import torch
 from torch import nn
 
 from lrfdyn import LrfdynError, create_model
-from lrfdyn.analysis.measure.memory import SpanPeaks, attention_state, layer_states, resident_growth
-from lrfdyn.analysis.measure.profile import held_state_bytes, measure_inference, profile_model
+from lrfdyn.analysis.measure.inference import (
+    SpanPeaks,
+    attention_state,
+    held_state_bytes,
+    layer_states,
+    measure_inference,
+    profile_model,
+    resident_growth,
+)
 from lrfdyn.analysis.report.memory_plot import plot_memory
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.cli import main
@@ -63,7 +70,7 @@ def test_both_implementations_are_measured():
     torch.manual_seed(0)
     model = create_model("spikformer_8_512", attention="lrf_dyn", **options).eval()
     images = torch.randn(4, 3, 96, 96)
-    eager, low = (measure_inference(name, model, images, 1, by_layer=True) for name in ("eager", "low-memory"))
+    eager, low = (measure_inference(name, model, images, 1) for name in ("eager", "low-memory"))
     assert low["peak_bytes"] < 0.3 * eager["peak_bytes"]
     assert set(eager["layers"]) == set(low["layers"])
     # Nothing in a layer can exceed what the run held in all; the largest layer is most of it.
@@ -119,7 +126,7 @@ def test_bad_input(capsys, arguments, message):
 
 def test_profile_of_a_model():
     model = create_model("spikformer_4_384", dim=16, depth=2, heads=2)
-    profile = profile_model(model, "mine", [1], torch.device("cpu"), repeats=1, by_layer=False)
+    profile = profile_model(model, "mine", [1], torch.device("cpu"), repeats=1)
     assert (profile["model"], profile["attention"]) == ("mine", "ssa")
     assert len(profile["layers"]) == 2
     assert profile["held_state_bytes"] is None

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lrfdyn import LrfdynError, create_model
-from lrfdyn.analysis.measure.memory import peak_allocation
+from lrfdyn.analysis.measure.inference import peak_allocation
 from lrfdyn.attention import Attention, LRFDyn
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.deploy import RowStream, StreamingAttention
@@ -176,7 +176,7 @@ def test_bad_input():
         with pytest.raises(LrfdynError, match="attention: 'ssa' has no streaming form"):
             build()
     for grid in ((0, 6), (6,)):
-        with pytest.raises(LrfdynError, match="grid: expected height and width of at least 1"):
+        with pytest.raises(LrfdynError, match="grid: expected the rows and columns of tokens"):
             RowStream(attention, 2, 1, grid)  # type: ignore[arg-type]
     with pytest.raises(LrfdynError, match=r"x: expected \[T, B, 16, H, W\], got \[2, 1, 4, 6, 6\]"):
         StreamingAttention(attention)(torch.zeros(2, 1, 4, 6, 6, dtype=torch.float64))

@@ -149,7 +149,7 @@ def test_bad_options_name_the_argument(options, message):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((3, 32, 32), "images: expected [B, C, H, W] or [T, B, C, H, W], got 3 dimensions"),
+        ((3, 32, 32), "images: expected [B, C, H, W] or [T, B, C, H, W], got [3, 32, 32]"),
         ((2, 1, 32, 32), "images: expected 3 channels, got 1"),
         ((2, 3, 3, 32), "images: expected at least 4 pixels a side, got [3, 32]"),
         ((0, 3, 32, 32), "images: expected no empty dimension"),

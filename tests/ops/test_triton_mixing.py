@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -31,7 +33,17 @@ if GPU:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", STENCILS)
 def test_lrf(case, dtype):
-    batch, channels, height, width, dilations, added = STENCILS[case]
+    compare_stencils(*STENCILS[case], dtype)
+
+
+@pytest.mark.parametrize("case", [(3, 6, 5, 3, (1, 3), "identity"), (2, 4, 4, 3, (1, 2), "residual")], ids=str)
+def test_lrf_row_by_row(case, monkeypatch):
+    """As grids are mixed that are too large for the registers."""
+    monkeypatch.setattr(sys.modules[lrf_triton.__module__], "WHOLE", 0)
+    compare_stencils(*case, torch.float32)
+
+
+def compare_stencils(batch, channels, height, width, dilations, added, dtype):
     x = rand(batch, height, width, channels, dtype=dtype).permute(0, 3, 1, 2)
     weight = rand(len(dilations), channels, 3, 3, seed=1)
     residual = rand(batch, channels, height, width, seed=2, dtype=dtype) if added == "residual" else None
@@ -56,6 +68,20 @@ def test_lrf_gives_the_same_bits_twice():
         return y, *torch.autograd.grad(y, (x, w), torch.ones_like(y))
 
     same_bits_twice(run)
+
+
+@pytest.mark.parametrize("whole", [64, 0], ids=["whole", "row by row"])
+def test_lrf_of_packed_spikes_gives_the_same_gradients(whole, monkeypatch):
+    monkeypatch.setattr(sys.modules[lrf_triton.__module__], "WHOLE", whole)
+    bits = torch.randint(2**3, (2, 4, 3, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    bits = bits.to(DEVICE).permute(0, 3, 1, 2)
+    full, weight = torch.cat([(bits >> t) & 1 for t in range(3)]).float(), rand(2, 8, 3, 3, seed=1)
+    grads = []
+    for packed in (None, bits):
+        leaves = [full.detach().requires_grad_(), weight.detach().requires_grad_()]
+        out = lrf_triton(*leaves, (1, 3), packed=packed)
+        grads.append(torch.autograd.grad(out, leaves, rand(*out.shape, seed=9)))
+    same_bits_twice(iter(grads).__next__)
 
 
 def modes(channels, count):

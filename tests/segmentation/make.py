@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from lrfdyn.segmentation import Segmenter, create_segmenter
-from lrfdyn.training.config import TrainConfig, parse_config
-from lrfdyn.training.recipes import merge
+from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.recipes import merge, parse_config
 
 ROOT = Path(__file__).parent.parent.parent
 CLASSES = 3  # ground, disc, square

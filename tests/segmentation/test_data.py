@@ -37,7 +37,7 @@ def train(source, **options):
 def test_masks_begin_at_zero(root):
     pair = find_pairs(root, "training")[0]
     stored = np.asarray(Image.open(pair.mask))
-    mask = read_mask(pair.mask, CLASSES)
+    mask = read_mask(pair, CLASSES)
     assert (mask[stored == 0] == IGNORED).all()
     assert (mask[stored > 0] == stored[stored > 0] - 1).all()
     assert (stored == 0).any()

@@ -10,8 +10,8 @@ import torch
 
 from lrfdyn.errors import LrfdynError
 from lrfdyn.segmentation import inference
-from lrfdyn.segmentation.classes import class_names, palette
 from lrfdyn.segmentation.data import IGNORED
+from lrfdyn.segmentation.drawing import class_names, palette
 from lrfdyn.segmentation.inference import pad_to_stride, segment, window_starts
 from lrfdyn.segmentation.metric import build_confusion, class_rows, scores
 from tests.segmentation.make import CLASSES, tiny_model

@@ -17,8 +17,7 @@ from lrfdyn.models.base import FeatureInfo
 from lrfdyn.models.summary import count_parameters
 from lrfdyn.nn.neurons import IntegerSpike
 from lrfdyn.segmentation import Segmenter, create_segmenter
-from lrfdyn.segmentation.fpn import FPNHead
-from lrfdyn.segmentation.model import enlarge
+from lrfdyn.segmentation.model import FPNHead, enlarge
 from tests.segmentation.make import CLASSES, tiny_model
 
 SMALL = {

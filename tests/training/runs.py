@@ -11,9 +11,9 @@ from typing import Any
 
 from lrfdyn.files import read_json_lines
 from lrfdyn.io.weights import list_checkpoints, read_checkpoint
-from lrfdyn.training.config import TrainConfig, parse_config
-from lrfdyn.training.recipes import dump_yaml, merge
-from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.logs import Reporter
+from lrfdyn.training.recipes import dump_yaml, merge, parse_config
 from lrfdyn.training.run import run_training
 
 TINY: dict[str, Any] = {

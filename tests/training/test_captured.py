@@ -12,9 +12,9 @@ from lrfdyn.files import read_json_lines
 from lrfdyn.io.weights import list_checkpoints
 from lrfdyn.training import checkpoint
 from lrfdyn.training.config import OptimizerConfig
+from lrfdyn.training.logs import Reporter
 from lrfdyn.training.optim import MovingAverage, build_optimizer
 from lrfdyn.training.recipes import merge
-from lrfdyn.training.reporter import Reporter
 from lrfdyn.training.trainer import Trainer
 from tests.training.runs import STEPS, final_state, tiny, train
 

@@ -8,8 +8,8 @@ import pytest
 
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
-from lrfdyn.training.config import ScheduleConfig, parse_config
-from lrfdyn.training.recipes import find_recipe, load_recipe
+from lrfdyn.training.config import ScheduleConfig
+from lrfdyn.training.recipes import find_recipe, load_recipe, parse_config
 from tests.training.runs import TINY, tiny, write_recipe
 
 

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.data import Augmentation
-from lrfdyn.data.digits import Digits
+from lrfdyn.data.resident import Digits
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
 from lrfdyn.training.config import DistillConfig, OptimizerConfig, ScheduleConfig
-from lrfdyn.training.distill import blended, build_distill
 from lrfdyn.training.optim import Lamb, MovingAverage, build_optimizer, parameter_groups, rate_at, set_rate
 from lrfdyn.training.sync_norm import SyncBatchNorm2d
+from lrfdyn.training.tasks import build_distill
 
 
 @pytest.mark.parametrize("trust_clip", [False, True])
@@ -101,11 +101,15 @@ def test_moving_average_of_a_short_run_forgets_the_untrained_weights():
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_distillation_is_the_sum_of_two_losses(kind):
+def test_distillation_is_the_sum_of_two_losses(kind, monkeypatch):
     torch.manual_seed(0)
-    teacher, images = nn.Linear(5, 3), torch.randn(4, 5)
+    teacher, images = nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), torch.randn(4, 1, 1, 5)
+    teacher.num_classes = 3
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=lambda name, pretrained: teacher))
+    source = SimpleNamespace(num_classes=3, in_channels=1, mean=(0.0,), deviation=(1.0,))
     targets, logits = torch.eye(3)[[0, 1, 2, 0]], torch.randn(4, 3)
-    mixed = blended(teacher, DistillConfig(teacher="t", weight=0.3, kind=kind))(images, targets)
+    config = DistillConfig(teacher="t", weight=0.3, kind=kind)
+    mixed = build_distill(config, source, torch.device("cpu"))(images, targets)
     answers = teacher(images)
     second = answers.argmax(1) if kind == "hard" else answers.softmax(1)
     expected = 0.7 * F.cross_entropy(logits, targets) + 0.3 * F.cross_entropy(logits, second)

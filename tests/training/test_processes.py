@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
 import subprocess
@@ -11,11 +12,14 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from lrfdyn.training.processes import fresh_prefix, quiet_layouts
+from lrfdyn.training.optim import without_warning
+from lrfdyn.training.processes import fresh_prefix, seed_generators
+from lrfdyn.training.trainer import OTHER_LAYOUT
 from tests.training.runs import STEPS, assert_same_end, ending, final_state, start, tiny, torchrun, train, write_recipe
 
 # float64, because a spiking network turns a rounding error at a threshold into a whole spike. No stochastic depth:
@@ -27,7 +31,7 @@ DRIVER = """
 import os, signal, sys
 from pathlib import Path
 from lrfdyn.training.recipes import load_recipe
-from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.logs import Reporter
 from lrfdyn.training.processes import leave_together
 from lrfdyn.training.run import run_training
 
@@ -50,6 +54,14 @@ choice = {"resume": "auto"} if victim == "node" else {"restart": True}
 run_training(load_recipe(Path(recipe)), Path(out), recipe="tiny", reporter=Dies(), **choice)
 leave_together()
 """
+
+
+def test_every_seed_and_process_draws_its_own_numbers():
+    drawn = set()
+    for seed, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        seed_generators(seed, rank)
+        drawn |= {float(torch.rand(())), random.random(), float(np.random.rand())}
+    assert len(drawn) == 12
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +161,7 @@ def test_processes_share_a_prefix_that_the_dead_did_not_have():
 
 
 def test_what_torch_says_of_equal_layouts_is_not_passed_on(recwarn):
-    with quiet_layouts():
+    with without_warning(OTHER_LAYOUT):
         warnings.warn("Grad strides do not match bucket view strides. This may", UserWarning, stacklevel=1)
         warnings.warn("something else", UserWarning, stacklevel=1)
     assert [str(warning.message) for warning in recwarn] == ["something else"]

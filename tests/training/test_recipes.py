@@ -119,7 +119,7 @@ def test_estimate_is_what_a_step_keeps():
     import torch
     import torch.nn.functional as F
 
-    from lrfdyn.training.build import build_data, data_model
+    from lrfdyn.training.tasks import build_data, data_model
 
     config = tiny(model={"drop_path": 0.0})
     source = build_data(config)

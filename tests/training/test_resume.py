@@ -19,10 +19,9 @@ from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json_lines
 from lrfdyn.io.weights import list_checkpoints
-from lrfdyn.training.config import differences, parse_config
-from lrfdyn.training.processes import launch_name
-from lrfdyn.training.recipes import merge
-from lrfdyn.training.stopping import Stop, Stopped
+from lrfdyn.training.config import differences
+from lrfdyn.training.processes import Stop, Stopped, launch_name
+from lrfdyn.training.recipes import merge, parse_config
 from tests.data.make import write_folder
 from tests.training.runs import STEPS, TINY, Killer, Listener, assert_same_end, final_state, tiny, train, write_recipe
 
@@ -100,6 +99,18 @@ def test_command_killed_from_outside(whole, tmp_path, capsys):
     assert main(command) == 0  # here, since another process would take seconds to start
     assert "resuming at step" in capsys.readouterr().out
     assert_same_end(out, whole)
+
+
+def test_accumulated_run_goes_on_with_the_batches_that_follow(tmp_path):
+    """A step takes two parts of a batch, so it goes on at twice as many parts as steps."""
+    config = tiny(run={"accumulate": 2}, schedule={"epochs": 1})
+    train(config, tmp_path / "whole")
+    assert in_child(lambda: train(config, tmp_path / "out", reporter=Killer(5))) == signal.SIGKILL
+    train(config, tmp_path / "out", resume="auto")
+    ended, expected = final_state(tmp_path / "out"), final_state(tmp_path / "whole")
+    assert ended[1:] == expected[1:]
+    for name, value in ended[0].items():
+        assert value.equal(expected[0][name]), name
 
 
 def test_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(whole, tmp_path):

@@ -33,9 +33,9 @@ from torch.distributed.tensor import DTensor
 from lrfdyn.training import trainer
 from lrfdyn.training.processes import build_accelerator, keep_numbers, leave_together
 from lrfdyn.training.recipes import load_recipe
-from lrfdyn.training.reporter import Reporter
+from lrfdyn.training.logs import Reporter
 from lrfdyn.training.run import run_training
-from lrfdyn.training.stopping import Stop, Stopped
+from lrfdyn.training.processes import Stop, Stopped
 
 def build_sharding(run):
     # Accelerate shards on GPUs only. Told to, it does here what it does there.

@@ -15,8 +15,8 @@ from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json_lines
 from lrfdyn.io.weights import list_checkpoints
-from lrfdyn.training.reporter import Reporter
-from lrfdyn.training.stopping import TIME_IS_UP, Stop, Stopped
+from lrfdyn.training.logs import Reporter
+from lrfdyn.training.processes import TIME_IS_UP, Stop, Stopped
 from tests.data.make import write_folder
 from tests.training.runs import STEPS, assert_same_end, tiny, torchrun, train, write_recipe
 

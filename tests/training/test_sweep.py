@@ -18,8 +18,8 @@ from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import sole_user
 from lrfdyn.io.weights import list_checkpoints
+from lrfdyn.training.processes import PARENT, Stop
 from lrfdyn.training.recipes import dump_yaml
-from lrfdyn.training.stopping import PARENT, Stop
 from lrfdyn.training.sweep import Sweep, SweepReporter, group_rows, load_sweep, plan_runs
 from tests.training.runs import STEPS, assert_same_end, tiny, train, write_recipe
 

@@ -32,21 +32,14 @@ class Images:
 
     def of(self, model: SpikingModel) -> list[Tensor]:
         """Return the batches `[B, C, H, W]` for a model, which must be made for their channels and size."""
-        channels, size, _ = model.input_size
-        given = {"in_channels": channels, "image_size": size, **self.facts}
-        require(
-            channels == given["in_channels"],
-            f"data: {self.name} has {given['in_channels']} channels, the model takes {channels}",
-        )
-        require(
-            "image_size" not in model.config or size == given["image_size"],
-            f"data: {self.name} has images of {given['image_size']} pixels, the model was made for {size}; "
-            "pass --image-size",
-        )
+        takes, made_for, _ = model.input_size
+        channels, size = self.facts.get("in_channels", takes), self.facts.get("image_size", made_for)
+        require(channels == takes, f"data: {self.name} has {channels} channels, the model takes {takes}")
+        sizes = f"{self.name} has images of {size} pixels, the model was made for {made_for}; pass --image-size"
+        require("image_size" not in model.config or size == made_for, f"data: {sizes}")
         if self.name != RANDOM:
             return self.batches
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(self.count, channels, *2 * (given["image_size"],), generator=generator)
+        noise = torch.randn(self.count, channels, size, size, generator=torch.Generator().manual_seed(0))
         return list(noise.to(self.device).split(self.batch_size))
 
     def accuracy(self, model: SpikingModel) -> float | None:
@@ -60,21 +53,15 @@ class Images:
 
 
 def load_images(
-    name: str,
-    root: Path | None,
-    count: int,
-    batch_size: int,
-    device: torch.device,
-    image_size: int | None = None,
+    name: str, root: Path | None, count: int, batch_size: int, device: torch.device, image_size: int | None = None
 ) -> Images:
     """Load `count` test images of the data set `name` in the folder `root`, or noise for "random".
 
     They are spread evenly over the test set, because sorted sets begin with one class. `image_size` is that of the data
     set (or, for noise, that of each model) without one.
     """
-    require(count >= 1, f"images: expected an integer >= 1, got {count}")
-    require(batch_size >= 1, f"batch_size: expected an integer >= 1, got {batch_size}")
-    require(image_size is None or image_size >= 1, f"image_size: expected an integer >= 1, got {image_size}")
+    for argument, value in {"images": count, "batch_size": batch_size, "image_size": image_size}.items():
+        require(value is None or value >= 1, f"{argument}: expected an integer >= 1, got {value}")
     size = {} if image_size is None else {"image_size": image_size}
     if name == RANDOM:
         return Images(name, count, batch_size, device, size, [], [])

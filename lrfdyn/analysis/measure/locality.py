@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lrfdyn.analysis.measure.histogram import FINE, merged, placed
-from lrfdyn.analysis.measure.observe import as_batches, observe, watch_attentions
+from lrfdyn.analysis.measure.observe import ImageTensors, observe, watch_attentions
 from lrfdyn.attention import Attention
 from lrfdyn.attention.base import Spikes
 from lrfdyn.errors import require
 
 BLOCK = 2**24  # numbers of mixing weights that are held at a time
+FINE = 192  # bins of entropy that are counted
+COARSEST = 8  # of them in one that is shown, at most
 
 
 def manhattan(grid: tuple[int, int], queries: range | None = None) -> Tensor:
@@ -51,30 +53,35 @@ def uniform_over_past(grid: tuple[int, int], short: int) -> dict[str, float]:
     }
 
 
-class DistanceSums:
-    """Sums of weights and of pairs by distance, over queries that come in blocks."""
+def placed(mass: Tensor, top: float, common: float) -> Tensor:
+    """The mass of equal bins from 0 to `top` on as many equal bins from 0 to `common` >= `top`."""
+    if top == common:
+        return mass
+    middles = (torch.arange(len(mass), dtype=torch.float64) + 0.5) / len(mass) * top
+    bins = (middles / common * len(mass)).long().clamp(max=len(mass) - 1)
+    return torch.zeros_like(mass).index_add_(0, bins, mass)
 
-    def __init__(self, bins: int, device: torch.device) -> None:
-        self.weight, self.pairs = (torch.zeros(bins, dtype=torch.float64, device=device) for _ in range(2))
-        self.queries = torch.zeros((), dtype=torch.float64, device=device)
 
-    def add(self, weights: Tensor, distance: Tensor) -> Tensor:
-        """Takes weights `[B, queries, N]` and the distances `[queries, N]`, and returns the weights of the queries that
-        have any as distributions `[rows, N]`."""
-        total = weights.sum(-1, keepdim=True)
-        has_weight = total.squeeze(-1) > 0
-        p = torch.where(total > 0, weights / total.clamp(min=torch.finfo(total.dtype).tiny), 0)
-        count, index = has_weight.double().sum(0), distance.to(weights.device).flatten()
-        self.weight.index_add_(0, index, p.double().sum(0).flatten())
-        self.pairs.index_add_(0, index, count.unsqueeze(1).expand(-1, weights.shape[-1]).flatten())
-        self.queries += count.sum()
-        return p[has_weight]
+def merged(edges: Tensor, masses: Tensor, sample: int) -> tuple[Tensor, Tensor]:
+    """Edges and masses `[rows, bins]` with neighbouring bins joined to the width that Freedman and Diaconis give for
+    the mean of the rows: twice the interquartile range over the cube root of the sample."""
+    total = masses.mean(0).cumsum(0)
+    quarter, three = (int(torch.searchsorted(total, share * float(total[-1]))) for share in (0.25, 0.75))
+    wanted = 2 * (three - quarter) / max(1, sample) ** (1 / 3)  # in bins
+    bins = masses.shape[1]
+    factor = max(f for f in range(1, COARSEST + 1) if f == 1 or (bins % f == 0 and f <= wanted))
+    return edges[::factor], masses.unflatten(1, (-1, factor)).sum(-1)
 
-    def mean_weight(self) -> Tensor:
-        return self.weight / self.pairs.clamp(min=1)
 
-    def share(self) -> Tensor:
-        return self.weight / self.queries.clamp(min=1)
+def add_by_distance(sums: Tensor, weights: Tensor, distance: Tensor) -> Tensor:
+    """Adds weights `[B, queries, N]` at distances `[queries, N]` to `sums` `[2, distances]` of weights and pairs, and
+    returns the weights of the queries that have any as distributions `[rows, N]`."""
+    total = weights.sum(-1, keepdim=True)
+    p = torch.where(total > 0, weights / total.clamp(min=torch.finfo(total.dtype).tiny), 0)
+    index = distance.to(sums.device).flatten()
+    for added, values in zip(sums, (p.double(), (total > 0).double().expand_as(p)), strict=True):
+        added.index_add_(0, index, values.sum(0).flatten())
+    return p[total.squeeze(-1) > 0]
 
 
 class LayerLocality:
@@ -83,22 +90,27 @@ class LayerLocality:
     def __init__(self, grid: tuple[int, int], device: torch.device) -> None:
         self.grid, self.tokens = grid, math.prod(grid)
         self.largest = math.log(self.tokens)  # entropy
-        self.sums, self.last_row = (DistanceSums(sum(grid) - 1, device) for _ in range(2))
-        self.entropy = torch.zeros((), dtype=torch.float64, device=device)
-        self.histogram = torch.zeros(FINE, dtype=torch.float64, device=device)
+        zeros = partial(torch.zeros, dtype=torch.float64, device=device)
+        self.sums, self.last_row = zeros(2, sum(grid) - 1), zeros(2, sum(grid) - 1)  # of weights and pairs by distance
+        self.entropy, self.histogram = zeros(()), zeros(FINE)
         self.seen = 0
 
     def add(self, queries: range, weights: Tensor) -> None:
         """Takes the weights `[B, queries, N]` of a range of queries."""
         weights = weights.double()
         distance = manhattan(self.grid, queries)
-        value = entropy(self.sums.add(weights, distance)).clamp(0, self.largest)
+        value = entropy(add_by_distance(self.sums, weights, distance)).clamp(0, self.largest)
         late = max(0, self.tokens - self.grid[1] - queries.start)
-        self.last_row.add(weights[:, late:], distance[late:])
+        add_by_distance(self.last_row, weights[:, late:], distance[late:])
         self.seen += weights.shape[0] * weights.shape[1]
         self.entropy += value.sum()
         places = (value / (self.largest / FINE or 1.0)).long().clamp(max=FINE - 1)
         self.histogram += torch.bincount(places, minlength=FINE)
+
+    @property
+    def queries(self) -> float:
+        """Those that have any weight: each is its only token at distance 0."""
+        return float(self.sums[1, 0])
 
 
 class Locality:
@@ -110,10 +122,9 @@ class Locality:
         self.notes: dict[str, None] = {}  # what could not be measured, each line once
 
     def watch(self, model: nn.Module) -> list[RemovableHandle]:
-        return watch_attentions(model, self.note)
+        return watch_attentions(model, self._add)
 
-    def note(self, name: str, module: Attention, x: Tensor, spikes: Spikes) -> None:
-        """Takes the spikes of an attention layer for a batch of images."""
+    def _add(self, name: str, module: Attention, x: Tensor, spikes: Spikes) -> None:
         grid = (x.shape[3], x.shape[4])
         if module.fixed_mixing and name in self.layers:
             return
@@ -127,25 +138,29 @@ class Locality:
             layer.add(queries, weights)
 
     def record(self) -> dict[str, Any]:
-        """Per layer and averaged over layers. A layer in which no query has any weight is None in the lists and in no
-        average."""
-        require(bool(self.layers), next(iter(self.notes), "model: expected one with attention layers"))
+        """Per layer and averaged over layers; empty without layers. A layer in which no query has any weight is None in
+        the lists and in no average."""
+        if not self.layers:
+            return {}
         layers = list(self.layers.values())
+        counted = [layer for layer in layers if layer.queries]
         largest = max(layers, key=lambda layer: layer.tokens)
         reach = sum(largest.grid) - 2
         short = max(1, reach // 4)
+        past, steps = uniform_over_past(largest.grid, short), torch.arange(reach + 1, dtype=torch.float64)
         distance = manhattan(largest.grid)
-        steps = torch.arange(reach + 1, dtype=torch.float64)
-        counted = [layer for layer in layers if float(layer.sums.queries)]
 
         def by_layer(values: Iterable[Any]) -> list[Any]:
             """The values of the layers that are counted, in the places of all."""
             value = iter(values)
-            return [next(value) if float(layer.sums.queries) else None for layer in layers]
+            return [next(value) if layer.queries else None for layer in layers]
 
-        weights = [_padded(layer.sums.mean_weight(), reach) for layer in counted]
-        shares = [_padded(layer.sums.share(), reach) for layer in counted]
-        entropies = [float(layer.entropy / layer.sums.queries) for layer in counted]
+        def padded(values: Tensor) -> Tensor:
+            return nn.functional.pad(values.cpu(), (0, reach + 1 - len(values)))
+
+        weights = [padded(layer.sums[0] / layer.sums[1].clamp(min=1)) for layer in counted]
+        shares = [padded(layer.sums[0] / layer.queries) for layer in counted]
+        entropies = [float(layer.entropy / layer.queries) for layer in counted]
         record: dict[str, Any] = {
             "layers": list(self.layers),
             "grid": list(largest.grid),
@@ -159,19 +174,17 @@ class Locality:
             "mean_distance_uniform": float(distance.double().mean()),
             "entropy_uniform": largest.largest,
             "entropy_by_layer": by_layer(entropies),
-            "uniform_over_past": uniform_over_past(largest.grid, short),
-            "queries_without_weight": sum(1 - float(a.sums.queries) / a.seen for a in layers) / len(layers),
+            "uniform_over_past": past,
+            "queries_without_weight": sum(1 - layer.queries / layer.seen for layer in layers) / len(layers),
         }
         if not counted:
             return record
         share = torch.stack(shares).mean(0)
         edges = torch.linspace(0, largest.largest, FINE + 1, dtype=torch.float64)
-        masses = torch.stack(
-            [placed(a.histogram.cpu() / float(a.sums.queries), a.largest, largest.largest) for a in counted]
-        )
-        edges, masses = merged(edges, masses, round(sum(float(a.sums.queries) for a in counted)))
-        densities = masses / (float(edges[1] - edges[0]) or 1.0)  # one token has no entropy
-        last = [_padded(a.last_row.share(), reach) for a in counted if float(a.last_row.queries)]
+        masses = [placed(a.histogram.cpu() / a.queries, a.largest, largest.largest) for a in counted]
+        edges, joined = merged(edges, torch.stack(masses), round(sum(a.queries for a in counted)))
+        densities = joined / (float(edges[1] - edges[0]) or 1.0)  # one token has no entropy
+        last = [padded(a.last_row[0] / a.last_row[1, 0]) for a in counted if a.last_row[1, 0]]
         return record | {
             "weight": torch.stack(weights).mean(0).tolist(),
             "share": share.tolist(),
@@ -189,16 +202,11 @@ class Locality:
         }
 
 
-def _padded(values: Tensor, reach: int) -> Tensor:
-    """On the distances of the largest grid."""
-    return torch.nn.functional.pad(values.cpu(), (0, reach + 1 - len(values)))
-
-
-def locality(model: nn.Module, images: Tensor | Iterable[Tensor]) -> dict[str, Any]:
+def locality(model: nn.Module, images: ImageTensors) -> dict[str, Any]:
     """Attention weight against distance and entropy of `model` on `images` `[n, C, H, W]` or batches of them, per layer
     and averaged over layers."""
-    attentions = any(isinstance(module, Attention) for module in model.modules())
-    require(attentions, f"model: expected one with attention layers, got {type(model).__name__}")
     measured = Locality()
-    observe(model, as_batches(images), [measured])
-    return measured.record()
+    (record,) = observe(model, images, measured)
+    none = f"model: expected one with attention layers, got {type(model).__name__}"
+    require(bool(record), next(iter(measured.notes), none))
+    return record

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
-import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lrfdyn.analysis.measure.energy import EnergyModel, SynapticOperations
-from lrfdyn.analysis.measure.firing import FiringRates
+from lrfdyn.analysis.measure.inference import attention_state, images_per_second, inference_peak, state_notes
 from lrfdyn.analysis.measure.locality import Locality
-from lrfdyn.analysis.measure.memory import attention_state, inference_peak, state_notes
 from lrfdyn.analysis.measure.observe import observe
 from lrfdyn.analysis.measure.receptive_field import receptive_field_record
+from lrfdyn.analysis.measure.spikes import EnergyModel, FiringRates, SynapticOperations
 from lrfdyn.attention import Attention
 from lrfdyn.models import SpikingModel
 
@@ -39,10 +35,11 @@ def measure_model(
     A model without attention layers has no locality and no attention state; `notes` are lines about what an attention
     does not say. `progress(what, images)` is called while images are measured.
     """
-    firing, operations, local = FiringRates(), SynapticOperations(energy), Locality()
-    observe(model, batches, [firing, operations, local], lambda n: progress("spikes and attention", n))
-    field = receptive_field_record(model, batches, lambda n: progress("receptive field", n))
-    rates = firing.record()
+    local = Locality()
+    observers = FiringRates(), SynapticOperations(energy), local
+    rates, operations, distances = observe(
+        model, batches, *observers, on_batch=lambda n: progress("spikes and attention", n)
+    )
     terms = attention_state(model) if any(isinstance(module, Attention) for module in model.modules()) else []
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -51,33 +48,12 @@ def measure_model(
         "peak_inference_bytes": inference_peak(model, batches[0].narrow(-4, 0, 1)),
         "firing_rate": rates["mean"],
         "firing_by_layer": rates["by_layer"],
-        "energy": operations.record(),
+        "energy": operations,
         "images_per_second": images_per_second(model, batches[0]),
-        "receptive_field": field,
-        "notes": [*operations.notes, *local.notes, *state_notes(model)],
-        **({"locality": local.record()} if local.layers else {}),
+        "receptive_field": receptive_field_record(model, batches, lambda n: progress("receptive field", n)),
+        "notes": [*operations["notes"], *local.notes, *state_notes(model)],
+        **({"locality": distances} if distances else {}),
     }
-
-
-def images_per_second(model: nn.Module, images: Tensor, seconds: float = 1.0, most: int = 7) -> float:
-    """Return the speed of the fastest of `most` evaluation passes over `images`; fewer passes where one takes long."""
-    model.eval()
-    spent: list[float] = []
-    with torch.inference_mode():
-        model(images)
-        while len(spent) < most and (not spent or math.fsum(spent) < seconds):
-            spent.append(seconds_of(lambda: model(images), images.device))
-    return images.shape[-4] / min(spent)
-
-
-def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Time one call. Report the fastest of several: other work on the machine only ever slows one down."""
-    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
-    wait()
-    start = time.perf_counter()
-    run()
-    wait()
-    return time.perf_counter() - start
 
 
 def machine(device: torch.device | None = None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lrfdyn.analysis.measure.observe import as_batches
+from lrfdyn.analysis.measure.observe import ImageTensors, OnBatch, as_batches, hooked
 from lrfdyn.attention import Attention
 from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel
-from lrfdyn.ops.dispatch import plain_operations
 
 DIGITS = 6  # of the map: more would only make files larger
 LARGEST_MAP = 64  # cells a side; larger images are averaged in blocks
@@ -25,16 +23,15 @@ class EvenTies(TorchFunctionMode):
     do, and PyTorch gives all of it to the first in raster order, which moves the field up and to the left."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        if func in (F.max_pool2d, torch.max_pool2d) and not given.get("return_indices"):
+        given = dict(kwargs or {})
+        if func in (F.max_pool2d, torch.max_pool2d) and not given.pop("return_indices", False):
             return even_max_pool(*args, **given)
-        return func(*args, **given)
+        return func(*args, **(kwargs or {}))
 
 
 def even_max_pool(
-    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor:  # fmt: skip
+    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Tensor:
     """Compute `F.max_pool2d` along one axis and then the other: `amax` shares its gradient among equals."""
     size = F.max_pool2d(x.detach(), kernel_size, stride, padding, dilation, ceil_mode).shape[-2:]
     for axis in (-2, -1):
@@ -42,19 +39,15 @@ def even_max_pool(
             value if isinstance(value, int) else value[axis]
             for value in (kernel_size, stride or kernel_size, padding, dilation)
         )
-        reach = (size[axis] - 1) * step + (kernel - 1) * gap + 1
-        after = max(0, reach - pad - x.shape[axis])
+        window = (kernel - 1) * gap + 1
+        after = max(0, (size[axis] - 1) * step + window - pad - x.shape[axis])
         x = F.pad(x, (pad, after) if axis == -1 else (0, 0, pad, after), value=-torch.inf)
-        taps = [x.narrow(axis, i * gap, (size[axis] - 1) * step + 1) for i in range(kernel)]
-        x = torch.stack([tap[..., ::step] if axis == -1 else tap[..., ::step, :] for tap in taps]).amax(0)
+        x = x.unfold(axis, window, step)[..., ::gap].amax(-1)
     return x
 
 
 def receptive_field(
-    model: SpikingModel,
-    images: Tensor | Iterable[Tensor],
-    on_batch: Callable[[int], None] = lambda _: None,
-    through_attention: bool = True,
+    model: SpikingModel, images: ImageTensors, on_batch: OnBatch = lambda _: None, through_attention: bool = True
 ) -> Tensor:
     """|d centre output / d input| `[H, W]` of images `[n, C, H, W]` or batches of them, summed over channels, averaged
     over images. Spikes pass their surrogate gradient, max pools share theirs among equals. Without `through_attention`,
@@ -62,24 +55,16 @@ def receptive_field(
     attentions = [] if through_attention else [m for m in model.modules() if isinstance(m, Attention)]
     layers = [getattr(attention, name) for attention in attentions for name in attention.projections]
     handles = [layer.register_forward_hook(lambda _module, _args, spikes: spikes.detach()) for layer in layers]
-    training = model.training
-    model.eval()
     total, count = torch.zeros(()), 0
-    try:
+    with hooked(model, handles), EvenTies():
         for batch in as_batches(images):
             x = batch.detach().clone().requires_grad_()
-            # The kernels are made for training, where nobody asks for the gradient of the image.
-            with plain_operations(), EvenTies():
-                features = model.forward_features(x)
-                row, column = features.shape[-2] // 2, features.shape[-1] // 2
-                (gradient,) = torch.autograd.grad(features[..., row, column].sum(), x)
+            features = model.forward_features(x)
+            row, column = features.shape[-2] // 2, features.shape[-1] // 2
+            (gradient,) = torch.autograd.grad(features[..., row, column].sum(), x)
             total = total.to(x.device) + gradient.abs().sum(-3).flatten(0, -3).sum(0)
             count += batch.shape[-4]
             on_batch(batch.shape[-4])
-    finally:
-        for handle in handles:
-            handle.remove()
-        model.train(training)
     require(count > 0, "images: expected at least one batch")
     return total / count
 
@@ -95,7 +80,7 @@ def share_inside(field: Tensor, centre: tuple[int, int]) -> list[dict[str, Any]]
 
 
 def receptive_field_record(
-    model: SpikingModel, images: Tensor | Iterable[Tensor], on_batch: Callable[[int], None] = lambda _: None
+    model: SpikingModel, images: ImageTensors, on_batch: OnBatch = lambda _: None
 ) -> dict[str, Any]:
     """Measure the receptive field of a model on images `[n, C, H, W]` or batches of them.
 

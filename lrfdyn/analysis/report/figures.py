@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from lrfdyn.analysis.report import drawings
-from lrfdyn.analysis.report.style import WIDTH
 
 Entry = dict[str, Any]
 Row = Sequence[Any]
@@ -25,39 +24,24 @@ class Figure(NamedTuple):
     draw: Callable[[Any], Any] | None = None
 
 
-class Definition(NamedTuple):
-    """How a figure is made: columns of its table, rows of one model, caption with words to fill in, and drawing."""
-
-    columns: str
-    rows: Callable[[Entry], Iterable[Row]]
-    caption: str = ""
-    draw: Callable[..., Any] | None = None
-
-
 def figures(results: dict[str, Any]) -> dict[str, Figure]:
     """Return every figure and table that `results` have the numbers of, by name."""
     runs = results.get("runs", [])
     entries = [
-        {**entry, "runs": [run for run in runs if run["attention"] == key]}
-        for key, entry in results.get("attentions", {}).items()
+        {**entry, "place": i, "runs": [run for run in runs if run["attention"] == key]}
+        for i, (key, entry) in enumerate(results.get("attentions", {}).items())
     ]
     words = _words(results, entries)
     made = {}
     for name, (columns, rows_of, caption, drawing) in DEFINITIONS.items():
-        rows = [list(rows_of(entry)) for entry in entries]
-        shown = [(i, {**entry, "rows": rows[i]}) for i, entry in enumerate(entries) if rows[i]]
+        shown = [entry for entry in ({**entry, "rows": list(rows_of(entry))} for entry in entries) if entry["rows"]]
         if shown:
-            table = [
-                ("model", *columns.split()),
-                *((entry["label"], *row) for _, entry in shown for row in entry["rows"]),
-            ]
+            rows = [(entry["label"], *row) for entry in shown for row in entry["rows"]]
             draw = None if drawing is None else partial(drawing, entries=shown)
-            made[name] = Figure(table, caption.format(**words), draw)
+            made[name] = Figure([("model", *columns.split()), *rows], caption.format(**words), draw)
     for chart in results.get("charts", []):
-        caption = f"{chart['title']}. {chart['caption']}"
-        made[chart["id"].replace("-", "_")] = Figure(
-            list(_chart(chart)), caption, partial(drawings.theory_chart, chart=chart)
-        )
+        caption, draw = f"{chart['title']}. {chart['caption']}", partial(drawings.theory_chart, chart=chart)
+        made[chart["id"].replace("-", "_")] = Figure(list(_chart(chart)), caption, draw)
     return made
 
 
@@ -94,16 +78,15 @@ def _records(names: str, *part: str) -> Callable[[Entry], Iterator[Row]]:
     return lambda entry: ([record.get(name) for name in names.split()] for record in _part(entry, *part))
 
 
-def _distances(entry: Entry) -> Iterator[Row]:
-    return zip(*(_part(entry, "locality", name) for name in ("distance", "weight", "share")), strict=False)
+def _percent(xlabel: str, ylabel: str, **more: Any) -> Callable[..., Any]:
+    """A drawing of lines of shares, as percent."""
+    return partial(drawings.curves, scale=100, xlabel=xlabel, ylabel=ylabel, **more)
 
 
-def _distances_by_layer(entry: Entry) -> Iterator[Row]:
-    distance, *layers = (
-        _part(entry, "locality", name) for name in ("distance", "layers", "weight_by_layer", "share_by_layer")
-    )
-    for name, weights, shares in zip(*layers, strict=False):
-        yield from ((name, *row) for row in zip(distance, weights or [], shares or [], strict=False))
+def _by_layer(entry: Entry) -> Iterator[Row]:
+    local = partial(_part, entry, "locality")
+    for name, *values in zip(*map(local, ("layers", "weight_by_layer", "share_by_layer")), strict=False):
+        yield from ((name, *row) for row in zip(local("distance"), *(v or [] for v in values), strict=False))
 
 
 def _entropies(entry: Entry) -> Iterator[Row]:
@@ -112,11 +95,6 @@ def _entropies(entry: Entry) -> Iterator[Row]:
     densities = [histogram.get("density"), *histogram.get("density_by_layer", [])]
     for name, density in zip(["average", *_part(entry, "locality", "layers")], densities, strict=False):
         yield from ((name, *row) for row in zip(edges, edges[1:], density or [], strict=False))
-
-
-def _cells(entry: Entry) -> Iterator[Row]:
-    for i, row in enumerate(_part(entry, "receptive_field", "map")):
-        yield from ((i, j, value) for j, value in enumerate(row))
 
 
 def _rates(entry: Entry) -> Iterator[Row]:
@@ -132,11 +110,6 @@ def _summary(entry: Entry) -> Iterator[Row]:
 def _placed(entry: Entry) -> Iterator[Row]:
     if entry.get("accuracy_mean") is not None and entry.get("state_bytes"):
         yield [entry[name] for name in PLACE.split()]
-
-
-def _epochs(entry: Entry) -> Iterator[Row]:
-    for run in entry["runs"]:
-        yield from ((run.get("seed"), *row) for row in _records(EPOCH, "curve")(run))
 
 
 def _chart(chart: dict[str, Any]) -> Iterator[Row]:
@@ -158,57 +131,58 @@ SUMMARY = (
     f"{PLACE} firing_rate images_per_second accumulates multiply_accumulates energy_pj short_distance "
     "short_range_share short_range_share_uniform mean_distance mean_distance_uniform entropy_mean entropy_uniform"
 )
-DEFINITIONS = {
-    "summary": Definition(SUMMARY, _summary),
-    "memory": Definition("term formula elements bytes", _records("name formula elements bytes", "state_terms")),
-    "attention_distance": Definition(
+# Columns of the table, rows of one model, caption with words to fill in, and drawing.
+DEFINITIONS: dict[str, tuple[str, Callable[[Entry], Iterable[Row]], str, Callable[..., Any] | None]] = {
+    "summary": (SUMMARY, _summary, "", None),
+    "memory": ("term formula elements bytes", _records("name formula elements bytes", "state_terms"), "", None),
+    "attention_distance": (
         "distance weight share",
-        _distances,
+        lambda e: zip(*(_part(e, "locality", name) for name in ("distance", "weight", "share")), strict=False),
         "Mean attention weight against Manhattan distance on the token grid, averaged over layers, and the share of "
         "attention at a distance of at most {near}; {images}. {weights}.",
         drawings.attention_distance,
     ),
-    "attention_distance_layers": Definition(
+    "attention_distance_layers": (
         "layer distance weight share",
-        _distances_by_layer,
+        _by_layer,
         "Mean attention weight against Manhattan distance, layer by layer; {images}. {weights}.",
         drawings.attention_distance_layers,
     ),
-    "attention_entropy": Definition(
+    "attention_entropy": (
         "layer bin_low bin_high density",
         _entropies,
         "Distribution of the entropy (natural logarithm) of the attention of single queries, averaged over layers, "
         "each curve divided by its largest value; {images}. {weights}; queries without any weight are left out.",
         drawings.attention_entropy,
     ),
-    "receptive_fields": Definition(
+    "receptive_fields": (
         "row column value",
-        _cells,
+        lambda e: ((i, j, v) for i, row in enumerate(_part(e, "receptive_field", "map")) for j, v in enumerate(row)),
         "Effective receptive fields: absolute gradient of the centre position of the last feature map with respect to "
         "the input, through the surrogate gradients, averaged over {images}, each map divided by its largest value; "
         "the colour is the square root{cross}.",
         drawings.receptive_fields,
     ),
-    "receptive_field_share": Definition(
+    "receptive_field_share": (
         "side share",
         _records("side share", "receptive_field", "share_inside"),
         "Share of the effective receptive field inside centred squares; {images}.",
-        drawings.percent_curves("side of a centred square (pixels)", "% of the receptive field inside", top=103),
+        _percent("side of a centred square (pixels)", "% of the receptive field inside", ylim=(0, 103)),
     ),
-    "energy": Definition(
+    "energy": (
         f"layer {COUNTS}",
         _records(f"name {COUNTS}", "energy", "layers"),
         "Energy of the synaptic operations of one image over all time steps, counted from the spikes that were sent; "
         "{images}. {assumptions}",
         drawings.energy,
     ),
-    "firing_rates": Definition(
+    "firing_rates": (
         "layer depth firing_rate",
         _rates,
         "Firing rate of every neuron layer: spikes per neuron and time step; {images}.",
-        drawings.percent_curves("depth (first to last neuron layer)", "firing rate (%)", width=2 * WIDTH),
+        _percent("depth (first to last neuron layer)", "firing rate (%)", ylim=(0, None), width=2 * drawings.WIDTH),
     ),
-    "memory_accuracy": Definition(
+    "memory_accuracy": (
         PLACE,
         _placed,
         "Test accuracy against memory: left, the derived state of one attention layer for one image and time step; "
@@ -216,7 +190,10 @@ DEFINITIONS = {
         "of parameters. {spread}",
         drawings.memory_accuracy,
     ),
-    "convergence": Definition(
-        f"seed {EPOCH}", _epochs, "Test accuracy and training loss after every epoch{band}.", drawings.convergence
+    "convergence": (
+        f"seed {EPOCH}",
+        lambda e: ((run.get("seed"), *row) for run in e["runs"] for row in _records(EPOCH, "curve")(run)),
+        "Test accuracy and training loss after every epoch{band}.",
+        drawings.convergence,
     ),
 }

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.analysis.report.style import STYLE, pyplot
+from lrfdyn.analysis.report.drawings import STYLE, pyplot
 from lrfdyn.errors import require
 from lrfdyn.files import writable_folder
 

@@ -1,9 +1,4 @@
-"""Models in the operations that exchange formats have: the same function, in few and plain ones.
-
-Norms are folded into convolutions, neurons are unrolled over their time steps in units that need no gain, and the
-dendrites of LRF-Dyn are constant matrices over rows of tokens instead of complex numbers or a Fourier transform, which
-exchange formats do not have.
-"""
+"""Models in the operations that exchange formats have: the same function, in few and plain ones."""
 
 from __future__ import annotations
 
@@ -35,23 +30,19 @@ class UnrolledNeuron(nn.Module):
         self.strict = dynamics.strict
 
     def forward(self, x: Tensor) -> Tensor:
-        steps = x.shape[0]
-        currents = [x[:1]] * steps if is_repeated(x) else x.split(1)
-        u, fired = currents[0], self.fires(currents[0])
-        spikes = [fired.to(x.dtype)]
-        for current in currents[1:]:
-            rest = u if self.kept == 1 else u * self.kept
-            u = torch.where(fired, self.reset, rest) + current
-            fired = self.fires(u)
+        currents = [x[:1]] * len(x) if is_repeated(x) else x.split(1)
+        fired: Tensor | None = None
+        u, spikes = currents[0], []
+        for current in currents:
+            if fired is not None:
+                u = torch.where(fired, self.reset, u if self.kept == 1 else u * self.kept) + current
+            fired = u > self.threshold if self.strict else u >= self.threshold
             spikes.append(fired.to(x.dtype))
-        return torch.cat(spikes) if steps > 1 else spikes[0]
-
-    def fires(self, u: Tensor) -> Tensor:
-        return u > self.threshold if self.strict else u >= self.threshold
+        return torch.cat(spikes) if len(spikes) > 1 else spikes[0]
 
 
 class RowDendrites(nn.Module):
-    """The dendrites on a fixed grid, `[T, B, C, H, W]` to the same shape, in real matrix products.
+    """The dendrites on a fixed grid, `[T, B, C, H, W]` to the same shape, in real numbers and without an FFT.
 
     Toeplitz matrices are used inside a row of tokens, and from row to row the 2M numbers of a channel's modes, whose
     recurrence takes log2(H) products instead of H."""
@@ -64,17 +55,14 @@ class RowDendrites(nn.Module):
         super().__init__()
         self.grid = height, width = grid
         decay, frequency, weight = (value.detach().double() for value in dendrites.modes(width))
-        channels, modes = decay.shape
         kernel = mode_kernel(decay, frequency, weight, width)
-        lag = torch.arange(width)
-        lag = lag.unsqueeze(0) - lag.unsqueeze(1)  # [in, out]
+        lag = torch.arange(width) - torch.arange(width).unsqueeze(1)  # [in, out]
         within = (kernel[lag.clamp(min=0)] * (lag >= 0).unsqueeze(-1)).permute(2, 0, 1)
         powers = torch.view_as_real(mode_powers(decay, frequency, torch.arange(width + 1)))  # [W + 1, C, M, 2]
         enter = powers[:width].flip(0).permute(1, 0, 2, 3)
         re, im = powers[1:].unbind(-1)
-        leave = 2 * torch.stack(
-            (weight[..., 0] * re - weight[..., 1] * im, -weight[..., 0] * im - weight[..., 1] * re), -1
-        )
+        a, b = weight.unbind(-1)
+        leave = 2 * torch.stack((a * re - b * im, -a * im - b * re), -1)
         dtype = dendrites.weight.dtype
         self.register_buffer("within", within.to(dtype))
         self.register_buffer("enter", enter.flatten(2).to(dtype))
@@ -82,9 +70,8 @@ class RowDendrites(nn.Module):
         self.strides = [2**i for i in range(max(height - 2, 0).bit_length())]
         for stride in self.strides:
             re, im = torch.view_as_real(mode_powers(decay, frequency, torch.tensor([width * stride])))[0].unbind(-1)
-            turn = torch.stack((torch.stack((re, im), -1), torch.stack((-im, re), -1)), -2)  # row vector times matrix
-            blocks = torch.zeros(channels, modes, 2, modes, 2, dtype=torch.float64)
-            blocks[:, torch.arange(modes), :, torch.arange(modes)] = turn.transpose(0, 1)
+            turn = torch.stack((re, im, -im, re), 1).unflatten(1, (2, 2))  # [C, 2, 2, M]: row vector times matrix
+            blocks = torch.diag_embed(turn, dim1=1, dim2=3)  # [C, M, 2, M, 2]
             self.register_buffer(f"carry{stride}", blocks.flatten(3).flatten(1, 2).to(dtype))
 
     def forward(self, u: Tensor) -> Tensor:
@@ -111,15 +98,13 @@ class PlainRepConv(nn.Module):
 
     def __init__(self, layer: RepConvBN) -> None:
         super().__init__()
-        chain = layer.conv
-        self.conv1 = fold_into(chain.conv1, chain.bn1)
-        self.conv1.padding = (1, 1)
-        self.depthwise = chain.depthwise
-        self.conv2 = fold_into(chain.conv2, chain.bn2, layer.bn)
-        self.neuron = getattr(layer, "neuron", nn.Identity())
+        first, last = fold_into(layer.conv.conv1, layer.conv.bn1), fold_into(layer.conv.conv2, layer.conv.bn2, layer.bn)
+        first.padding = (1, 1)
+        self.chain = nn.Sequential(first, layer.conv.depthwise, last)
+        self.neuron = layer.neuron
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.neuron(fold_time(lambda y: self.conv2(self.depthwise(self.conv1(y))), x))
+        return self.neuron(fold_time(self.chain, x))
 
 
 class ExportableModel(nn.Module):
@@ -140,41 +125,22 @@ class ExportableModel(nn.Module):
 @torch.no_grad()
 def exportable_model(model: SpikingModel, size: tuple[int, int]) -> ExportableModel:
     """A copy of `model` for images of `size` (height, width), in the operations of exchange formats."""
-    grids = _dendrite_grids(model, size)
     folded = fold_batch_norm(model)
+    grids: dict[nn.Module, tuple[int, int]] = {}
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        grids[module] = (inputs[0].shape[-2], inputs[0].shape[-1])
+
+    noted = [m.register_forward_pre_hook(note) for m in folded.modules() if isinstance(m, Dendrites)]
+    if noted:  # the modules are replaced below, and their hooks with them
+        folded(next(folded.parameters()).new_zeros(1, model.in_channels, *size))
     for path, module in list(folded.named_modules(remove_duplicate=False)):
-        replacement: nn.Module | None = None
         if isinstance(module, SpikingNeuron):
-            require(
-                type(module).forward is SpikingNeuron.forward,
-                f"model: {path} is a {type(module).__name__}, which mixes the images of a batch; it cannot be exported",
-            )
-            replacement = UnrolledNeuron(module.dynamics)
+            plain, kind = type(module).forward is SpikingNeuron.forward, type(module).__name__
+            require(plain, f"model: {path} is a {kind}, which mixes the images of a batch; it cannot be exported")
+            folded.set_submodule(path, UnrolledNeuron(module.dynamics))
         elif isinstance(module, Dendrites):
-            replacement = RowDendrites(module, grids[path])
+            folded.set_submodule(path, RowDendrites(module, grids[module]))
         elif isinstance(module, RepConvBN):
-            replacement = PlainRepConv(module)
-        if replacement is not None:
-            folded.set_submodule(path, replacement)
+            folded.set_submodule(path, PlainRepConv(module))
     return ExportableModel(folded).eval()
-
-
-def _dendrite_grids(model: SpikingModel, size: tuple[int, int]) -> dict[str, tuple[int, int]]:
-    """The grids on which the dendrites run, by the paths of their modules."""
-    grids: dict[str, tuple[int, int]] = {}
-    hooks = []
-    for path, module in model.named_modules():
-        if isinstance(module, Dendrites):
-
-            def note(_: nn.Module, inputs: tuple[Tensor, ...], path: str = path) -> None:
-                grids[path] = (inputs[0].shape[-2], inputs[0].shape[-1])
-
-            hooks.append(module.register_forward_pre_hook(note))
-    if hooks:
-        like = next(model.parameters())
-        try:
-            model(torch.zeros(1, model.in_channels, *size, dtype=like.dtype, device=like.device))
-        finally:
-            for hook in hooks:
-                hook.remove()
-    return grids

@@ -1,0 +1,252 @@
+"""What inference takes: the memory that must be held, term by term, the memory that a run really allocates, plain and
+compiled for low memory, by layer and in total, and time."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from lrfdyn.attention import Attention
+from lrfdyn.attention.row_stream import BUFFERS
+from lrfdyn.deploy import compile_for_inference
+from lrfdyn.devices import device_name
+from lrfdyn.errors import require
+from lrfdyn.files import discard_stderr
+from lrfdyn.models import SpikingModel
+from lrfdyn.ops.dispatch import plain_operations
+
+SPAN = "memory span: "
+IMPLEMENTATIONS = ("eager", "low-memory")
+Terms = list[dict[str, Any]]
+
+
+def layer_states(model: nn.Module, buffers: str = BUFFERS[0]) -> dict[str, Terms]:
+    """The terms of every attention layer that says what it holds, for one image and time step. `buffers` is what
+    LRF-Dyn holds of rows (see `RowStream`)."""
+    attentions = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
+    require(bool(attentions), f"model: expected one with attention layers, got {type(model).__name__}")
+    held: Any = {"buffers": buffers}
+    layers = {name: module.state_terms(**(held if module.streams else {})) for name, module in attentions.items()}
+    keys = ("name", "formula", "elements", "bytes")
+    return {
+        name: [{key: getattr(term, key) for key in keys} for term in terms]
+        for name, terms in layers.items()
+        if terms is not None
+    }
+
+
+def state_notes(model: nn.Module) -> list[str]:
+    """A line for every kind of attention in `model` that does not say what it holds."""
+    layers = [module for module in model.modules() if isinstance(module, Attention) and module.state_terms() is None]
+    return list(dict.fromkeys(layer.missing("what it holds at inference (state_terms)") for layer in layers))
+
+
+def attention_state(model: nn.Module, buffers: str = BUFFERS[0]) -> Terms:
+    """Return the terms of the attention layer that holds most, for one image and time step."""
+    return largest_state(layer_states(model, buffers))
+
+
+def largest_state(layers: dict[str, Terms]) -> Terms:
+    """Return the terms of the layer that holds most."""
+    return max(layers.values(), key=lambda terms: sum(term["bytes"] for term in terms), default=[])
+
+
+def held_state_bytes(model: nn.Module, buffers: str = BUFFERS[0]) -> int | None:
+    """Bytes that the largest layer that streams really allocates for one image and time step."""
+
+    def allocated(layer: Attention) -> int:
+        device, make = next(layer.parameters()).device, partial(layer.row_stream, buffers=buffers)
+        if device.type != "cuda":
+            return peak_allocation(make, device)
+        before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+        _stream = make()  # as asked for: the allocator rounds every tensor up to 512 bytes
+        return torch.cuda.memory_stats(device)["requested_bytes.all.current"] - before
+
+    return max((allocated(m) for m in model.modules() if isinstance(m, Attention) and m.streams), default=None)
+
+
+def peak_allocation(run: Callable[[], object], device: torch.device | None = None) -> int:
+    """Measure the most bytes of tensors that `run` holds at one time beyond what was there before."""
+    spans = SpanPeaks(device or torch.device("cpu"))
+
+    def whole() -> None:
+        with spans.span("run"):
+            run()
+
+    return spans.measure(whole)["run"]
+
+
+class SpanPeaks:
+    """Peaks of named parts of a run: `span(name)` goes around a part, `measure(run)` gives bytes by name.
+
+    A part's bytes are the most that it holds beyond what was there when it began. Parts must not overlap.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.peaks: dict[str, int] = {}
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        return self._cuda_span(name) if self.device.type == "cuda" else record_function(f"{SPAN}{name}")
+
+    @contextmanager
+    def _cuda_span(self, name: str) -> Iterator[None]:
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        yield
+        self._note(name, torch.cuda.max_memory_allocated(self.device) - before)
+
+    def _note(self, name: str, peak: int) -> None:
+        self.peaks[name] = max(self.peaks.get(name, 0), peak)
+
+    def around(self, modules: dict[str, nn.Module]) -> AbstractContextManager[object]:
+        """While it is open, every call of these modules is a part."""
+        hooks, part = ExitStack(), ExitStack()
+
+        def enter(name: str, _module: nn.Module, _args: Any) -> None:
+            part.enter_context(self.span(name))
+
+        def leave(_module: nn.Module, _args: Any, _out: Any) -> None:
+            part.close()
+
+        for name, module in modules.items():
+            hooks.callback(module.register_forward_pre_hook(partial(enter, name)).remove)
+            hooks.callback(module.register_forward_hook(leave).remove)
+        return hooks
+
+    def measure(self, run: Callable[[], object]) -> dict[str, int]:
+        """Return the largest peak of every part of `run` in bytes."""
+        self.peaks = {}
+        if self.device.type == "cuda":
+            run()
+            return self.peaks
+        with discard_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as made:
+            run()
+        recording: Any = made.profiler and made.profiler.kineto_results
+        events = sorted(recording.events(), key=lambda event: event.start_ns())
+        changes = [event for event in events if event.name() == "[memory]"]  # allocations and releases
+        times = [event.start_ns() for event in changes]
+        held = [0, *(max(size, 0) for size in accumulate(event.nbytes() for event in changes))]  # before and after each
+        for event in events:
+            if event.name().startswith(SPAN):
+                start, end = event.start_ns(), event.start_ns() + event.duration_ns()
+                first, last = bisect_left(times, start), bisect_right(times, end)
+                self._note(event.name().removeprefix(SPAN), max(held[first : last + 1]) - held[first])
+        return self.peaks
+
+
+def resident_growth(run: Callable[[], object]) -> int | None:
+    """Measure how far the resident set of this process grows while `run` runs; None where the system does not tell."""
+
+    def status_bytes(field: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not be used again unseen
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        before = status_bytes("VmRSS")
+    except (OSError, AttributeError):
+        return None
+    run()
+    return max(status_bytes("VmHWM") - before, 0)
+
+
+def inference_peak(model: nn.Module, images: Tensor) -> int:
+    """Measure the peak bytes of activations in one evaluation pass over `images` `[B, C, H, W]`."""
+    model.eval()
+    with torch.inference_mode():
+        model(images)  # one-time allocations of the library stay out of the figure
+        return peak_allocation(lambda: model(images), images.device)
+
+
+def images_per_second(model: nn.Module, images: Tensor) -> float:
+    """Return the speed of the fastest of seven evaluation passes over `images`; fewer where they take a second."""
+    model.eval()
+    spent: list[float] = []
+    with torch.inference_mode():
+        model(images)
+        while len(spent) < 7 and math.fsum(spent) < 1:
+            spent.append(seconds_of(lambda: model(images), images.device))
+    return images.shape[-4] / min(spent)
+
+
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """Time one call. Report the fastest of several: other work on the machine only ever slows one down."""
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    run()
+    wait()
+    return time.perf_counter() - start
+
+
+def profile_model(
+    model: SpikingModel, title: str, batches: Sequence[int], device: torch.device, *, repeats: int = 3
+) -> dict[str, Any]:
+    """Return the derived terms of every attention layer and the measured peaks of both implementations for every batch
+    size of `batches`, as plain values. The model is moved to `device` and into evaluation mode."""
+    model = model.to(device).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    states = layer_states(model)
+    runs = []
+    for batch in batches:
+        images = torch.randn(batch, *model.input_size, device=device)
+        runs += [measure_inference(name, model, images, repeats) for name in IMPLEMENTATIONS]
+    return {
+        "model": title,
+        "attention": model.config["attention"],
+        "device": device_name(device),
+        "time_steps": model.time_steps,
+        "layers": states,
+        "state_bytes": sum(term["bytes"] for terms in states.values() for term in terms) if states else None,
+        "held_state_bytes": held_state_bytes(model),
+        "notes": state_notes(model),
+        "runs": runs,
+    }
+
+
+def measure_inference(implementation: str, model: SpikingModel, images: Tensor, repeats: int = 3) -> dict[str, Any]:
+    """Measure peak, in all and of every layer, resident growth (on a CPU) and latency of `implementation`, "eager"
+    (plain operations) or "low-memory", on images `[B, C, H, W]`.
+
+    The peak of a compiled model is that of its first call, which allocates its buffers and, on a GPU, captures. What
+    libraries allocate once in a process is left out, as are weights and images.
+    """
+    device, eager = images.device, implementation == "eager"
+    build: Callable[[], Any] = (lambda: model) if eager else partial(compile_for_inference, model)
+    with plain_operations() if eager else nullcontext(), torch.inference_mode():
+        if device.type == "cuda" or eager:
+            build()(images)
+        network = build()
+        resident = resident_growth(lambda: network(images)) if device.type == "cpu" else None
+        network = build()
+        peak = peak_allocation(lambda: network(images), device)
+        latency = 1e3 * min(seconds_of(lambda: network(images), device) for _ in range(repeats))
+        spans, parts = SpanPeaks(device), {}
+        if eager:
+            named = dict(model.named_modules())
+            parts = {part.name: named[part.name] for part in model.sections() if part.name in named}
+        else:
+            network.span, network.graph = spans.span, False
+        with spans.around(parts):
+            layers = spans.measure(lambda: network(images))
+    return {
+        "implementation": implementation,
+        "batch": images.shape[0],
+        "peak_bytes": peak,
+        "resident_bytes": resident,
+        "latency_ms": latency,
+        "layers": layers,
+    }
