@@ -1,5 +1,4 @@
-"""Batched augmentation. Random numbers are drawn on the host, pixels are touched on the device only, and the host never
-waits for it."""
+"""Batched augmentation: random numbers are drawn on the host, pixels are touched on the device, and nobody waits."""
 
 from __future__ import annotations
 
@@ -19,6 +18,7 @@ from lrfdyn.data.loading import to_device
 from lrfdyn.data.randaugment import OPERATIONS, rand_augment
 from lrfdyn.errors import require, unknown_name
 
+Levels = tuple[float, ...]  # one number per channel
 ATTEMPTS = 10  # at a rectangle that fits, before the image is left alone
 
 
@@ -82,9 +82,7 @@ class Augmentation:
         return (self.mixup > 0 or self.cutmix > 0) and self.mix_probability > 0
 
 
-def augment_images(
-    levels: Tensor, settings: Augmentation, keys: Keys, mean: tuple[float, ...], deviation: tuple[float, ...]
-) -> Tensor:
+def augment_images(levels: Tensor, settings: Augmentation, keys: Keys, mean: Levels, deviation: Levels) -> Tensor:
     """Normalised channels-last images of images with levels 0..255: all that happens to an image by itself."""
     if settings.crop == "pad" or settings.flip:
         padding = settings.crop_padding if settings.crop == "pad" else 0
@@ -101,13 +99,13 @@ def augment_images(
 
 
 @lru_cache
-def _constants(mean: tuple[float, ...], deviation: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def _constants(mean: Levels, deviation: Levels, device: torch.device) -> tuple[Tensor, Tensor]:
     """Kept on the device: a copy in every step would be one more thing to launch."""
     shift, scale = torch.tensor(mean) * 255, 1 / (torch.tensor(deviation) * 255)
     return shift.view(-1, 1, 1).to(device), scale.view(-1, 1, 1).to(device)
 
 
-def normalise(levels: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:
+def normalise(levels: Tensor, mean: Levels, deviation: Levels) -> Tensor:
     shift, scale = _constants(mean, deviation, levels.device)
     return (levels - shift) * scale
 
@@ -140,16 +138,15 @@ def erase_boxes(keys: Keys, probability: float, area: tuple[float, float], heigh
 
 def erase(images: Tensor, boxes: np.ndarray, noise_keys: np.ndarray | None) -> Tensor:
     """Normal noise in the boxes, or zeros where there are no keys for it."""
-    (hit,) = np.nonzero((boxes[:, 1] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 2]))
+    device, (hit,) = images.device, np.nonzero((boxes[:, 1] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 2]))
     if not len(hit):
         return images
-    index, box = to_device(hit, images.device), to_device(boxes[hit], images.device)
+    index, box = to_device(hit, device), to_device(boxes[hit], device)
     part = images.index_select(0, index)
-    fill = torch.zeros((), dtype=images.dtype, device=images.device)
+    fill = torch.zeros((), dtype=images.dtype, device=device)
     if noise_keys is not None:
-        keys = to_device(noise_keys[hit], images.device)
-        fill = device_normal(keys, part[0].numel()).view(part.shape).to(images.dtype)
-    rows, columns = (torch.arange(side, device=images.device) for side in images.shape[2:])
+        fill = device_normal(to_device(noise_keys[hit], device), part[0].numel()).view(part.shape).to(images.dtype)
+    rows, columns = (torch.arange(side, device=device) for side in images.shape[2:])
     inside_rows = (rows >= box[:, 0:1]) & (rows < box[:, 1:2])
     inside_columns = (columns >= box[:, 2:3]) & (columns < box[:, 3:4])
     inside = (inside_rows[:, :, None] & inside_columns[:, None, :])[:, None]
@@ -158,8 +155,7 @@ def erase(images: Tensor, boxes: np.ndarray, noise_keys: np.ndarray | None) -> T
 
 @dataclass(frozen=True)
 class Mix:
-    """How a step is mixed: `weight` of the image itself; with a box (top, bottom, left, right), its inside comes from
-    the partner and the weight is the share of the area outside."""
+    """How a step is mixed: `weight` of the image itself; a box (top, bottom, left, right) is the partner's alone."""
 
     weight: float
     box: tuple[int, int, int, int] | None = None
@@ -170,8 +166,7 @@ def draw_mix(settings: Augmentation, seed: int, epoch: int, step: int, height: i
     mixed, cut, row, column = generator.random(4)
     if mixed >= settings.mix_probability:
         return Mix(1.0)
-    cut_share = settings.cutmix_share if settings.mixup and settings.cutmix else float(settings.cutmix > 0)
-    if cut >= cut_share:
+    if cut >= (settings.cutmix_share if settings.mixup and settings.cutmix else float(settings.cutmix > 0)):
         return Mix(generator.beta(settings.mixup, settings.mixup))
     # Yun et al. (2019): a box of the image's shape around a uniform centre, cut off at the borders.
     side = math.sqrt(1 - generator.beta(settings.cutmix, settings.cutmix))

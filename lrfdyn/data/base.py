@@ -1,15 +1,13 @@
 """What training needs of a data set: batches that depend on seed, epoch and step, and on nothing else.
 
-A step is one global batch, of which process `rank` of `world_size` takes its contiguous slice, so two processes with
-half the batch see what one with the whole batch sees. What is random about an image is a function of (seed, epoch,
-sample, repeat); mixing draws one strength and box per step and always pairs the neighbours (2i, 2i+1) of the global
-batch, which every even slice keeps together. No state is carried along, so an epoch can start at any step.
+A step is one global batch, of which process `rank` of `world_size` takes its contiguous slice. What is random about an
+image is a function of (seed, epoch, sample, repeat); mixing draws one strength and box per step and pairs the
+neighbours (2i, 2i+1), which every even slice keeps together. No state is carried along: an epoch can start anywhere.
 """
 
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +36,12 @@ class Batch:
     count: int  # images that are real: an evaluation batch is filled up to its size behind them
 
 
-class DataSource(ABC):
+class DataSource:
     """A data set. Subclasses load images; order, slicing and augmentation are the same for all.
 
-    A class that is registered with `register_data` is made by `cls(root, augment, **options)`, where the options are
-    the keyword-only arguments of its constructor. What is the same for every copy of the data set (classes, size,
-    channels, number of training images) is a class attribute, and serves a dry run on a machine that has no copy.
+    A class that is registered with `register_data` is made by `cls(root, augment, **options)`; the options are the
+    keyword-only arguments of its constructor. What is the same for every copy of the data set (classes, size, channels,
+    number of training images) is a class attribute, which serves a dry run without a copy.
     """
 
     task: ClassVar[str] = "classification"  # what a run on this data trains for, by its name among the tasks
@@ -74,13 +72,10 @@ class DataSource(ABC):
                 break
         return names
 
-    @abstractmethod
-    def load_train(self, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images as levels 0..255 `[B, C, H, W]` (any dtype) and labels of every step's `samples`, on the device."""
-
-    @abstractmethod
-    def load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same for test indices; fewer images than indices where some cannot be read."""
+    def load(self, split: str, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images as levels 0..255 `[B, C, H, W]` (any dtype) and labels `[B]` of every step's `samples`, on the device.
+        `split` is "train" or "test"; a test may leave out images that cannot be read."""
+        raise NotImplementedError
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
         """The samples of an epoch in the order in which they are used."""
@@ -107,7 +102,7 @@ class DataSource(ABC):
     ) -> Iterator[Batch]:
         """The batches of one process (`batch_size` images each) in one epoch, from `start_step` on."""
         stop = self.steps_per_epoch(batch_size, world_size)
-        require_rank(rank, world_size)
+        require(0 <= rank < world_size, f"rank: expected 0..{world_size - 1}, got {rank}")
         require(0 <= start_step <= stop, f"start_step: expected 0..{stop}, got {start_step}")
         fits = not self.augment.mixes or batch_size % 2 == 0
         require(fits, f"batch_size: mixup and cutmix pair neighbours; expected an even number, got {batch_size}")
@@ -124,7 +119,7 @@ class DataSource(ABC):
 
     def _train(self, steps: Sequence[Keys], size: int, device: torch.device, number: int) -> Iterator[Batch]:
         """Batches of `size` images from step `number` on; `steps` holds a few together where they are small."""
-        for keys, (levels, labels) in zip(steps, self.load_train(steps, device), strict=True):
+        for keys, (levels, labels) in zip(steps, self.load("train", steps, device), strict=True):
             images = augment_images(levels, self.augment, keys, self.mean, self.deviation)
             targets = smooth_targets(labels, self.num_classes, self.augment.label_smoothing)
             for x, y, t in zip(*(part.split(size) for part in (images, labels, targets)), strict=True):
@@ -136,11 +131,10 @@ class DataSource(ABC):
     def test_batches(
         self, *, batch_size: int, rank: int = 0, world_size: int = 1, device: Device = "cpu", multiple: int = 1
     ) -> Iterator[Batch]:
-        """Every test image once over all ranks. All ranks get the same number of batches, all of the same shape; only
-        the first `count` images of a batch are real, and `count` may be 0. Where images differ in size, those that a
-        network pads to the same `multiple` come together."""
+        """Every test image once over all ranks, which get the same number of batches of the same shape; only the first
+        `count` images are real. Where sizes differ, images that a network pads to the same `multiple` come together."""
         require_integer("batch_size", batch_size, 1)
-        require_rank(rank, world_size)
+        require(0 <= rank < world_size, f"rank: expected 0..{world_size - 1}, got {rank}")
         slices = self._test_slices(batch_size, multiple)
         slices += [np.arange(0)] * (-len(slices) % world_size)
         return self._test(slices[rank::world_size], batch_size, torch.device(device))
@@ -153,16 +147,12 @@ class DataSource(ABC):
         return next(self._test([indices], len(indices), torch.device(device)))
 
     def _test(self, slices: Sequence[np.ndarray], batch_size: int, device: torch.device) -> Iterator[Batch]:
-        for levels, labels in self.load_test(slices, device):
-            count, missing = len(labels), batch_size - len(labels)
-            images = F.pad(normalise(levels, self.mean, self.deviation), (0, 0) * 3 + (0, missing))
-            labels = F.pad(labels, (0, missing))
-            images = images.contiguous(memory_format=torch.channels_last)
-            yield Batch(images, labels, smooth_targets(labels, self.num_classes, 0.0), count)
-
-
-def require_rank(rank: int, world_size: int) -> None:
-    require(0 <= rank < world_size, f"rank: expected 0..{world_size - 1} (world_size {world_size}), got {rank}")
+        steps = [Keys(0, 0, indices, np.zeros_like(indices)) for indices in slices]
+        for levels, labels in self.load("test", steps, device):
+            fill = (0, batch_size - len(labels))
+            images = F.pad(normalise(levels, self.mean, self.deviation), (0, 0) * 3 + fill)
+            images, padded = images.contiguous(memory_format=torch.channels_last), F.pad(labels, fill)
+            yield Batch(images, padded, smooth_targets(padded, self.num_classes, 0.0), len(labels))
 
 
 DATA: Registry[type[DataSource]] = Registry("data")
@@ -195,9 +185,7 @@ def data_class(name: str) -> type[DataSource]:
 
 
 def create_data(name: str, root: Path | str | None, augment: Augmentation, **options: Any) -> DataSource:
-    """The data set `name` from the folder `root`. `options` are those of its class: `image_size`, `workers`,
-    `on_corrupt`, `crop_share` for folders and shards; also `train`, `test`, `num_classes`, `shuffle_shards` for
-    shards; `data_class(name).options()` lists them.
+    """The data set `name` from the folder `root`, with options of its class, which `data_class(name).options()` lists.
 
     ```python
     source = create_data("cifar100", "data", Augmentation(crop="pad", flip=0.5))
@@ -210,10 +198,9 @@ def create_data(name: str, root: Path | str | None, augment: Augmentation, **opt
         given = getattr(augment, key)
         require(given == getattr(Augmentation, key), f"augmentation.{key}: is not for images of {name}, got {given}")
     check_options(name, options)
+    require(root is not None or not source.needs_root, f"root: {name} needs the folder of its files")
     folder = None if root is None else Path(root)
-    if source.needs_root:
-        require(folder is not None, f"root: {name} needs the folder of its files")
-        require(folder is not None and folder.is_dir(), f"root: no such folder {folder}")
+    require(not source.needs_root or Path(folder or "").is_dir(), f"root: no such folder {folder}")
     return source(folder, augment, **options)
 
 

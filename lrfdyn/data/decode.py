@@ -1,6 +1,5 @@
-"""Images that are decoded while training runs, by as many processes as wanted: those of folders, and what shards share
-with them. A process makes a whole batch from its list of samples, and what is random about a sample is a hash of it:
-the number of processes changes nothing but the speed."""
+"""Images that are decoded while training runs, by as many processes as wanted, which changes nothing but the speed:
+those of folders, and what shards share with them."""
 
 from __future__ import annotations
 
@@ -8,16 +7,14 @@ import io
 import logging
 import math
 import os
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lrfdyn.data.augment import ATTEMPTS, Augmentation
 from lrfdyn.data.base import DataSource, register_data
@@ -32,68 +29,20 @@ MOST_REPLACEMENTS = 100  # bad images in a row, before this is no longer a matte
 logger = logging.getLogger(__name__)
 
 
-class Images:
-    """The encoded images of one split and their labels."""
+class Images(Protocol):
+    """The encoded images of one split and their labels; `name` is for messages: the file, and the place in it."""
 
     labels: np.ndarray
 
-    @abstractmethod
     def read(self, index: int) -> bytes: ...
 
-    @abstractmethod
-    def name(self, index: int) -> str:
-        """For messages: the file, and the place in it."""
-
-
-@dataclass(frozen=True)
-class Loader(Dataset):
-    """From the keys of a step or a list of test indices to levels `[B, 3, size, size]` uint8, labels `[B]`, and why by
-    name an image could not be read. Runs in the worker processes."""
-
-    images: Images
-    augment: Augmentation
-    image_size: int
-    crop_share: float
-    skip: bool
-
-    def __getitem__(self, wanted: Keys | np.ndarray) -> tuple[Tensor, Tensor, dict[str, str]]:
-        keys, samples = (wanted, wanted.samples) if isinstance(wanted, Keys) else (None, wanted)
-        numbers = None if keys is None or self.augment.crop != "resized" else keys.uniform(CROP, 4 * ATTEMPTS)
-        # A training batch keeps its size: the next image that can be read stands in for one that cannot.
-        tries = 1 if keys is None or not self.skip else MOST_REPLACEMENTS
-        levels = np.zeros((len(samples), self.image_size, self.image_size, 3), np.uint8)
-        labels: list[int] = []
-        failures: dict[str, str] = {}
-        for i, sample in enumerate(samples):
-            for index in (np.arange(sample, sample + tries) % len(self.images.labels)).tolist():
-                try:
-                    levels[len(labels)] = self._decode(index, None if numbers is None else numbers[i])
-                    labels.append(self.images.labels[index])
-                    break
-                except Exception as error:  # damaged files make decoders fail in any way
-                    reason = str(error).partition(" <_io.")[0]  # Pillow names the buffer, which tells nobody anything
-                    failures[self.images.name(index)] = f"{type(error).__name__}: {reason}"
-            if failures and not self.skip:
-                break
-        read = torch.from_numpy(levels[: len(labels)]).permute(0, 3, 1, 2)
-        return read, torch.from_numpy(np.array(labels, np.int64)), failures
-
-    def _decode(self, index: int, numbers: np.ndarray | None) -> np.ndarray:
-        from PIL import Image
-
-        with Image.open(io.BytesIO(self.images.read(index))) as file:
-            image = file.convert("RGB")
-        if numbers is None:
-            return np.asarray(centre_crop(image, self.image_size, self.crop_share))
-        box = resized_crop_box(*image.size, numbers, self.augment.crop_scale, self.augment.crop_ratio)
-        return np.asarray(image.resize((self.image_size, self.image_size), Image.Resampling.BICUBIC, box=box))
+    def name(self, index: int) -> str: ...
 
 
 def resized_crop_box(
     width: int, height: int, numbers: np.ndarray, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """A random part of the image, left, top, right, bottom: its share of the area is uniform, the logarithm of its
-    ratio too (Szegedy et al., 2015). `numbers`: four uniform ones per attempt."""
+    """Left, top, right, bottom of a random part (Szegedy et al., 2015); `numbers` are four uniform ones per attempt."""
     for share, shape, x, y in numbers.reshape(-1, 4):
         area = width * height * (scale[0] + (scale[1] - scale[0]) * share)
         aspect = math.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * shape)
@@ -108,9 +57,8 @@ def resized_crop_box(
 
 
 class DecodedData(DataSource):
-    """`workers` processes decode (0: this one). An image that cannot be read is an error, or with
-    `on_corrupt="skip"` is reported by name once, replaced in training and left out in tests; `corrupt` lists them.
-    `crop_share` is the side of the evaluated centre in the scaled image."""
+    """`workers` processes decode (0: this one). An image that cannot be read is an error, or with `on_corrupt="skip"`
+    listed in `corrupt`, replaced in training and left out in tests. `crop_share` is the evaluated part of a side."""
 
     image_size, in_channels = 224, 3
     mean, deviation = IMAGENET_MEAN, IMAGENET_DEVIATION
@@ -135,30 +83,55 @@ class DecodedData(DataSource):
         require(on_corrupt in ("error", "skip"), f"on_corrupt: expected error or skip, got {on_corrupt!r}")
         fits = isinstance(crop_share, (int, float)) and 0 < crop_share <= 1
         require(fits, f"crop_share: expected 0 < x <= 1, got {crop_share!r}")
-        self.crop_share, self._skip, self._workers = crop_share, on_corrupt == "skip", workers
-        self.loaders = [Loader(images, augment, self.image_size, crop_share, self._skip) for images in (train, test)]
+        self.num_classes, self.crop_share, self._workers = num_classes, crop_share, workers
+        self.splits, self._skip = {"train": train, "test": test}, on_corrupt == "skip"
         self.train_images, self.test_images = len(train.labels), len(test.labels)
-        self.num_classes = num_classes
         self.corrupt: dict[str, str] = {}
 
-    def _load(self, loader: Loader, wanted: Sequence[Any], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        for levels, labels, failures in load_in_order(loader, wanted, self._workers, device):
+    def _decode_batch(self, split: str, keys: Keys) -> tuple[Tensor, Tensor, dict[str, str]]:
+        """Levels `[B, 3, size, size]` uint8, labels `[B]`, and why by name an image could not be read."""
+        training = split == "train"
+        numbers = keys.uniform(CROP, 4 * ATTEMPTS) if training and self.augment.crop == "resized" else None
+        # A training batch keeps its size: the next image that can be read stands in for one that cannot.
+        tries = MOST_REPLACEMENTS if training and self._skip else 1
+        levels = np.zeros((len(keys.samples), self.image_size, self.image_size, 3), np.uint8)
+        images, labels = self.splits[split], list[int]()
+        failures: dict[str, str] = {}
+        for i, sample in enumerate(keys.samples):
+            for index in (np.arange(sample, sample + tries) % len(images.labels)).tolist():
+                try:
+                    levels[len(labels)] = self._decode(images.read(index), None if numbers is None else numbers[i])
+                    labels.append(images.labels[index])
+                    break
+                except Exception as error:  # damaged files make decoders fail in any way
+                    reason = str(error).partition(" <_io.")[0]  # Pillow names the buffer, which tells nobody anything
+                    failures[images.name(index)] = f"{type(error).__name__}: {reason}"
+            if failures and not self._skip:
+                break
+        read = torch.from_numpy(levels[: len(labels)]).permute(0, 3, 1, 2)
+        return read, torch.from_numpy(np.array(labels, np.int64)), failures
+
+    def _decode(self, encoded: bytes, numbers: np.ndarray | None) -> np.ndarray:
+        from PIL import Image
+
+        image = Image.open(io.BytesIO(encoded)).convert("RGB")
+        if numbers is None:
+            return np.asarray(centre_crop(image, self.image_size, self.crop_share))
+        box = resized_crop_box(*image.size, numbers, self.augment.crop_scale, self.augment.crop_ratio)
+        return np.asarray(image.resize((self.image_size, self.image_size), Image.Resampling.BICUBIC, box=box))
+
+    def load(self, split: str, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = load_in_order(partial(self._decode_batch, split), steps, self._workers, device)
+        for keys, (levels, labels, failures) in zip(steps, batches, strict=True):
             for name, reason in failures.items():
                 hint = "on_corrupt: skip goes on without it"
                 require(self._skip, f"data: cannot read the image {name} ({reason}); {hint}")
                 if name not in self.corrupt:
                     self.corrupt[name] = reason
                     logger.warning("data: skipped the image %s (%s)", name, reason)
-            yield to_device(levels, device), to_device(labels, device)
-
-    def load_train(self, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        for keys, batch in zip(steps, self._load(self.loaders[0], steps, device), strict=True):
-            whole, last = len(batch[1]) == len(keys.samples), next(reversed(self.corrupt), "")
+            whole, last = split == "test" or len(labels) == len(keys.samples), next(reversed(self.corrupt), "")
             require(whole, f"data: {MOST_REPLACEMENTS} images in a row cannot be read, the last is {last}")
-            yield batch
-
-    def load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._load(self.loaders[1], slices, device)
+            yield to_device(levels, device), to_device(labels, device)
 
 
 class FolderImages(Images):
@@ -189,8 +162,7 @@ class FolderImages(Images):
 @register_data("folder")
 class ImageFolder(DecodedData):
     """ImageNet and Imagenette as they come, and any images in such folders: `train/<class>/*.JPEG` and
-    `val/<class>/*.JPEG`. The class index is the place of the folder's name in their sorted order, which for ImageNet's
-    synsets is the usual numbering. `options` are those of `DecodedData`."""
+    `val/<class>/*.JPEG`, numbered in the sorted order of their names. `options` are those of `DecodedData`."""
 
     def __init__(self, root: Path, augment: Augmentation, **options: Any) -> None:
         train, test = FolderImages(root / "train"), FolderImages(root / "val")

@@ -6,15 +6,17 @@ import atexit
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
+
+from lrfdyn.errors import LrfdynError, require
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _workers: WeakSet[Any] = WeakSet()
@@ -28,17 +30,15 @@ def to_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
 
 
-def load_in_order(loader: Dataset, wanted: Sequence[Any], workers: int, device: torch.device) -> Iterator[Any]:
-    """`loader[item]` for every item of `wanted`; an element is a whole batch. 0 workers: this process. More of them
-    than there are cores would only take turns."""
+def load_in_order(load: Callable[..., Any], items: Sequence[Any], workers: int, device: torch.device) -> Iterator[Any]:
+    """`load(item)`, a whole batch, for every item, by `workers` processes, at most one a core; 0: this one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    batches = DataLoader(
-        loader,
+    batches: DataLoader[Any] = DataLoader(
+        items,  # type: ignore[arg-type]
         batch_size=None,
-        sampler=wanted,  # type: ignore[arg-type]
-        num_workers=min(workers, len(wanted), cores),
+        collate_fn=partial(_load, load),
+        num_workers=min(workers, len(items), cores),
         pin_memory=device.type == "cuda",
-        collate_fn=_as_it_is,
         worker_init_fn=_leave_signals_to_the_run,
         generator=torch.Generator(),  # it would draw from the global one, which belongs to the model
     )
@@ -49,28 +49,33 @@ def load_in_order(loader: Dataset, wanted: Sequence[Any], workers: int, device: 
         _workers.update(set(multiprocessing.active_children()) - others)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    yield from iterator
+    for batch in iterator:
+        require(not isinstance(batch, LrfdynError), str(batch))
+        yield batch
+
+
+def _load(load: Callable[..., Any], item: Any) -> Any:
+    """An error of a worker process would be told with its traceback; a returned one is raised by the run."""
+    try:
+        return load(item)
+    except LrfdynError as error:
+        return error
 
 
 @atexit.register
 def _end_workers() -> None:
-    """Where an error ends the program in the middle of an epoch, its traceback keeps the workers. Python would ask them
-    to end once and wait, and they leave the first request to the run."""
+    """Where an error ends the program in an epoch: the workers leave the first request to end to the run."""
     for worker in list(_workers):
         while worker.is_alive():
             worker.terminate()
             worker.join(0.1)
 
 
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
 def _leave_signals_to_the_run(worker: int) -> None:
     """Ctrl-C, and a scheduler that wants the machine back, signal all processes at once. The run needs its data to
     come to a checkpoint, and ends its workers itself; they end too where it is gone."""
 
-    def first(number: int, frame: FrameType | None) -> None:
+    def first(*_: Any) -> None:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # again: from the run, which insists
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

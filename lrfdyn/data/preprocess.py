@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from lrfdyn.data.base import DataSource
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
+IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROP_SHARE = 0.875
 MOST_PIXELS = 2**27  # of a scaled picture: one that is far wider than high grows as its short side does
 
@@ -62,9 +61,8 @@ def centre_crop(image: Image, size: int, crop_share: float) -> Image:
 
     scale = round(size / crop_share) / min(image.size)
     width, height = (max(size, side) for side in scaled_size(image.size, scale))
-    image = image.resize((width, height), Resampling.BICUBIC)
     left, top = (width - size) // 2, (height - size) // 2
-    return image.crop((left, top, left + size, top + size))
+    return image.resize((width, height), Resampling.BICUBIC).crop((left, top, left + size, top + size))
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,7 @@ class Preprocessing:
 
     @property
     def mode(self) -> str:
-        known = self.channels in (1, 3)
-        require(known, f"images: expected 1 or 3 channels to read files, the model has {self.channels}")
+        require(self.channels in (1, 3), f"images: expected 1 or 3 channels to read files, got {self.channels}")
         return "L" if self.channels == 1 else "RGB"
 
     def apply(self, image: Image) -> np.ndarray:

@@ -1,6 +1,5 @@
-"""RandAugment (Cubuk et al., 2020) for a batch: the 14 operations on images with levels 0..255, `[B, C, H, W]`, with
-the strength at magnitude 10 and the rounding of Pillow's. Which image gets which operation is decided on the host, so
-each operation runs once per layer, on its own images only."""
+"""RandAugment (Cubuk et al., 2020) of levels 0..255 `[B, C, H, W]`, with the strength and the rounding of Pillow's 14
+operations. The host decides which image gets which, so each runs once per layer, on its own images only."""
 
 from __future__ import annotations
 
@@ -31,11 +30,9 @@ FIRST_AFFINE = OPERATIONS.index("rotate")
 
 def rand_augment(levels: Tensor, keys: Keys, settings: Augmentation, fill: Sequence[int]) -> Tensor:
     """`levels` float. `fill` is the colour of what an affine operation moves in from outside."""
-    layers = settings.rand_augment_layers
     chosen_from = np.array([OPERATIONS.index(name) for name in settings.rand_augment_operations or OPERATIONS])
-    numbers = keys.uniform(RAND_AUGMENT, NUMBERS * layers).reshape(-1, layers, NUMBERS)
-    for layer in range(layers):
-        choice, applied, first, second, sign, _ = numbers[:, layer].T
+    numbers = keys.uniform(RAND_AUGMENT, NUMBERS * settings.rand_augment_layers)
+    for choice, applied, first, second, sign, _ in numbers.T.reshape(-1, NUMBERS, len(numbers)):
         operation = chosen_from[np.floor(choice * len(chosen_from)).astype(int)]
         operation = np.where(applied < settings.rand_augment_probability, operation, OPERATIONS.index("identity"))
         magnitude = settings.rand_augment_magnitude + settings.rand_augment_deviation * normal(first, second)
@@ -134,7 +131,7 @@ def sharpness(x: Tensor, factor: Tensor) -> Tensor:
 
 def affine_matrices(operation: np.ndarray, strength: np.ndarray, height: int, width: int) -> np.ndarray:
     """`[B, 2, 3]`: from a point of the new image to the point of the old one, in pixels from the top left corner."""
-    matrices = np.tile(np.array([[1.0, 0, 0], [0, 1, 0]]), (len(operation), 1, 1))
+    matrices = np.tile(np.eye(2, 3), (len(operation), 1, 1))
     for name, row, column, most in (
         ("shear_x", 0, 1, 0.3),
         ("shear_y", 1, 0, 0.3),
@@ -142,13 +139,11 @@ def affine_matrices(operation: np.ndarray, strength: np.ndarray, height: int, wi
         ("translate_y", 1, 2, 0.45 * height),
     ):
         matrices[:, row, column] += np.where(operation == OPERATIONS.index(name), most * strength, 0)
-    angle = np.where(operation == OPERATIONS.index("rotate"), math.radians(30) * strength, 0)
+    turned, centre = operation == OPERATIONS.index("rotate"), np.array([width / 2, height / 2])
+    angle = math.radians(30) * strength[turned]
     cos, sin = np.cos(angle), np.sin(angle)
-    rotation = np.stack((np.stack((cos, -sin), 1), np.stack((sin, cos), 1)), 1)
-    centre = np.array([width / 2, height / 2])
-    turned = angle != 0
-    matrices[turned, :, :2] = rotation[turned]
-    matrices[turned, :, 2] = (centre - rotation @ centre)[turned]
+    rotation = np.array([[cos, -sin], [sin, cos]]).transpose(2, 0, 1)
+    matrices[turned] = np.concatenate((rotation, (centre - rotation @ centre)[..., None]), 2)
     return matrices
 
 

@@ -1,8 +1,4 @@
-"""Data sets that fit in the device's memory: copied there once, as they are; batches are gathered there.
-
-The digits of scikit-learn need no files. CIFAR-10 and CIFAR-100 are read from their official python files, or from an
-`.npz` file of the same images.
-"""
+"""Data sets that fit in the device's memory, where batches are gathered: scikit-learn's digits, CIFAR-10 and 100."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import io
 import pickle
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,13 +21,8 @@ from lrfdyn.data.hashed_random import Keys
 from lrfdyn.data.loading import to_device
 from lrfdyn.errors import LrfdynError, require
 
-UNPICKLED = (  # the only functions that a file may call
-    "numpy.ndarray",
-    "numpy.dtype",
-    "numpy.core.multiarray._reconstruct",
-    "numpy._core.multiarray._reconstruct",
-    "_codecs.encode",
-)
+# The only functions that a file may call.
+UNPICKLED = ("numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct", "_codecs.encode")
 
 
 class ResidentData(DataSource):
@@ -48,18 +39,12 @@ class ResidentData(DataSource):
         self.train_images, self.test_images = len(train[1]), len(test[1])
         self.in_channels, self.image_size = train[0].shape[1], train[0].shape[2]
 
-    def _load(self, split: str, indices: Iterable[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def load(self, split: str, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         if (split, device) not in self._resident:
             self._resident[split, device] = [tensor.to(device) for tensor in self.splits[split]]
         images, labels = self._resident[split, device]
-        for where in (to_device(index, device) for index in indices):
+        for where in (to_device(keys.samples, device) for keys in steps):
             yield images.index_select(0, where), labels.index_select(0, where)
-
-    def load_train(self, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._load("train", (keys.samples for keys in steps), device)
-
-    def load_test(self, slices: Sequence[np.ndarray], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._load("test", slices, device)
 
 
 @register_data("digits")
@@ -91,21 +76,22 @@ class Cifar(ResidentData):
 
     image_size, in_channels, train_images = 32, 3, 50_000
     folder: ClassVar[str]
-    archive: ClassVar[str]
     labels: ClassVar[bytes]  # entries of the official files
     names: ClassVar[bytes]
     files: ClassVar[dict[str, dict[str, str]]]  # of train, test and meta, with their md5
 
     def __init__(self, root: Path, augment: Augmentation) -> None:
-        folder, archive = root if root.name == self.folder else root / self.folder, root / self.archive
-        if folder.is_dir():
-            train, test = (self._read_official(folder, split) for split in ("train", "test"))
+        archive, folder = (
+            root / f"cifar{self.num_classes}.npz",
+            root if root.name == self.folder else root / self.folder,
+        )
+        path, most = folder if folder.is_dir() else archive, self.num_classes - 1
+        require(path.exists(), f"root: {root} holds neither {self.folder}/ nor {archive.name}")
+        read = self._read_official if path is folder else _read_archive
+        train, test = read(path, "train"), read(path, "test")
+        if path is folder:
             ((names,),) = _read_entries(folder, self.files["meta"], self.names)
             self.class_names = [name.decode() for name in names]
-        else:
-            require(archive.is_file(), f"root: {root} holds neither {self.folder}/ nor {archive.name}")
-            train, test = (_read_archive(archive, split) for split in ("train", "test"))
-        path, most = folder if folder.is_dir() else archive, self.num_classes - 1
         for images, labels in (train, test):
             require(len(labels) > 0, f"root: a split of {path} has no images")
             require(len(images) == len(labels), f"root: {path} has {len(images)} images but {len(labels)} labels")
@@ -122,7 +108,7 @@ class Cifar(ResidentData):
 @register_data("cifar10")
 class Cifar10(Cifar):
     num_classes, mean, deviation = 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    folder, archive, labels, names = "cifar-10-batches-py", "cifar10.npz", b"labels", b"label_names"
+    folder, labels, names = "cifar-10-batches-py", b"labels", b"label_names"
     files: ClassVar[dict[str, dict[str, str]]] = {
         "train": {
             "data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -143,13 +129,13 @@ class Cifar100(Cifar):
         "test": {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         "meta": {"meta": "7973b15100ade9c7d40fb424638fde48"},
     }
-    folder, archive, labels, names = "cifar-100-python", "cifar100.npz", b"fine_labels", b"fine_label_names"
+    folder, labels, names = "cifar-100-python", b"fine_labels", b"fine_label_names"
     num_classes, mean, deviation = 100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" not in UNPICKLED:
+        if f"{module}.{name}".replace("numpy._core.", "numpy.core.") not in UNPICKLED:
             raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
         return super().find_class(module, name)
 
@@ -177,8 +163,7 @@ def _read_archive(path: Path, split: str) -> tuple[Tensor, Tensor]:
             images, labels = file[f"x_{split}"], file[f"y_{split}"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise LrfdynError(f"root: cannot read {path} ({error})") from None
-    kind, shape = images.dtype, images.shape[1:]
-    fits = kind == np.uint8 and shape == (32, 32, 3)
-    require(fits, f"root: expected uint8 images of 32x32x3 in {path}, got {kind} {shape}")
+    found = f"{images.dtype} {images.shape[1:]}"
+    require(found == "uint8 (32, 32, 3)", f"root: expected uint8 images of 32x32x3 in {path}, got {found}")
     channels_first = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     return torch.from_numpy(channels_first), torch.from_numpy(labels.astype(np.int64).reshape(-1))

@@ -1,10 +1,6 @@
 """WebDataset shards: tar files that hold `<key>.jpg` (or .jpeg, .png, .webp) and `<key>.cls` (the class index as text)
-for every sample.
-
-The headers are read once (`.<shard>.index.npy` keeps what they say), then every image is a place in a file: an epoch
-can start at any step, which a stream with a shuffle buffer cannot. To read nearly in sequence all the same, the shards
-are shuffled, and samples only among `shuffle_shards` shards at a time. All processes read all shards.
-"""
+for every sample. The headers are read once (`.<shard>.index.npy` keeps what they say), so an epoch can start at any
+step. To read nearly in sequence, the shards are shuffled, and samples only among `shuffle_shards` of them at a time."""
 
 from __future__ import annotations
 
@@ -34,10 +30,8 @@ class ShardImages(Images):
     """All samples of `shards`, shard by shard in the order of the tar files."""
 
     def __init__(self, shards: Sequence[Path]) -> None:
-        self.shards = list(shards)
-        tables = [_index(path) for path in self.shards]
-        self.starts = np.cumsum([0, *map(len, tables)])
-        self.shard = np.repeat(np.arange(len(tables)), np.diff(self.starts))
+        self.shards, tables = shards, [_index(path) for path in shards]
+        self.shard = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
         self.offset, self.size, self.labels = np.concatenate(tables).T.copy()
 
     def name(self, index: int) -> str:
@@ -57,21 +51,17 @@ class ShardImages(Images):
 
 
 def _index(path: Path) -> np.ndarray:
-    """`[n, 3]`: offset, size and label of every image of a shard. Kept beside the shard where that is possible, because
-    reading a million headers takes a minute in every process."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise LrfdynError(f"root: cannot read the shard {path} ({error.strerror})") from None
-    made_from = [FORMAT, found.st_size, found.st_mtime_ns]
+    """`[n, 3]`: offset, size and label of every image of a shard, kept beside it where that is possible."""
     kept = path.with_name(f".{path.name}.index.npy")
     try:
-        table = np.load(kept, allow_pickle=False)
-        if table.ndim == 2 and table.dtype == np.int64 and table[0].tolist() == made_from:
-            return table[1:]
-    except (OSError, ValueError, EOFError, IndexError):
-        pass  # none, or a damaged one
-    table = np.array([made_from, *_scan(path)], np.int64)
+        made_from = [FORMAT, path.stat().st_size, path.stat().st_mtime_ns]
+        with suppress(OSError, ValueError, EOFError, IndexError):  # none is kept, or a damaged one
+            table = np.load(kept, allow_pickle=False)
+            if table.ndim == 2 and table.dtype == np.int64 and table[0].tolist() == made_from:
+                return table[1:]
+        table = np.array([made_from, *_scan(path)], np.int64)
+    except (OSError, tarfile.TarError) as error:
+        raise LrfdynError(f"root: cannot read the shard {path} ({error})") from None
     with suppress(OSError):  # a folder that is only read from
         buffer = io.BytesIO()
         np.save(buffer, table)
@@ -82,22 +72,19 @@ def _index(path: Path) -> np.ndarray:
 def _scan(path: Path) -> list[tuple[int, int, int]]:
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in filter(tarfile.TarInfo.isfile, tar):
-                folder, slash, base = member.name.rpartition("/")
-                stem, _, ending = base.partition(".")  # a key ends at the first dot
-                key = folder + slash + stem
-                if ending.lower() in ENDINGS:
-                    require(key not in images, f"root: {path} has two images for the key {key}")
-                    images[key] = (member.offset_data, member.size)
-                elif ending == "cls":
-                    text = tar.extractfile(member).read()  # type: ignore[union-attr]  # it is a file
-                    number = text.strip().isdigit()
-                    require(number, f"root: {member.name} in {path} is not a class index: {text[:20]!r}")
-                    labels[key] = int(text)
-    except (OSError, tarfile.TarError) as error:
-        raise LrfdynError(f"root: cannot read the shard {path} ({error})") from None
+    with tarfile.open(path, "r:") as tar:
+        for member in filter(tarfile.TarInfo.isfile, tar):
+            folder, slash, base = member.name.rpartition("/")
+            stem, _, ending = base.partition(".")  # a key ends at the first dot
+            key = folder + slash + stem
+            if ending.lower() in ENDINGS:
+                require(key not in images, f"root: {path} has two images for the key {key}")
+                images[key] = (member.offset_data, member.size)
+            elif ending == "cls":
+                text = tar.extractfile(member).read()  # type: ignore[union-attr]  # it is a file
+                number = text.strip().isdigit()
+                require(number, f"root: {member.name} in {path} is not a class index: {text[:20]!r}")
+                labels[key] = int(text)
     for key in images:
         require(key in labels, f"root: {path} has no {key}.cls")
     require(bool(images), f"root: the shard {path} has no images")
@@ -130,22 +117,14 @@ class Shards(DecodedData):
         **options: Any,
     ) -> None:
         require_integer("shuffle_shards", shuffle_shards, 1)
-        if num_classes is not None:
-            require_integer("num_classes", num_classes, 1)
         self._images, self._window = ShardImages(_find(root, train, "train")), shuffle_shards
         test_images = ShardImages(_find(root, test, "test"))
-        last = int(max(self._images.labels.max(), test_images.labels.max()))
-        classes = last + 1 if num_classes is None else num_classes
-        require(classes > last, f"num_classes: the shards in {root} have class indices up to {last}, got {classes}")
-        super().__init__(self._images, test_images, classes, augment, **options)
+        classes = 1 + int(max(self._images.labels.max(), test_images.labels.max()))
+        num_classes = classes if num_classes is None else num_classes
+        require_integer("num_classes", num_classes, classes)  # as many as the shards have
+        super().__init__(self._images, test_images, num_classes, augment, **options)
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
-        starts = self._images.starts
-        rank = permutation(len(self._images.shards), seed, epoch, SHARD_ORDER)
+        place = np.argsort(permutation(len(self._images.shards), seed, epoch, SHARD_ORDER))  # of every shard
         scattered = hashed(seed, epoch, ORDER, np.arange(self.train_images))
-        parts = []
-        for first in range(0, len(rank), self._window):
-            window = np.concatenate([np.arange(starts[s], starts[s + 1]) for s in rank[first : first + self._window]])
-            window.sort()
-            parts.append(window[np.argsort(scattered[window], kind="stable")])
-        return np.concatenate(parts)
+        return np.lexsort((scattered, place[self._images.shard] // self._window))

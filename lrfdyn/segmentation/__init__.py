@@ -1,4 +1,4 @@
-"""Semantic segmentation: classes, inference on images of any size, metrics, pictures."""
+"""Semantic segmentation: model, data, inference on images of any size, metrics, pictures."""
 
 from lrfdyn.segmentation import data, task  # noqa: F401  (they register themselves)
 from lrfdyn.segmentation.model import Segmenter, create_segmenter

@@ -12,8 +12,7 @@ import numpy as np
 
 from lrfdyn.data.preprocess import scaled_size
 from lrfdyn.errors import LrfdynError
-from lrfdyn.segmentation.augment import IGNORED
-from lrfdyn.segmentation.data import CLASSES
+from lrfdyn.segmentation.data import CLASSES, IGNORED
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,28 +35,24 @@ def pillow() -> Any:
 
 
 @cache
-def _table() -> list[list[str]]:
-    """Red, green, blue and synonyms of SceneParse150's classes, in the colours that everybody draws them in."""
-    lines = (Path(__file__).parent / "ade20k.tsv").read_text(encoding="utf-8").splitlines()[1:]
-    return [line.split("\t") for line in lines]
+def _table(classes: int) -> list[tuple[list[int], str]]:
+    """Colour and name of every class: ADE20K's own, or numbers in well-separated colours for other data."""
+    if classes == CLASSES:
+        lines = (Path(__file__).parent / "ade20k.tsv").read_text(encoding="utf-8").splitlines()[1:]
+        return [(list(map(int, colour)), name) for *colour, name in (line.split("\t") for line in lines)]
+    hues = [colorsys.hsv_to_rgb((i * GOLDEN_TURN) % 1, 0.85, 0.95 - 0.3 * (i % 2)) for i in range(classes)]
+    return [([round(255 * level) for level in hue], f"class {i + 1}") for i, hue in enumerate(hues)]
 
 
 def class_names(classes: int = CLASSES) -> list[str]:
     """Return one word or two for each class: the first of ADE20K's synonyms, or a number for other data."""
-    if classes == CLASSES:
-        return [row[3].partition(",")[0] for row in _table()]
-    return [f"class {i + 1}" for i in range(classes)]
+    return [name.partition(",")[0] for _, name in _table(classes)]
 
 
 def palette(classes: int = CLASSES) -> np.ndarray:
     """Return the colours of the classes, levels `[256, 3]`; class 255, which is none, is black."""
     colours = np.zeros((256, 3), np.uint8)
-    if classes == CLASSES:
-        colours[:classes] = [[int(level) for level in row[:3]] for row in _table()]
-    else:
-        for i in range(classes):
-            levels = colorsys.hsv_to_rgb((i * GOLDEN_TURN) % 1, 0.85, 0.95 - 0.3 * (i % 2))
-            colours[i] = [round(255 * level) for level in levels]
+    colours[:classes] = [colour for colour, _ in _table(classes)]
     return colours
 
 
@@ -85,17 +80,16 @@ def blend(image: Image, mask: np.ndarray, classes: int) -> Image:
 
 def overlay(image: Image, mask: np.ndarray, classes: int) -> Image:
     """Draw `blend` with a legend at its side, which is higher than a small image."""
-    names = legend([mask], classes, max(image.height, LEGEND_HEIGHT))
+    names = legend(mask, classes, max(image.height, LEGEND_HEIGHT))
     sheet = pillow().Image.new("RGB", (image.width + names.width, names.height), PAPER)
     sheet.paste(blend(image, mask, classes), (0, 0))
     sheet.paste(names, (image.width, 0))
     return sheet
 
 
-def legend(masks: Sequence[np.ndarray], classes: int, height: int, limit: int = 14, percent: bool = True) -> Image:
-    """Draw the largest classes of the masks, as many as fit, with their share of the pixels."""
-    shares = class_shares(np.concatenate([mask.ravel() for mask in masks]), classes)
-    size = int(np.clip(height / 24, 11, 28))
+def legend(mask: np.ndarray, classes: int, height: int, limit: int = 14, percent: bool = True) -> Image:
+    """Draw the largest classes of a mask or several, as many as fit, with their share of the pixels."""
+    shares, size = class_shares(mask, classes), int(np.clip(height / 24, 11, 28))
     line = round(1.5 * size)
     room = max(1, min(limit, (height - MARGIN) // line))
     shown = list(shares.items())[: room - 1 if len(shares) > room > 1 else room]

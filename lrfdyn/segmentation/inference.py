@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -38,23 +39,20 @@ def check_window(window: int | None, stride: int) -> None:
 def segment(
     model: Segmenter,
     images: Tensor,
-    size: tuple[int, ...] | None = None,
+    size: Sequence[int] | None = None,
     *,
     window: int | None = None,
     flip: bool = False,
 ) -> Tensor:
     """Compute scores `[B, classes, H, W]` of normalised images `[B, 3, h, w]`: logits, or with `flip` the logarithm of
-    the mean probability.
+    the mean probability. `size` is that of the scores, by default the images'.
 
-    `size` is that of the scores, by default the images'. Images are padded to the model's stride. The fused kernels are
-    compiled for one size each, so pictures of many sizes take the plain operations.
+    The fused kernels are compiled for one size each, so pictures of many sizes take the plain operations.
     """
-    stride = model.stride
-    check_window(window, stride)
-    size = tuple(images.shape[-2:]) if size is None else size
+    check_window(window, model.stride)
 
     def whole(x: Tensor) -> Tensor:
-        logits = model(pad_to_stride(x, stride))
+        logits = model(pad_to_stride(x, model.stride))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return logits[..., : x.shape[-2], : x.shape[-1]]
 
@@ -64,9 +62,9 @@ def segment(
         if flip:
             mirrored = look(images.flip(-1)).flip(-1)
             scores = ((scores.softmax(1) + mirrored.softmax(1)) / 2).clamp(min=1e-30).log()
-    if scores.shape[-2:] == torch.Size(size):
+    if size is None or scores.shape[-2:] == torch.Size(size):
         return scores
-    return F.interpolate(scores, size=size, mode="bilinear")
+    return F.interpolate(scores, size=tuple(size), mode="bilinear")
 
 
 @contextmanager
@@ -80,34 +78,25 @@ def any_size() -> Iterator[None]:
 
 
 def best_class(scores: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return the class with the largest score `[B, H, W]` after scaling to `size`, a few classes at a time: the scores
-    of all 150 for a photograph would not fit in memory."""
+    """Return the best class `[B, H, W]` after scaling to `size`, a few classes at a time: they need much memory."""
     if scores.shape[-2:] == torch.Size(size):
         return scores.argmax(1)
     at_once = max(1, MOST_SCORES // (len(scores) * size[0] * size[1]))
-    best: Tensor | None = None
+    best = scores.new_full((len(scores), *size), -torch.inf)
+    where = torch.zeros(best.shape, dtype=torch.long, device=scores.device)
     for first, part in zip(range(0, scores.shape[1], at_once), scores.split(at_once, 1), strict=True):
         value, index = F.interpolate(part, size=size, mode="bilinear").max(1)
-        if best is None:
-            best, where = value, index
-        else:
-            where = torch.where(value > best, index + first, where)
-            best = torch.maximum(value, best)
+        where, best = torch.where(value > best, index + first, where), torch.maximum(value, best)
     return where
 
 
 def in_windows(look: Callable[[Tensor], Tensor], images: Tensor, window: int) -> Tensor:
     """Return the mean of the logits of all windows that see a pixel."""
-    height, width = images.shape[-2:]
-    total: Tensor | None = None
-    seen = torch.zeros(height, width, device=images.device)
-    for top in window_starts(height, window):
-        for left in window_starts(width, window):
-            place = (..., slice(top, top + window), slice(left, left + window))
-            logits = look(images[place])
-            if total is None:
-                total = logits.new_zeros(*logits.shape[:2], height, width)
-            total[place] += logits
-            seen[place] += 1
-    assert total is not None
+    seen, total = torch.zeros(images.shape[-2:], device=images.device), torch.zeros(0)
+    for top, left in product(*(window_starts(length, window) for length in seen.shape)):
+        place = (..., slice(top, top + window), slice(left, left + window))
+        logits = look(images[place])
+        total = total if len(total) else logits.new_zeros(*logits.shape[:2], *seen.shape)
+        total[place] += logits
+        seen[place] += 1
     return total / seen

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lrfdyn.errors import require
-from lrfdyn.segmentation.augment import IGNORED
+from lrfdyn.segmentation.data import IGNORED
 
 
 def require_torchmetrics() -> None:
@@ -26,8 +26,7 @@ def build_confusion(classes: int) -> Any:
 
 
 def iou_and_accuracy(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return intersection over union and accuracy of every class; nan for one that neither occurs nor is predicted
-    (IoU), or that does not occur (accuracy)."""
+    """Return intersection over union and accuracy of every class; nan for one that does not occur."""
     hits, true, predicted = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
     return hits / (true + predicted - hits), hits / true
 
@@ -44,12 +43,9 @@ def scores(matrix: Tensor) -> dict[str, float]:
 
 def class_rows(matrix: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return one row per class: percent, None where there is no number, and its pixels."""
-    iou, accuracy = iou_and_accuracy(matrix)
+    shares = zip(*(values.tolist() for values in iou_and_accuracy(matrix)), strict=True)
+    percent = [[None if share != share else round(100 * share, 4) for share in row] for row in shares]
     return [
-        {"class": name, "iou": _percent(iou[i]), "accuracy": _percent(accuracy[i]), "pixels": int(matrix[i].sum())}
-        for i, name in enumerate(names)
+        {"class": name, "iou": iou, "accuracy": accuracy, "pixels": int(pixels)}
+        for name, (iou, accuracy), pixels in zip(names, percent, matrix.sum(1), strict=True)
     ]
-
-
-def _percent(value: Tensor) -> float | None:
-    return None if bool(value.isnan()) else round(100 * float(value), 4)

@@ -22,7 +22,6 @@ from lrfdyn.sources import find_source
 
 TIMM = "timm/"
 ANN_HEAD = {"neck_width": 256}  # Semantic FPN as the ANN rows of the table were published
-FINEST_ANN_STRIDE = 4
 Neuron = Callable[[], nn.Module]
 
 
@@ -45,8 +44,7 @@ class ReluConv(ConvBN):
 
 
 class ScalePath(nn.Module):
-    """Takes `[T, B, c_in, H, W]` from a stage's grid to the common one, `[T, B, c_out, ...]`: one convolution per
-    doubling, at least one, or one with a stride."""
+    """Takes a stage `[T, B, c_in, H, W]` to the common grid: a convolution per doubling, or one alone with a stride."""
 
     def __init__(self, stride: int, output_stride: int, c_in: int, c_out: int, neuron: Neuron | None) -> None:
         super().__init__()
@@ -76,13 +74,9 @@ def resize(x: Tensor, like: Tensor, mode: str) -> Tensor:
 
 class FPNHead(nn.Module):
     """Maps of the stages `[T, B, C, H, W]`, the finest first, to logits `[B, classes, H / output_stride, W /
-    output_stride]`: a 1x1 convolution per stage, sums from the coarse stages to the fine ones, a 3x3 convolution on
-    each; then every stage is brought to one grid, and their sum is classified.
-
-    `neuron` makes the neuron in front of every convolution; None takes ReLU behind them and no norms in the neck.
-    With `output_stride=4` (Semantic FPN's own) the head of SDT-V3 has the 1.4 M parameters that are published; its
-    published code fuses at stride 2, with two convolutions more.
-    """
+    output_stride]`. `neuron` makes the neuron in front of every convolution; None takes ReLU behind them and no norms
+    in the neck. With `output_stride=4` (Semantic FPN's own) the head of SDT-V3 has the 1.4 M parameters that are
+    published; its published code fuses at stride 2, with two convolutions more."""
 
     def __init__(
         self,
@@ -144,7 +138,7 @@ class TimmStages(nn.Module):
         except (RuntimeError, TypeError, ValueError) as error:
             raise LrfdynError(f"model: timm cannot build {name!r} with feature maps ({error})") from None
         info = list(zip(self.net.feature_info.channels(), self.net.feature_info.reduction(), strict=True))
-        self.wanted = [i for i, (_, stride) in enumerate(info) if stride >= FINEST_ANN_STRIDE]
+        self.wanted = [i for i, (_, stride) in enumerate(info) if stride >= 4]
         self.feature_info = [FeatureInfo(*info[i]) for i in self.wanted]
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
@@ -183,7 +177,6 @@ class Segmenter(SpikingModel):
     def __init__(self, **options: Any) -> None:
         config = SegmenterConfig(**options)
         backbone, in_channels = config.backbone, config.in_channels
-        require_integer("num_classes", config.num_classes, 1)
         named = {name: getattr(config, name) for name in ("time_steps", "attention", "attention_options")}
         asked = {**(config.backbone_options or {}), **{key: value for key, value in named.items() if value is not None}}
         host: Any
@@ -200,18 +193,20 @@ class Segmenter(SpikingModel):
         super().__init__(replace(config, time_steps=host.time_steps))
         self.backbone, self.feature_info = host, host.feature_info
         self.smallest_image = self.stride
-        self.head = self._fresh_head(config.num_classes)
+        self.head = self.fresh_classifier(config.num_classes)
         self.name = f"{backbone}_fpn"
 
-    def _fresh_head(self, num_classes: int) -> FPNHead:
-        """With the host's kind of neuron."""
+    def fresh_classifier(self, num_classes: int) -> FPNHead:
+        """A head with random weights and the host's kind of neuron."""
+        require_integer("num_classes", num_classes, 1)
         neuron: Neuron | None = None
         if isinstance(self.backbone, SpikingModel):
             levels = self.backbone.config.get("levels")
             neuron = LIF if levels is None else partial(IntegerSpike, levels)
         options = {**(ANN_HEAD if neuron is None else {}), **(self.config["head_options"] or {})}
+        like = next(self.parameters())
         try:
-            return FPNHead(self.feature_info, num_classes, neuron, **options)
+            return FPNHead(self.feature_info, num_classes, neuron, **options).to(like.device, like.dtype)
         except TypeError as error:
             raise LrfdynError(f"head_options: {error}") from None
 
@@ -222,14 +217,10 @@ class Segmenter(SpikingModel):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits `[B, classes, H, W]` of images `[B, C, H, W]`."""
-        logits, size = self.forward_logits(images), images.shape[-2:]
+        logits, size = self.head(self.feature_maps(images)), images.shape[-2:]
         if logits.is_cuda and logits.requires_grad:
             return enlarge(logits, size)
         return F.interpolate(logits, size=size, mode="bilinear")
-
-    def forward_logits(self, images: Tensor) -> Tensor:
-        """Logits on the grid of the head, `[B, classes, H / output_stride, W / output_stride]`."""
-        return self.head(self.feature_maps(images))
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         return self.backbone.feature_maps(images)
@@ -239,11 +230,6 @@ class Segmenter(SpikingModel):
 
     def get_classifier(self) -> nn.Module:
         return self.head.classifier  # type: ignore[return-value]
-
-    def fresh_classifier(self, num_classes: int) -> nn.Module:
-        require_integer("num_classes", num_classes, 1)
-        like = next(self.parameters())
-        return self._fresh_head(num_classes).to(like.device, like.dtype)
 
 
 def enlarge(x: Tensor, size: Sequence[int]) -> Tensor:
@@ -278,7 +264,6 @@ def create_segmenter(name: str, **options: Any) -> Segmenter:
 
 
 def load_backbone(model: SpikingModel, source: str) -> None:
-    """Fills the backbone of a `Segmenter` from a trained classifier of the same host, a path or name of
-    `lrfdyn.sources`."""
+    """Fills the backbone of a `Segmenter` from a trained classifier of the same host, found by `lrfdyn.sources`."""
     assert isinstance(model, Segmenter)
     find_source(source, "model.backbone").fill(model.backbone, leave_out="head.")

@@ -23,7 +23,6 @@ from lrfdyn.segmentation.model import Segmenter
 from lrfdyn.sources import find_source
 
 MOST_PIXELS = 2**24  # that the network sees at once: its scores are 150 numbers a pixel
-SCENES = 4  # of a figure where none are named
 
 
 def load_segmenter(source: str, device: str | None = None) -> Segmenter:
@@ -43,8 +42,7 @@ def size_seen(model: Segmenter, image: Any) -> tuple[int, int]:
 
 @torch.no_grad()
 def predict_mask(model: Segmenter, image: Any, *, window: int | None = None, flip: bool = False) -> np.ndarray:
-    """Classes `[H, W]` uint8 of a Pillow image. It is seen with the short side that the model was trained on; the
-    scores are scaled back."""
+    """Classes `[H, W]` uint8 of a Pillow image, which is seen with the short side that the model was trained on."""
     seen = image.convert("RGB").resize(size_seen(model, image), pillow().Image.Resampling.BILINEAR)
     like = next(model.parameters())
     levels = torch.from_numpy(np.array(seen)).permute(2, 0, 1)[None].to(like.device)
@@ -89,12 +87,11 @@ def predict_segmentation(
                 write_atomic(file, partial(pictures[kind].save, format="PNG"))
         except OSError as error:
             raise LrfdynError(f"out: cannot write in {out} ({error.strerror or error})") from None
-        written = {kind: str(file) for kind, file in files.items()}
-        shares = class_shares(mask, classes)
-        yield {"image": str(path), **written, "width": image.width, "height": image.height, "classes": shares}
+        written = {"image": str(path), **{kind: str(file) for kind, file in files.items()}}
+        yield {**written, "width": image.width, "height": image.height, "classes": class_shares(mask, classes)}
 
 
-def choose_pairs(root: Path, names: Sequence[str] = (), count: int = SCENES) -> list[Pair]:
+def choose_pairs(root: Path, names: Sequence[str] = (), count: int = 4) -> list[Pair]:
     """Return validation pairs by name, or `count` of them spread over the whole split."""
     pairs = find_pairs(root, "validation")
     if not names:
@@ -124,7 +121,7 @@ def segmentation_figure(
         masks = [predict_mask(network.eval(), image) for network in networks.values()]
         for values, mask in zip(accuracy.values(), masks, strict=True):
             values.append(100 * float((mask == truth)[labelled].mean()) if labelled.any() else float("nan"))
-        names = legend([truth, *masks], classes, 300, limit=12, percent=False)
+        names = legend(np.stack([truth, *masks]), classes, 300, limit=12, percent=False)
         rows.append([image, *(blend(image, mask, classes) for mask in (truth, *masks)), names])
         correct = ", ".join(f"{title} {values[-1]:.1f} %" for title, values in accuracy.items())
         captions.append(f"{pair.image.stem}: correct pixels {correct}")

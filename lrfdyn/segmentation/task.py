@@ -30,14 +30,9 @@ class Segmentation(Task):
 
     def build_model(self, config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> Segmenter:
         require(config.distill.teacher is None, "distill.teacher: is for classification, and this is segmentation")
-        return create_segmenter(
-            config.model.name,
-            num_classes=num_classes,
-            image_size=image_size,
-            in_channels=in_channels,
-            head_options=config.model.head or None,
-            **config.model.arguments(),
-        )
+        sizes = {"num_classes": num_classes, "image_size": image_size, "in_channels": in_channels}
+        head = config.model.head or None
+        return create_segmenter(config.model.name, head_options=head, **sizes, **config.model.arguments())
 
     def load_start(self, model: SpikingModel, config: TrainConfig) -> None:
         if config.model.backbone is not None:
@@ -54,8 +49,7 @@ class Segmentation(Task):
         source.check_test_pairs()
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Over all pixels, those without a class as zeros: then the share of a process or of an accumulated part does
-        not depend on how many it happens to have."""
+        """Over all pixels, those without a class as zeros: how many a process happens to have changes nothing."""
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum") / targets.numel()
 
     def targets(self, batch: Batch, dtype: torch.dtype) -> Tensor:
@@ -66,8 +60,7 @@ class Segmentation(Task):
 
     @torch.no_grad()
     def test(self, model: nn.Module, run: TestRun) -> dict[str, Any]:
-        """mIoU, mean and pixel accuracy in percent from one confusion matrix, the loss per labelled pixel, and the
-        numbers of every class."""
+        """Return mIoU and accuracies in percent, the loss per labelled pixel, and the numbers of every class."""
         source = run.source
         assert isinstance(source, Ade20k)
         model.eval()
@@ -77,8 +70,8 @@ class Segmentation(Task):
         sums = torch.zeros(2, dtype=torch.float64, device=run.accelerator.device)  # loss, labelled pixels
         for batch in run.batches(multiple=plain.stride):
             with run.accelerator.autocast():
-                size = tuple(batch.labels.shape[-2:])
-                logits = segment(plain, batch.images.to(run.dtype), size, window=source.window, flip=source.flip)
+                images, size = batch.images.to(run.dtype), batch.labels.shape[-2:]
+                logits = segment(plain, images, size, window=source.window, flip=source.flip)
             if batch.count == 0:
                 continue
             confusion.update(logits.argmax(1), batch.labels)

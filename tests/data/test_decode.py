@@ -60,7 +60,7 @@ def test_no_more_workers_than_cores(tmp_path: Path, recwarn) -> None:
 def test_skipped_steps_are_not_decoded(tmp_path: Path, monkeypatch) -> None:
     data = folder_data(write_folder(tmp_path))
     read = []
-    images = data.loaders[0].images
+    images = data.splits["train"]
     original = images.read
     monkeypatch.setattr(images, "read", lambda index: read.append(index) or original(index))
     list(data.train_batches(**TRAIN, start_step=4))
@@ -81,7 +81,7 @@ def test_evaluation_takes_the_scaled_centre(tmp_path: Path) -> None:
 
     data = folder_data(write_folder(tmp_path), crop_share=0.75)
     batch = next(data.test_batches(batch_size=1))
-    with Image.open(io.BytesIO(data.loaders[1].images.read(0))) as image:
+    with Image.open(io.BytesIO(data.splits["test"].read(0))) as image:
         width, height = image.size
         scale = 32 / min(width, height)
         scaled = image.convert("RGB").resize((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
@@ -204,7 +204,7 @@ def test_shards_on_several_disks(tmp_path: Path) -> None:
 
 def test_shard_images_and_labels(tmp_path: Path) -> None:
     write_shards(tmp_path)
-    images = create_data("webdataset", tmp_path, RESIZED).loaders[0].images
+    images = create_data("webdataset", tmp_path, RESIZED).splits["train"]
     assert [images.read(i) for i in range(24)] == [jpeg(i) for i in range(24)]
     assert images.labels.tolist() == [(i + j) % 4 for i in range(3) for j in range(8)]
 
@@ -216,10 +216,10 @@ def test_the_index_of_a_shard_is_kept_and_made_again(tmp_path: Path, monkeypatch
     scanned = []
     scan = shards._scan
     monkeypatch.setattr(shards, "_scan", lambda path: scanned.append(path.name) or scan(path))
-    first = create_data("webdataset", tmp_path, RESIZED).loaders[0].images
+    first = create_data("webdataset", tmp_path, RESIZED).splits["train"]
     assert sorted(scanned) == ["train-0.tar", "train-1.tar", "train-2.tar", "val-0.tar"]
     scanned.clear()
-    again = create_data("webdataset", tmp_path, RESIZED).loaders[0].images
+    again = create_data("webdataset", tmp_path, RESIZED).splits["train"]
     assert not scanned
     assert [again.read(i) for i in range(24)] == [first.read(i) for i in range(24)]
     write_tar(tmp_path / "train-1.tar", [("new", jpeg(77), 1)])  # another shard
@@ -227,7 +227,7 @@ def test_the_index_of_a_shard_is_kept_and_made_again(tmp_path: Path, monkeypatch
     changed = create_data("webdataset", tmp_path, RESIZED)
     assert scanned == ["train-1.tar", "train-2.tar"]
     assert changed.train_images == 17
-    assert changed.loaders[0].images.read(8) == jpeg(77)
+    assert changed.splits["train"].read(8) == jpeg(77)
 
 
 def test_bad_shards(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_size_of_the_output(kind):
     model = tiny_model(attention=kind).eval()
     for size in ((32, 32), (48, 80), (33, 47)):
         assert model(torch.randn(1, 3, *size)).shape == (1, CLASSES, *size)
-    assert model.forward_logits(torch.randn(1, 3, 48, 80)).shape == (1, CLASSES, 12, 20)
+    assert model.head(model.feature_maps(torch.randn(1, 3, 48, 80))).shape == (1, CLASSES, 12, 20)
 
 
 def test_a_constant_map_stays_constant_inside():
