@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
-from lrfdyn.errors import LrfdynError, require
-from lrfdyn.models import SpikingModel, create_model, list_models
+from lrfdyn.errors import require
+from lrfdyn.models import create_model, list_models
 from lrfdyn.models.base import Backbone
 from lrfdyn.models.registry import model_class
+from lrfdyn.models.summary import meta_model
 
 try:
     from timm.models import FeatureInfo, generate_default_cfgs, register_model, resolve_pretrained_cfg
@@ -26,7 +26,6 @@ __all__: list[str] = []  # timm adds the names of the models
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "crop_pct": 0.875}
 CIFAR = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "crop_pct": 1.0}
-CIFAR_SIZE = 32
 # timm's names of our arguments.
 RENAMED = {"in_chans": "in_channels", "drop_path_rate": "drop_path", "img_size": "image_size"}
 # What timm's scripts pass to every model: the one value that the models have.
@@ -35,11 +34,10 @@ FIXED = {"drop_rate": 0.0, "global_pool": "avg"}
 
 def default_config(name: str) -> dict[str, Any]:
     """timm's description of a model: its input, its classes, and the layers that other inputs or classes change."""
-    with torch.device("meta"):
-        model = create_model(name)
+    model = meta_model(name)
     size = model.input_size
     return {
-        **(CIFAR if size[-1] == CIFAR_SIZE else IMAGENET),
+        **(CIFAR if size[-1] == 32 else IMAGENET),
         "input_size": size,
         "num_classes": model.num_classes,
         "pool_size": tuple(-(-side // model.feature_info[-1].stride) for side in size[1:]),
@@ -63,46 +61,32 @@ def our_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return ours
 
 
-def build(
-    name: str,
-    *,
-    pretrained: bool = False,
-    pretrained_cfg: Any = None,
-    pretrained_cfg_overlay: dict[str, Any] | None = None,
-    cache_dir: Any = None,
-    features_only: bool = False,
-    out_indices: int | Sequence[int] | None = None,
-    **options: Any,
-) -> SpikingModel | Backbone:
-    """The model `name` as timm's `create_model` wants it. `cache_dir` is for downloads, of which there are none."""
-    if pretrained:
-        raise LrfdynError(
-            f"pretrained: timm has no weights of {name}; pass pretrained=False, or load a saved model with "
-            "lrfdyn.from_pretrained(folder or repository)"
-        )
-    require(features_only or out_indices is None, "out_indices: is for features_only=True")
-    resolved = resolve_pretrained_cfg(
-        name, pretrained_cfg=pretrained_cfg, pretrained_cfg_overlay=pretrained_cfg_overlay
-    )
-    config = resolved.to_dict()
-    model: Any = create_model(name, **our_options(name, options))
-    if features_only:
-        model = Backbone(model, out_indices)
-        info = [
-            {"num_chs": stage.channels, "reduction": stage.stride, "module": f"stage{i}"}
-            for i, stage in enumerate(model.stages)
-        ]
-        model.feature_info = FeatureInfo(info, model.out_indices)
-        config = {key: value for key, value in config.items() if key not in ("num_classes", "classifier")}
-    model.pretrained_cfg = model.default_cfg = config  # timm reads both names
-    return model
-
-
 def entry_point(name: str) -> Callable[..., nn.Module]:
     """The function that timm registers under the name of a model."""
 
-    def entry(pretrained: bool = False, **options: Any) -> nn.Module:
-        return build(name, pretrained=pretrained, **options)
+    def entry(
+        pretrained: bool = False,
+        pretrained_cfg: Any = None,
+        pretrained_cfg_overlay: dict[str, Any] | None = None,
+        cache_dir: Any = None,  # for downloads, of which there are none
+        features_only: bool = False,
+        out_indices: int | Sequence[int] | None = None,
+        **options: Any,
+    ) -> nn.Module:
+        instead = "pass pretrained=False, or load a saved model with lrfdyn.from_pretrained(folder or repository)"
+        require(not pretrained, f"pretrained: timm has no weights of {name}; {instead}")
+        require(features_only or out_indices is None, "out_indices: is for features_only=True")
+        overlay = {"pretrained_cfg": pretrained_cfg, "pretrained_cfg_overlay": pretrained_cfg_overlay}
+        config = resolve_pretrained_cfg(name, **overlay).to_dict()
+        model: Any = create_model(name, **our_options(name, options))
+        if features_only:
+            model = Backbone(model, out_indices)
+            stages = ({"num_chs": stage.channels, "reduction": stage.stride} for stage in model.stages)
+            info = [{**stage, "module": f"stage{i}"} for i, stage in enumerate(stages)]
+            model.feature_info = FeatureInfo(info, model.out_indices)
+            config = {key: value for key, value in config.items() if key not in ("num_classes", "classifier")}
+        model.pretrained_cfg = model.default_cfg = config  # timm reads both names
+        return model
 
     entry.__name__ = entry.__qualname__ = name  # timm takes the name from here
     entry.__doc__ = f"`lrfdyn.create_model({name!r})`"

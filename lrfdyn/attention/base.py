@@ -139,8 +139,7 @@ class Attention(nn.Module):
         return None
 
     def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations] | None:
-        """The parts of the layer beyond its projections and their operations, for all images and time steps of
-        `spikes`, which hold whole numbers."""
+        """The operations of the parts behind the projections, for all of `spikes`, which hold whole numbers."""
         return None
 
     def state_terms(self, grid: Grid | None = None) -> list[StateTerm] | None:
@@ -150,8 +149,7 @@ class Attention(nn.Module):
     def row_stream(
         self, time_steps: int = 1, batch: int = 1, grid: Grid | None = None, buffers: str = "spikes"
     ) -> RowStream:
-        """The layer's mixing one row of tokens at a time, with all its state allocated. A kind that can stream defines
-        this and returns an object with the methods of `RowStream`."""
+        """The mixing one row of tokens at a time, where a kind can: an object with the methods of `RowStream`."""
         raise LrfdynError(f"attention: {self.kind!r} has no streaming form")
 
     @property

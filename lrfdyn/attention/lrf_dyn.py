@@ -22,12 +22,12 @@ from lrfdyn.attention.row_stream import BUFFERS, RowStream
 from lrfdyn.attention.ssa import LocalReceptiveFields
 from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.nn.neurons import fused_dynamics, fused_norm
+from lrfdyn.ops.bits import packed_width, step_bits_of
 from lrfdyn.ops.bn_lif import bn_lif
-from lrfdyn.ops.channel_bits import packed_width
-from lrfdyn.ops.dendrite import dendrite, initial_dendrites, mode_kernel, paired_modes
+from lrfdyn.ops.dendrite import dendrite, initial_dendrites, paired_modes
+from lrfdyn.ops.dendrite.modes import mode_kernel
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf
-from lrfdyn.ops.step_bits import step_bits_of
 
 TOKENS = ("value", "qkv")
 
@@ -92,12 +92,11 @@ class LRFDyn(Attention):
         self.norm = nn.BatchNorm2d(self.value_dim)
 
     def spikes(self, *projected: Tensor) -> Tensor:
-        if use_triton(projected[-1]):
-            dynamics = fused_dynamics(self.fire)
-            norm = None if dynamics is None else fused_norm(self.norm)
-            if dynamics is not None and norm is not None:
-                return bn_lif(self.currents(*projected), norm, dynamics)
-        return super().spikes(*projected)
+        dynamics = fused_dynamics(self.fire) if use_triton(projected[-1]) else None
+        norm = None if dynamics is None else fused_norm(self.norm)
+        if dynamics is None or norm is None:
+            return super().spikes(*projected)
+        return bn_lif(self.currents(*projected), norm, dynamics)
 
     def mix(self, *spikes: Tensor) -> Tensor:
         return self.norm(self.currents(*spikes).flatten(0, 1)).unflatten(0, spikes[-1].shape[:2])
@@ -113,8 +112,7 @@ class LRFDyn(Attention):
         return spikes[0] if self.token == "value" else self.widen(spikes[1]) * spikes[2]
 
     def mixing_weights(self, spikes: Spikes, grid: Grid, block: int) -> WeightBlocks:
-        """|(I + LRF) Toeplitz(kappa)|, a few input tokens at a time; the gates q and k of `token="qkv"` are left
-        out."""
+        """|(I + LRF) Toeplitz(kappa)|, a few input tokens at a time, without the gates q and k of `token="qkv"`."""
         kernel = self.dendrites.kernel(grid).detach()  # [N, C]
         n, channels = kernel.shape
         token = torch.arange(n, device=kernel.device)
@@ -128,16 +126,12 @@ class LRFDyn(Attention):
     def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations]:
         u = self.tokens([spikes[name] for name in self.projections])
         modes = self.dendrites.weight.shape[1]  # k / 2
-        counts = {
-            "dendrites, input": Operations(u.sum() * modes),
-            # A turn and a decay of two numbers per mode: four products. The read-out: two.
-            "dendrites, recurrence": Operations(multiply_accumulates=4.0 * modes * u.numel()),
-            "dendrites, read-out": Operations(multiply_accumulates=2.0 * modes * u.numel()),
-        }
+        # A turn and a decay of two numbers per mode: four products. The read-out: two.
+        products = {"dendrites, recurrence": 4.0 * modes * u.numel(), "dendrites, read-out": 2.0 * modes * u.numel()}
         if self.lrf.dilations:
-            frames = u.numel() // math.prod(grid)
-            counts["lrf"] = Operations(multiply_accumulates=frames * float(self.lrf.uses(grid).sum()))
-        return counts
+            products["lrf"] = u.numel() // math.prod(grid) * float(self.lrf.uses(grid).sum())
+        counts = {part: Operations(multiply_accumulates=count) for part, count in products.items()}
+        return {"dendrites, input": Operations(u.sum() * modes), **counts}
 
     def row_stream(
         self, time_steps: int = 1, batch: int = 1, grid: Grid | None = None, buffers: str = BUFFERS[0]

@@ -73,8 +73,6 @@ def create_attention(
         layer = lrfdyn.create_attention("lrf_dyn", dim=64, heads=8, grid=(14, 14), dilations=(1, 3))
         y = layer(torch.randn(4, 2, 64, 14, 14))
     """
-    known = attention_options(kind)
-    for name in options:
-        if name not in known:
-            raise unknown_option(kind, name)
+    for name in sorted(options.keys() - attention_options(kind).keys()):
+        raise unknown_option(kind, name)
     return ATTENTIONS[kind](dim, heads, grid, lif_host() if host is None else host, **options)

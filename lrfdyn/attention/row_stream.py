@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ from torch import Tensor
 from lrfdyn.attention.base import Grid, require_grid
 from lrfdyn.errors import require, require_integer
 from lrfdyn.nn.neurons import IntegerSpike
-from lrfdyn.ops.channel_bits import pack_integers, packed_width, unpack_integers
-from lrfdyn.ops.dendrite import dendrite, mode_powers
+from lrfdyn.ops.bits import pack_integers, packed_width, unpack_integers
+from lrfdyn.ops.dendrite import dendrite
+from lrfdyn.ops.dendrite.modes import mode_powers
 from lrfdyn.ops.dispatch import use_triton
 
 if TYPE_CHECKING:
@@ -48,12 +49,7 @@ class RowStream:
     """
 
     def __init__(
-        self,
-        attention: LRFDyn,
-        time_steps: int = 1,
-        batch: int = 1,
-        grid: Grid | None = None,
-        buffers: str = "spikes",
+        self, attention: LRFDyn, time_steps: int = 1, batch: int = 1, grid: Grid | None = None, buffers: str = "spikes"
     ) -> None:
         require(not attention.training, "attention: expected evaluation mode (batch statistics need all rows)")
         require_integer("time_steps", time_steps, 1)
@@ -93,7 +89,6 @@ class RowStream:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of `tensors`."""
         return sum(t.nbytes for t in self.tensors)
 
     def reset(self) -> None:
@@ -135,11 +130,9 @@ class RowStream:
         complete = self.height <= self.arrived <= self.height + self.reach
         require(complete, f"drain: expected all {self.height} rows before, {self.arrived} have arrived")
         while self.arrived < self.height + self.reach:
-            row = self._next(None, None)
-            assert row is not None
-            yield row
+            yield self._next(None, None)
 
-    def _next(self, token: Tensor | None, query: Tensor | None) -> Tensor | None:
+    def _next(self, token: Tensor | None, query: Any) -> Any:
         """One row further; `token` and `query` are those of the row that has just arrived."""
         self.arrived += 1
         out, y = self.arrived - 1 - self.reach, None
@@ -153,7 +146,6 @@ class RowStream:
             codes = unpack_integers(self.queries[out % len(self.queries)], self.attention.dim, y.dtype)
             query = codes.div_(self.levels)
         if self.attention.token == "qkv":
-            assert query is not None
             y = y * self.attention.widen(query)
         image = y.to(self.attention.dendrites.weight.dtype).mT.unsqueeze(2)  # [frames, C, 1, W]
         return self.attention.norm(image).squeeze(2).unflatten(0, self.shape)
@@ -190,9 +182,8 @@ class RowStream:
         """Potentials `[frames, W, C]` of a row of tokens; `state` is moved on in place."""
         decay, frequency, weight = self.attention.dendrites.modes(self.width)
         if use_triton(u, decay, frequency, weight, state):
-            soma, after = dendrite(
-                u.contiguous(), decay, frequency, weight, initial_state=state.contiguous(), output_final_state=True
-            )
+            how: Any = {"initial_state": state.contiguous(), "output_final_state": True}
+            soma, after = dendrite(u.contiguous(), decay, frequency, weight, **how)
             assert after is not None
             state.copy_(after)
             return soma

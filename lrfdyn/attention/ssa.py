@@ -1,5 +1,4 @@
-"""Attentions that compare queries with keys: spiking self-attention (Spikformer), the same with local receptive fields,
-causal, or with a softmax, and spike-driven self-attention (SDT-V1)."""
+"""Attentions of queries and keys: SSA (Spikformer), with local receptive fields, causal, with a softmax, and SDSA."""
 
 from __future__ import annotations
 
@@ -16,10 +15,10 @@ from lrfdyn.attention.base import Attention, AttentionHost, Grid, Operations, Sp
 from lrfdyn.attention.layout import from_heads, query_blocks, to_heads, to_tokens
 from lrfdyn.attention.registry import register_attention
 from lrfdyn.errors import require, require_integers
+from lrfdyn.ops.bits import attach_step_bits, step_bits_of
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf, lrf_reference
 from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
-from lrfdyn.ops.step_bits import attach_step_bits, step_bits_of
 
 
 def whole_image(layer: Attention, grid: Grid | None) -> list[StateTerm]:
@@ -141,10 +140,8 @@ class LocalReceptiveFields(nn.Module):
 
 @register_attention("lrf_ssa", label="LRF-SSA")
 class LRFSSA(SSA):
-    """s q (k^T v) + sum_d DWConv3x3(v; dilation d). The scale is on the global term only.
-
-    The stencils read v, which SSA holds for the whole image anyway, so the state is that of SSA.
-    """
+    """s q (k^T v) + sum_d DWConv3x3(v; dilation d). The stencils read v, which SSA holds for the whole image anyway, so
+    the state is that of SSA."""
 
     def __init__(
         self, dim: int, heads: int, grid: Grid, host: AttentionHost, dilations: Sequence[int] = (3, 5)
@@ -175,11 +172,8 @@ class LRFSSA(SSA):
 
 @register_attention("causal_ssa", label="causal SSA")
 class CausalSSA(LRFSSA):
-    """s sum_{j <= n} (q_n k_j) v_j in raster order, + sum_d DWConv3x3(v; dilation d).
-
-    The stencils are those of LRF-SSA: they see the rows below too, so only the first term is causal. There are none by
-    default.
-    """
+    """s sum_{j <= n} (q_n k_j) v_j in raster order, + sum_d DWConv3x3(v; dilation d). The stencils (none by default)
+    see the rows below too, so only the first term is causal."""
 
     causal = True
 
@@ -201,10 +195,8 @@ class CausalSSA(LRFSSA):
 
 @register_attention("vsa", label="VSA")
 class VSA(SSA):
-    """softmax(q k^T / sqrt(d_h)) v on spikes, as in ViT: the ANN reference.
-
-    An average of sparse spikes stays far below any threshold, so it is normalised before the host's ordinary neuron.
-    """
+    """softmax(q k^T / sqrt(d_h)) v on spikes, as in ViT: the ANN reference. An average of sparse spikes stays far below
+    any threshold, so it is normalised before the host's ordinary neuron."""
 
     normalized = True
 
@@ -236,8 +228,7 @@ class VSA(SSA):
 
 @register_attention("sdsa", label="SDSA")
 class SDSA(Attention):
-    """q * SN{sum_j k_j * v_j}: one gate per channel and no products of queries and keys. The neuron sits behind the sum
-    over all tokens, and the query is gated by its spikes."""
+    """q * SN{sum_j k_j * v_j} (SDT-V1): spikes of a sum over all tokens gate the query, one gate per channel."""
 
     def spikes(self, *projected: Tensor) -> Tensor:
         q, k, v = projected

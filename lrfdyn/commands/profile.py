@@ -17,7 +17,7 @@ from typing import Any
 from rich.table import Table
 
 from lrfdyn.analysis.measure.inference import largest_state, profile_model
-from lrfdyn.analysis.report.memory_plot import check_plot, plot_memory
+from lrfdyn.analysis.report.drawings import check_plot, plot_memory
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.commands.models import NONE, TABLE, wide_console
 from lrfdyn.convert.swap import swap_attention

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lrfdyn.errors import require, require_integer, require_integers
 from lrfdyn.io.hub import HubMixin
+from lrfdyn.nn.layers import init_weights
 from lrfdyn.nn.sections import Section
 
 USUAL_IMAGE_SIZE = 224  # of hosts that take any size
@@ -49,17 +50,17 @@ class SpikingModel(HubMixin):
 
     `forward` takes static images `[B, C, H, W]`, which are shown for `time_steps` steps, or event frames
     `[T, B, C, H, W]`. `config` holds the options that the model was built with, so that `type(model)(**model.config)`
-    is a fresh one of the same kind. A host implements `forward_stages`, sets `head` and says what it takes
-    (`head_input`).
+    is a fresh one of the same kind. A host sets `stem`, `stages` and `head`, or runs in its own way (`forward_stages`,
+    `head_input`).
     """
 
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
-    # Regular expressions that make our keys of official ones, each in turn; a replacement of None drops the entry
-    # (never used in forward).
+    # Regular expressions that make our keys of official ones, each in turn; None drops an entry (unused in forward).
     official_keys: ClassVar[tuple[tuple[str, str | None], ...]] = ()
-    # What to know when official weights are loaded into this model.
-    official_warning: str | None = None
+    official_warning: str | None = None  # when official weights are loaded into this model
     smallest_image: int = 1
+    stem: Any  # modules
+    stages: Any
     head: nn.Module
     feature_info: list[FeatureInfo]
     grid: tuple[int, int]
@@ -90,29 +91,33 @@ class SpikingModel(HubMixin):
             self.grid = (-(-image_size // last), -(-image_size // last))
 
     def sections(self) -> Iterator[Section]:
-        """The chain of sections up to the last feature map, for inference in little memory. A host that does not say
-        more is one section."""
-
-        def features(x: Tensor) -> Tensor:
-            return self.forward_stages(x, only_last=True)[-1]
-
-        stride = self.feature_info[-1].stride
-        yield Section("features", features, (self,), self.num_features, "numbers", stride=stride, tiled=False)
+        """The chain of sections up to the last feature map, for inference in little memory: one if a host says none."""
+        width, stride = self.num_features, self.feature_info[-1].stride
+        yield Section(
+            "features", lambda x: self.forward_stages(x, True)[-1], (self,), width, "numbers", 0, stride, tiled=False
+        )
 
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
         """The feature maps `[T, B, C, H, W]` of time-major input, one per stage, described by `feature_info`. With
         `only_last`, that of the last stage alone: the others are let go as soon as the next stage has read them."""
-        raise NotImplementedError
+        return self.run_stages(self.stem(x), only_last)
+
+    def run_stages(self, x: Tensor, only_last: bool) -> list[Tensor]:
+        """The outputs of `stages`, which follow each other, or that of the last alone."""
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            if not only_last:
+                maps.append(x)
+        return maps or [x]
 
     def head_input(self, x: Tensor) -> Tensor:
-        """What the classifier takes of the last feature map: `[T, B, C]`, or `[B, C]` where time is averaged first, as
-        the mean over tokens and time does here."""
+        """What the classifier takes of the last feature map: `[T, B, C]`, or here its mean over time too, `[B, C]`."""
         # Channels moved last, so that the gradient of the mean is laid out like x.
         return x.permute(0, 1, 3, 4, 2).mean((0, 2, 3))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits `[B, classes]` of the last feature map, or with `pre_logits` the features `[B, C]` in front of the
-        classifier."""
+        """Logits `[B, classes]` of the last feature map, or with `pre_logits` what the classifier takes, `[B, C]`."""
         features = self.head_input(x)
         y = features if pre_logits else self.head(features)
         return y.mean(0) if y.dim() == 3 else y
@@ -126,8 +131,7 @@ class SpikingModel(HubMixin):
         return self.forward_stages(self.to_time_major(images))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits `[B, classes]` of static images `[B, C, H, W]`, which are shown `time_steps` times, or of event frames
-        `[T, B, C, H, W]`."""
+        """Logits `[B, classes]` of images `[B, C, H, W]`, shown `time_steps` times, or of frames `[T, B, C, H, W]`."""
         return self.forward_head(self.forward_features(images))
 
     def to_time_major(self, images: Tensor) -> Tensor:
@@ -171,9 +175,7 @@ class SpikingModel(HubMixin):
     def fresh_classifier(self, num_classes: int) -> nn.Module:
         """A classifier with random weights, on the device and in the number format of the model."""
         layer = classifier(self.num_features, num_classes)
-        if isinstance(layer, nn.Linear):
-            nn.init.trunc_normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
+        init_weights(layer)
         like = next(self.parameters())
         return layer.to(like.device, like.dtype)
 

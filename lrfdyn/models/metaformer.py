@@ -1,7 +1,4 @@
-"""What SDT-V2 and SDT-V3 share: three stages of convolution blocks, then two of attention blocks.
-
-Residual streams carry membrane potentials; every branch starts with a neuron and ends in a batch norm.
-"""
+"""What SDT-V2 and SDT-V3 share: stages of convolution and of attention blocks, with potentials on the shortcuts."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from torch import Tensor, nn
 from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.transformer import TransformerConfig
-from lrfdyn.nn.layers import ConvBN, MembraneConv, drop_path_rates, init_weights, run_stages
+from lrfdyn.nn.layers import ConvBN, MembraneConv, drop_path_rates, init_weights
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, residual_section, row_halo, sections_of
 
@@ -69,11 +66,11 @@ class MetaFormerConfig(TransformerConfig):
 
 
 class MetaFormer(SpikingModel):
-    """Three stages of convolution blocks, whose residual branch is `separable(width, kernel, neuron)`, and two of
-    attention blocks."""
+    """Three stages of convolution blocks with a branch `separable(width, kernel, neuron)`, two of attention blocks."""
 
     config_class: ClassVar[type[MetaFormerConfig]]
     separable: ClassVar[type[nn.Module]]
+    make_block: Callable[[Any, int, float], nn.Module]  # of attention: configuration, width and drop rate
 
     def __init__(self, **options: Any) -> None:
         config = self.config_class(**options)
@@ -111,21 +108,14 @@ class MetaFormer(SpikingModel):
         """A neuron, or that in front of the classifier."""
         return LIF()
 
-    def make_block(self, config: Any, width: int, drop_path: float) -> nn.Module:
-        """An attention block, of the host's `config_class`."""
-        raise NotImplementedError
-
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
-        if only_last:
-            return run_stages(self.stages, x, only_last)
-        *early, _, last = run_stages(self.stages, x)  # the last two stages are on the same grid
-        return [*early, last]
+        maps = self.run_stages(x, only_last)
+        return maps if only_last else [*maps[:-2], maps[-1]]  # the last two stages are on the same grid
 
     def head_input(self, x: Tensor) -> Tensor:
         return self.neuron(x.mean((3, 4)))
 
     def sections(self) -> Iterator[Section]:
-        stages: Any = self.stages
-        for i, stage in enumerate(stages):
+        for i, stage in enumerate(self.stages):
             yield stage.down.section(f"stages.{i}.down")
             yield from sections_of(f"stages.{i}.blocks", stage.blocks)

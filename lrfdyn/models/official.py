@@ -18,6 +18,7 @@ from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models.base import SpikingModel
 
 Value = TypeVar("Value")
+Host = SpikingModel | type[SpikingModel]
 
 # Where training scripts put the weights. An average over training steps is taken only where nothing else is there.
 WRAPPERS = ("model", "state_dict", "model_state", "model_state_dict", "net", "network", "weights")
@@ -37,11 +38,9 @@ class OfficialReport:
     source_key: str = ""
 
     def __str__(self) -> str:
-        lines = [f"loaded official weights from {self.source_key or 'the whole file'}"]
-        for what in ("dropped", "missing", "unexpected"):
-            if names := getattr(self, what):
-                lines.append(f"{what}: {_few(names)}")
-        return "\n".join(lines)
+        lists = {what: getattr(self, what) for what in ("dropped", "missing", "unexpected")}
+        lines = [f"{what}: {_few(names)}" for what, names in lists.items() if names]
+        return "\n".join([f"loaded official weights from {self.source_key or 'the whole file'}", *lines])
 
 
 def load_official(model: SpikingModel, path: str | Path, strict: bool = True) -> OfficialReport:
@@ -55,13 +54,16 @@ def load_official(model: SpikingModel, path: str | Path, strict: bool = True) ->
         print(lrfdyn.load_official(model, "spikformer_8_512.pth.tar"))
     """
     path = Path(path)
-    state, source_key = read_official(path)
+    require(path.is_file(), f"path: no such file: {path}")
+    state, source_key = _unwrap(_read(path), path)
+    while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in state)), None):
+        state = {name.removeprefix(prefix): value for name, value in state.items()}
     try:
         report = load_official_state(model, state, strict)
     except LrfdynError as error:
         raise LrfdynError(f"path: {path} does not fit the model: {error}") from None
-    if message := model.official_warning:
-        warnings.warn(message, stacklevel=2)
+    if model.official_warning:
+        warnings.warn(model.official_warning, stacklevel=2)
     return replace(report, source_key=source_key)
 
 
@@ -74,17 +76,24 @@ def load_official_state(model: SpikingModel, state: Mapping[str, Tensor], strict
     shared = {key: value for key, value in renamed.items() if key in own}
     require(bool(shared), f"no key is known, the first are {_few(list(state))}; another kind of model?")
     for key, value in shared.items():
-        _check_shape(key, value, own[key])
+        given, wanted = list(value.shape), list(own[key].shape)
+        if [n for n in given if n != 1] != [n for n in wanted if n != 1]:
+            classes = f"; the file is for {given[0]} classes, num_classes of the model is {wanted[0]}"
+            head = key.endswith(("head.bias", "head.weight"))
+            raise LrfdynError(f"{key} expected {wanted}, got {given}{classes if head else ''}")
     if strict and (missing or unexpected):
-        raise LrfdynError(
-            f"missing in the file: {_few(missing)}; unknown to the model: {_few(unexpected)}{_advice(model)}"
+        official, kind = model.options().get("attention"), model.config.get("attention")
+        advice = (
+            f". The official weights are for attention={official!r}: build the model with that, load, "
+            f"then swap_attention(model, {kind!r}); or load only what is shared with strict=False"
         )
-    fitting = {key: value.reshape(own[key].shape) for key, value in shared.items()}
-    model.load_state_dict(fitting, strict=False)
+        differ = f"missing in the file: {_few(missing)}; unknown to the model: {_few(unexpected)}"
+        raise LrfdynError(differ if kind == official else differ + advice)
+    model.load_state_dict({key: value.reshape(own[key].shape) for key, value in shared.items()}, strict=False)
     return OfficialReport(tuple(dropped), tuple(missing), tuple(unexpected))
 
 
-def our_key(model: SpikingModel | type[SpikingModel], official: str) -> str | None:
+def our_key(model: Host, official: str) -> str | None:
     """Our name of an official key; None for entries that the official forward never uses."""
     for pattern, replacement in model.official_keys:
         if replacement is None and re.search(pattern, official):
@@ -93,86 +102,38 @@ def our_key(model: SpikingModel | type[SpikingModel], official: str) -> str | No
     return official
 
 
-def rename_official(
-    model: SpikingModel | type[SpikingModel], state: Mapping[str, Value]
-) -> tuple[dict[str, Value], list[str]]:
+def rename_official(model: Host, state: Mapping[str, Value]) -> tuple[dict[str, Value], list[str]]:
     """`state` under our keys, and the official keys that were dropped."""
     names = {key: our_key(model, key) for key in state}
     kept = {ours: state[key] for key, ours in names.items() if ours is not None}
     return kept, [key for key, ours in names.items() if ours is None]
 
 
-def read_official(path: Path) -> tuple[dict[str, Tensor], str]:
-    """The official state dict in a file, and the key it was found under."""
-    require(path.is_file(), f"path: no such file: {path}")
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-    state, key = _unwrap(content, path)
-    while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in state)), None):
-        state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return state, key
-
-
-def _read_safetensors(path: Path) -> Any:
-    try:
-        return load_file(path)
-    except Exception as error:  # a damaged file can raise anything
-        raise LrfdynError(f"path: {path} is damaged or not a safetensors file ({error})") from None
-
-
-def _read_torch(path: Path) -> Any:
+def _read(path: Path) -> Any:
+    plain = path.suffix == ".safetensors"
     try:
         # Official checkpoints keep the arguments of the training script beside the weights. A Namespace is only data.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what matters comes as an error
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
+            return load_file(path) if plain else torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can raise anything
         if code := re.search(r"GLOBAL (\S+)", str(error)):
-            raise LrfdynError(
-                f"path: {path} is refused, reading it would run code of others: it asks for {code[1]}; "
-                "save only its state dict, where you trust it"
-            ) from None
+            refused = f"path: {path} is refused, reading it would run code of others: it asks for {code[1]}"
+            raise LrfdynError(f"{refused}; save only its state dict, where you trust it") from None
         reason = str(error).split(". ")[0] or type(error).__name__  # PyTorch goes on about running code after all
-        raise LrfdynError(f"path: {path} is damaged or not a PyTorch checkpoint ({reason})") from None
+        what = "a safetensors file" if plain else "a PyTorch checkpoint"
+        raise LrfdynError(f"path: {path} is damaged or not {what} ({reason})") from None
 
 
 def _unwrap(content: Any, path: Path) -> tuple[dict[str, Tensor], str]:
-    if _is_state(content):
-        return dict(content), ""
+    """The state dict in what a file holds, and the key it was found under."""
     keys = content if isinstance(content, Mapping) else {}
-    for key in (*WRAPPERS, *AVERAGES):
-        if key in keys and _is_state(keys[key]):
-            return dict(keys[key]), key
+    for key, state in [("", content), *((key, keys.get(key)) for key in (*WRAPPERS, *AVERAGES))]:
+        entries = state.items() if isinstance(state, Mapping) else ()
+        if entries and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in entries):
+            return dict(entries), key
     found = f"the keys {_few([str(key) for key in keys])}" if keys else type(content).__name__
     raise LrfdynError(f"path: {path} has no state dict, alone or under {', '.join(WRAPPERS)}; found {found}")
-
-
-def _is_state(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and bool(value)
-        and all(isinstance(key, str) and isinstance(tensor, Tensor) for key, tensor in value.items())
-    )
-
-
-def _check_shape(key: str, given: Tensor, own: Tensor) -> None:
-    if [n for n in given.shape if n != 1] == [n for n in own.shape if n != 1]:
-        return
-    message = f"{key} expected {list(own.shape)}, got {list(given.shape)}"
-    if key.endswith(("head.bias", "head.weight")):
-        message += f"; the file is for {given.shape[0]} classes, num_classes of the model is {own.shape[0]}"
-    raise LrfdynError(message)
-
-
-def _advice(model: SpikingModel) -> str:
-    """How to load into a model with another attention than the official one."""
-    official = model.options().get("attention")
-    kind = model.config.get("attention")
-    if kind == official:
-        return ""
-    return (
-        f". The official weights are for attention={official!r}: build the model with that, load, "
-        f"then swap_attention(model, {kind!r}); or load only what is shared with strict=False"
-    )
 
 
 def _few(names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.registry import register_model
 from lrfdyn.models.spikformer import Block
 from lrfdyn.models.transformer import TransformerConfig, stem_widths
-from lrfdyn.nn.layers import ConvBN, SpikingConv, drop_path_rates, init_weights, max_pool, run_stages
+from lrfdyn.nn.layers import ConvBN, SpikingConv, drop_path_rates, init_weights, max_pool
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, lean_max_pool, sections_of
 
@@ -86,8 +86,7 @@ class TokenAttention(nn.Module):
     def __init__(self, dim: int, heads: int, host: AttentionHost) -> None:
         super().__init__()
         self.heads = heads
-        self.q = host.project(dim, dim)
-        self.k = host.project(dim, dim)
+        self.q, self.k = host.project(dim, dim), host.project(dim, dim)
         self.fire = host.fire()
         self.proj = host.project_out(dim, dim)
 
@@ -126,8 +125,7 @@ class QKFormerConfig(TransformerConfig):
 @register_model("qkformer_10_768", dim=768, depth=10, heads=12)
 @register_model("qkformer_4_384", dim=384, depth=4, heads=8, form="cifar", image_size=32, num_classes=100)
 class QKFormer(SpikingModel):
-    """QKFormer: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Options are the fields of
-    `QKFormerConfig`."""
+    """QKFormer: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Options: `QKFormerConfig`."""
 
     config_class = QKFormerConfig
     official_keys = (
@@ -178,13 +176,9 @@ class QKFormer(SpikingModel):
                 "have it: build the model with legacy_neuron_axis=True to compute what the official code does"
             )
 
-    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
-        return run_stages(self.stages, self.stem(x), only_last)
-
     def sections(self) -> Iterator[Section]:
         yield self.stem.section("stem")
-        stages: Any = self.stages
-        for i, stage in enumerate(stages):
+        for i, stage in enumerate(self.stages):
             yield stage.embedding.section(f"stages.{i}.embedding")
             yield from sections_of(f"stages.{i}.blocks", stage.blocks)
 

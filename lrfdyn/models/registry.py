@@ -53,9 +53,7 @@ def host_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     kind = host.get("attention", known.get("attention"))
     kind_options = {} if kind is None else attention_options(kind)
     own = {key: host.pop(key) for key in options if key in kind_options}
-    for key in host:
-        if key in known:
-            continue
+    for key in sorted(host.keys() - known.keys()):
         if kind is not None and option_takers(key):
             raise unknown_option(kind, key)
         raise unknown_name(f"option of {name}", key, [*known, *kind_options])

@@ -12,16 +12,7 @@ from torch import Tensor, nn
 from lrfdyn.errors import require
 from lrfdyn.models.base import ModelConfig, SpikingModel, classifier
 from lrfdyn.models.registry import register_model
-from lrfdyn.nn.layers import (
-    ConvBN,
-    DropPath,
-    MembraneConv,
-    SpikingConv,
-    convolve,
-    drop_path_rates,
-    max_pool,
-    run_stages,
-)
+from lrfdyn.nn.layers import ConvBN, DropPath, MembraneConv, SpikingConv, convolve, drop_path_rates, max_pool
 from lrfdyn.nn.neurons import IF, MSLIF
 
 
@@ -96,9 +87,6 @@ class SpikingResNet(SpikingModel):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
-        return run_stages(self.stages, self.stem(x), only_last)
-
 
 class SEWStem(ConvBN):
     """Convolution and batch norm of a static image run once, so that its statistics do not count the time steps."""
@@ -114,18 +102,18 @@ class SEWResNet(SpikingResNet):
     added element-wise. Options are the fields of `ResNetConfig`."""
 
     config_class = ResNetConfig
+    stem_layer, layer, neuron_class, first_stride = SEWStem, SpikingConv, IF, 1
     official_keys = (
-        *((rf"^layer{i + 1}\.", f"stages.{i}.") for i in range(4)),
         (r"downsample\.0\.", "shortcut."),
+        *((rf"^layer{i + 1}\.", f"stages.{i}.") for i in range(4)),
         (r"\.module\.0\.", ".conv."),
         (r"\.module\.1\.", ".bn."),
         (r"^(conv|bn)1\.", r"stem.\1."),
         (r"^fc\.", "head."),
     )
-    stem_layer, layer, neuron_class, first_stride = SEWStem, SpikingConv, IF, 1
 
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
-        return run_stages(self.stages, max_pool(self.neuron(self.stem(x))), only_last)
+        return self.run_stages(max_pool(self.neuron(self.stem(x))), only_last)
 
     def head_input(self, x: Tensor) -> Tensor:
         return x.mean((0, 3, 4))
@@ -138,6 +126,7 @@ class MSResNet(SpikingResNet):
     potentials, and neurons are only inside the residual branches. Options are the fields of `MSResNetConfig`."""
 
     config_class = MSResNetConfig
+    layer, neuron_class, first_stride = MembraneConv, MSLIF, 2
     official_keys = (
         *((rf"^conv{i + 2}_x\.", f"stages.{i}.") for i in range(4)),
         (r"^conv1\.0\.", "stem.conv."),
@@ -150,7 +139,6 @@ class MSResNet(SpikingResNet):
         (r"shortcut\.1\.bn\.", "shortcut.bn."),
         (r"^fc\.", "head."),
     )
-    layer, neuron_class, first_stride = MembraneConv, MSLIF, 2
 
     def head_input(self, x: Tensor) -> Tensor:
         return self.neuron(x).mean((0, 3, 4))

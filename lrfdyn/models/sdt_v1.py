@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -51,13 +50,6 @@ class SDTV1(PlainTransformer):
     official_keys = ((r"^block\.\d+\.attn\.talking_heads\.", None), *Spikformer.official_keys)
     membrane = True
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.neuron = LIF()
-
     def make_block(self, config: SDTV1Config, drop_path: float) -> MembraneBlock:
         attn = config.make_attention(config.dim, self.grid, ATTENTION_HOST)
         return MembraneBlock(LIF(), attn, MLP(config.dim, config.hidden_width(config.dim)), drop_path)
-
-    def head_input(self, x: Tensor) -> Tensor:
-        return self.neuron(x.mean((3, 4)))

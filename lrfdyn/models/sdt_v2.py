@@ -10,16 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
-from lrfdyn.models.base import classifier
 from lrfdyn.models.metaformer import OFFICIAL_KEYS, MetaFormer, MetaFormerConfig
 from lrfdyn.models.registry import register_model
-from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, fold_time, init_weights
+from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, fold_time
 from lrfdyn.nn.neurons import LIF
 
 
 class SeparableConv(nn.Module):
-    """A depth-wise convolution between two 1x1 convolutions, on potentials `[T, B, dim, H, W]`, without batch norm and
-    neuron in front of the last one."""
+    """A depth-wise between two 1x1 convolutions on potentials `[T, B, dim, H, W]`, no norm and neuron behind it."""
 
     def __init__(self, dim: int, kernel: int, neuron: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -33,8 +31,7 @@ class SeparableConv(nn.Module):
 
 
 class RepConv(nn.Module):
-    """A chain of linear layers from `[N, c_in, H, W]` to `[N, c_out, H, W]` that equals one 3x3 convolution once its
-    statistics are fixed."""
+    """A chain of linear layers on `[N, C, H, W]` that equals one 3x3 convolution once its statistics are fixed."""
 
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
@@ -49,11 +46,9 @@ class RepConv(nn.Module):
         return self.bn2(self.conv2(self.depthwise(y)))
 
 
-def with_border(y: Tensor, bn: nn.BatchNorm2d) -> Tensor:
+def with_border(y: Tensor, bn: Any) -> Tensor:
     """Puts one more pixel on each side of `y`, `[N, C, H, W]`, which `bn` gave: what `bn` makes of 0 with its running
     statistics, in training those that `y` has just updated. The border carries no gradient."""
-    assert bn.running_mean is not None
-    assert bn.running_var is not None
     with torch.no_grad():
         zero = bn.bias - bn.running_mean * bn.weight / torch.sqrt(bn.running_var + bn.eps)
         shape = (*y.shape[:2], y.shape[2] + 2, y.shape[3] + 2)
@@ -94,10 +89,8 @@ class SDTV2Config(MetaFormerConfig):
 @register_model("sdt_v2_31m", widths=(96, 192, 384, 480))
 @register_model("sdt_v2_55m", widths=(128, 256, 512, 640))
 class SDTV2(MetaFormer):
-    """SDT-V2: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`.
-
-    With `distillation`, training gives two of them, of both classifiers. Options are the fields of `SDTV2Config`.
-    """
+    """SDT-V2: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`, with `distillation` in training to
+    those of both classifiers. Options are the fields of `SDTV2Config`."""
 
     config_class = SDTV2Config
     official_keys = (
@@ -118,10 +111,8 @@ class SDTV2(MetaFormer):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        distillation, classes = self.config["distillation"], self.config["num_classes"]
-        self.distillation_head = classifier(self.num_features, classes) if distillation else None
-        if self.distillation_head is not None:
-            init_weights(self.distillation_head)
+        second = self.config["distillation"]
+        self.distillation_head = self.fresh_classifier(self.num_classes) if second else None
 
     def make_block(self, config: SDTV2Config, width: int, drop_path: float) -> MembraneBlock:
         attn = config.make_attention(width, self.grid, ATTENTION_HOST)

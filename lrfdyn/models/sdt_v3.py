@@ -1,8 +1,5 @@
-"""SDT-V3, E-SpikeFormer (Yao et al., 2025), with any attention.
-
-Its neuron has no state: an integer spike stands for `levels` binary steps. The time axis holds independent frames,
-whose logits are averaged.
-"""
+"""SDT-V3, E-SpikeFormer (Yao et al., 2025), with any attention. Its neuron has no state: an integer spike stands for
+`levels` binary steps, and the time axis holds independent frames, whose logits are averaged."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ from lrfdyn.nn.neurons import IntegerSpike
 
 
 class SeparableConv(nn.Module):
-    """A depth-wise convolution between two 1x1 convolutions, on potentials `[T, B, dim, H, W]`, each with a neuron and
-    a batch norm."""
+    """A depth-wise between two 1x1 convolutions on potentials `[T, B, dim, H, W]`, each with neuron and batch norm."""
 
     def __init__(self, dim: int, kernel: int, neuron: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -51,8 +47,7 @@ class SDTV3Config(MetaFormerConfig):
 @register_model("sdt_v3_m", widths=(48, 96, 192, 240))
 @register_model("sdt_v3_l", widths=(64, 128, 256, 360))
 class SDTV3(MetaFormer):
-    """SDT-V3: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Options are the fields of
-    `SDTV3Config`."""
+    """SDT-V3: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Options: `SDTV3Config`."""
 
     config_class = SDTV3Config
     official_keys = (

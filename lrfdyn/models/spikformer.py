@@ -33,8 +33,7 @@ class Block(nn.Module):
 
     def __init__(self, attn: nn.Module, dim: int, hidden: int, drop_path: float) -> None:
         super().__init__()
-        self.attn = attn
-        self.mlp = MLP(dim, hidden)
+        self.attn, self.mlp = attn, MLP(dim, hidden)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:

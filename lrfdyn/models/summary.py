@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,13 +14,10 @@ from torch._subclasses import FakeTensorMode
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.registry import create_model
 
-CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold layers and are not called themselves
-
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of a summary. `output` is the shape for one image and time step: channels, height and width, or features
-    alone."""
+    """A layer of a summary. `output` is the shape for one image and time step: `[C, H, W]`, or features alone."""
 
     path: str
     kind: str
@@ -42,7 +40,7 @@ def parts(model: nn.Module, depth: int, prefix: str = "") -> Iterator[tuple[str,
     """The modules `depth` levels down (those that end earlier too): together they hold every parameter once."""
     for name, child in model.named_children():
         path = prefix + name
-        if isinstance(child, CONTAINERS):
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):  # it holds layers and is not called itself
             yield from parts(child, depth, f"{path}.")
         elif depth == 1 or not list(child.children()) or list(child.parameters(recurse=False)):
             yield path, child
@@ -52,30 +50,20 @@ def parts(model: nn.Module, depth: int, prefix: str = "") -> Iterator[tuple[str,
 
 def summarize(model: SpikingModel, depth: int = 2) -> list[Layer]:
     """The layers that hold parameters, `depth` levels down, with their outputs for an image of `model.input_size`."""
-    chosen = {path: part for path, part in parts(model, depth) if count_parameters(part)}
-    shapes = output_shapes(model, list(chosen))
-    return [Layer(path, type(part).__name__, shapes.get(path), count_parameters(part)) for path, part in chosen.items()]
-
-
-def output_shapes(model: SpikingModel, paths: list[str]) -> dict[str, tuple[int, ...]]:
-    """The last axes of what these modules give: without time and batch."""
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def note(path: str) -> Any:
-        def hook(_module: nn.Module, _arguments: Any, output: Any) -> None:
-            last = output[-1] if isinstance(output, (list, tuple)) else output
-            if isinstance(last, Tensor):
-                shapes[path] = tuple(last.shape[-3:] if last.dim() >= 4 else last.shape[-1:])
-
-        return hook
+    def note(path: str, _module: nn.Module, _arguments: Any, output: Any) -> None:
+        last = output[-1] if isinstance(output, (list, tuple)) else output
+        if isinstance(last, Tensor):
+            shapes[path] = tuple(last.shape[-3:] if last.dim() >= 4 else last.shape[-1:])
 
     with torch.device("meta"):
         twin = type(model)(**model.config).eval()
     # Fake tensors have shapes and no memory. They say to be on a CPU: operations ask the device whether autocast is
     # on, which the meta device cannot answer.
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        modules = dict(twin.to_empty(device="cpu").named_modules())
-        for path in paths:
-            modules[path].register_forward_hook(note(path))
+        chosen = {path: part for path, part in parts(twin.to_empty(device="cpu"), depth) if count_parameters(part)}
+        for path, part in chosen.items():
+            part.register_forward_hook(partial(note, path))
         twin(torch.zeros(1, *model.input_size))
-    return shapes
+    return [Layer(path, type(part).__name__, shapes.get(path), count_parameters(part)) for path, part in chosen.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
@@ -17,7 +17,6 @@ from lrfdyn.nn.layers import ConvBN, MembraneConv, SpikingConv, drop_path_rates,
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, sections_of
 
-IMAGENET_POOLING = (True, True, True, True)
 CIFAR_POOLING = (False, False, True, True)
 CIFAR: dict[str, Any] = {"pooling": CIFAR_POOLING, "image_size": 32, "num_classes": 100}
 
@@ -57,7 +56,7 @@ class PlainTransformerConfig(TransformerConfig):
     """Channels of the blocks."""
     depth: int = 8
     """Number of blocks."""
-    pooling: Sequence[bool] = IMAGENET_POOLING
+    pooling: Sequence[bool] = (True, True, True, True)
     """Which of the four stages of the stem halve the grid."""
 
 
@@ -104,11 +103,12 @@ class Stem(nn.Module):
 
 
 class PlainTransformer(SpikingModel):
-    """A stem and blocks that keep its grid and width. A host defines `make_block`, and says whether its shortcuts carry
-    potentials (`membrane`)."""
+    """A stem and blocks that keep its grid and width. With `membrane`, shortcuts carry potentials, and the classifier
+    takes the spikes of their means."""
 
     config_class: ClassVar[type[PlainTransformerConfig]]
     membrane: ClassVar[bool] = False
+    make_block: Callable[[Any, float], nn.Module]  # of the configuration and the drop rate
 
     def __init__(self, **options: Any) -> None:
         config = self.config_class(**options)
@@ -121,17 +121,17 @@ class PlainTransformer(SpikingModel):
         rates = drop_path_rates(config.drop_path, config.depth)
         self.blocks = nn.ModuleList(self.make_block(config, rate) for rate in rates)
         self.head = classifier(config.dim, config.num_classes)
+        self.neuron = LIF() if self.membrane else None
         init_weights(self)
-
-    def make_block(self, config: Any, drop_path: float) -> nn.Module:
-        """A block, of the host's `config_class`."""
-        raise NotImplementedError
 
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
         *early, x = self.stem(x, only_last)
         for block in self.blocks:
             x = block(x)
         return [*early, x]
+
+    def head_input(self, x: Tensor) -> Tensor:
+        return super().head_input(x) if self.neuron is None else self.neuron(x.mean((3, 4)))
 
     def sections(self) -> Iterator[Section]:
         yield from self.stem.sections("stem")

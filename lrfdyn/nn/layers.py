@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from lrfdyn.errors import require
 from lrfdyn.nn.neurons import FoldedNorm, fused_dynamics, fused_norm, observed
 from lrfdyn.nn.sections import Section, lean_max_pool, residual_section, row_halo
+from lrfdyn.ops.bits import attach_step_bits, step_bits_of
 from lrfdyn.ops.bn_lif import bn_lif, joined
 from lrfdyn.ops.dispatch import autocast_dtype, use_triton
+from lrfdyn.ops.gradient_memory import split_channels
 from lrfdyn.ops.spike_conv import spike_conv
-from lrfdyn.ops.split_channels import split_channels
-from lrfdyn.ops.step_bits import attach_step_bits, step_bits_of
 
 
 def fold_time(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -67,19 +67,8 @@ def drop_path_rates(rate: float, depth: int) -> list[float]:
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
-def run_stages(stages: Iterable[nn.Module], x: Tensor, only_last: bool = False) -> list[Tensor]:
-    """The outputs of stages that follow each other, or with `only_last` that of the last stage alone."""
-    maps = []
-    for stage in stages:
-        x = stage(x)
-        if not only_last:
-            maps.append(x)
-    return maps or [x]
-
-
 class ConvBN(nn.Module):
-    """BN(Conv(x)): a padded convolution, then a batch norm over time, batch and space. `[T, B, c_in, H, W]` becomes
-    `[T, B, c_out, H / stride, W / stride]`."""
+    """BN(Conv(x)), with padding: `[T, B, c_in, H, W]` becomes `[T, B, c_out, H / stride, W / stride]`."""
 
     def __init__(
         self, c_in: int, c_out: int, kernel: int = 1, stride: int = 1, groups: int = 1, bias: bool = False
@@ -153,15 +142,11 @@ class SpikingConv(ConvBN):
         return ([layer(x) for layer in layers], x) if merged is None else merged
 
 
-def _plain_convolution(conv: nn.Module) -> bool:
+def _plain_convolution(conv: Any) -> bool:
     """Whether the fused path may read its weights and compute it: an ordinary one, not replaced, pruned or watched."""
-    return (
-        type(conv) is nn.Conv2d
-        and not observed(conv)
-        and not isinstance(conv.padding, str)
-        and conv.dilation == (1, 1)
-        and conv.padding_mode == "zeros"
-    )
+    if type(conv) is not nn.Conv2d or observed(conv) or isinstance(conv.padding, str):
+        return False
+    return conv.dilation == (1, 1) and conv.padding_mode == "zeros"
 
 
 def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor], Tensor] | None:
@@ -227,7 +212,7 @@ class MembraneBlock(nn.Module):
     is one; `neuron` makes the spikes that the attention takes."""
 
     def __init__(
-        self, neuron: nn.Module, attn: nn.Module, mlp: MembraneMLP, drop_path: float, separable: nn.Module | None = None
+        self, neuron: nn.Module, attn: nn.Module, mlp: MembraneMLP, drop_path: float = 0.0, separable: Any = None
     ) -> None:
         super().__init__()
         self.neuron, self.attn, self.mlp = neuron, attn, mlp

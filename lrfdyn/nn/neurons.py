@@ -35,8 +35,7 @@ class SpikingNeuron(Neuron):
 
 
 class LIF(SpikingNeuron):
-    """The leaky neuron of SpikingJelly and Spikformer, U = H + (I - H) / tau, with a sigmoid surrogate. `other` are
-    further fields of `Dynamics`."""
+    """The neuron of Spikformer, U = H + (I - H) / tau, with a sigmoid surrogate; `other` are fields of `Dynamics`."""
 
     def __init__(self, threshold: float = 1.0, tau: float = 2.0, **other: Any) -> None:
         super().__init__(Dynamics.lif(tau, threshold, **other))
@@ -64,13 +63,11 @@ class MSLIF(SpikingNeuron):
 
 
 class IntegerSpike(Neuron):
-    """The neuron of SDT-V3, without state: `round(clamp(x, 0, levels)) / levels`, or with `normalize=False` the integer
-    itself."""
+    """The neuron of SDT-V3, without state: `round(clamp(x, 0, levels))`, with `normalize` divided by `levels`."""
 
     def __init__(self, levels: int = 4, normalize: bool = True) -> None:
         super().__init__()
-        self.levels = levels
-        self.normalize = normalize
+        self.levels, self.normalize = levels, normalize
 
     def forward(self, x: Tensor) -> Tensor:
         """Integer spikes of the potentials `x`, of any shape; the same shape."""

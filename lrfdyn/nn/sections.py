@@ -1,7 +1,4 @@
-"""Networks in sections: functions of a feature map that inference in little memory computes on tiles of its rows.
-
-Layers and hosts say themselves which sections they consist of (`SpikingModel.sections`).
-"""
+"""Networks in sections: functions of a feature map that inference in little memory computes on tiles of its rows."""
 
 from __future__ import annotations
 
@@ -69,8 +66,7 @@ def row_halo(module: nn.Module) -> int:
 
 
 def lean_max_pool(x: Tensor) -> Tensor:
-    """`layers.max_pool` of `[T, B, C, H, W]`, of rows and then of columns: without the indices of the maxima, which
-    take twice the memory of the output."""
+    """`layers.max_pool` of rows and then of columns: without indices, which take twice the memory of the output."""
     for axis in (3, 4):
         size = x.shape[axis]
         even, odd = (x.movedim(axis, 0)[first::2] for first in (0, 1))
