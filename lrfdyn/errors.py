@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 MOST_NAMES = 30  # that an error lists
@@ -28,6 +29,15 @@ def near_names(name: object, known: Iterable[str]) -> str:
 def first_line(error: BaseException) -> str:
     """What another library's error says, in one line; its name where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+@contextmanager
+def needs(message: str) -> Iterator[None]:
+    """For imports of packages that not everybody has installed: without them, an error with this message."""
+    try:
+        yield
+    except ImportError:
+        raise LrfdynError(message) from None
 
 
 def require(condition: bool, message: str) -> None:

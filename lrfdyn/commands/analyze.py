@@ -15,9 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lrfdyn.analysis.analyze import NOTES, analyze, find_sources
-from lrfdyn.analysis.measure.images import RANDOM, Images, load_images
-from lrfdyn.analysis.measure.model import PASSES
+from lrfdyn.analysis.analyze import NOTES, PASSES, analyze, find_sources
+from lrfdyn.analysis.measure.observe import RANDOM, Images, load_images
 from lrfdyn.analysis.measure.spikes import EnergyModel
 from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
 from lrfdyn.commands.shared import MIB, bars, comma_list, command_line, make_table, number, plain_console

@@ -16,7 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from lrfdyn.analysis.measure.inference import largest_state, profile_model
-from lrfdyn.analysis.report.memory_plot import check_plot, plot_memory
+from lrfdyn.analysis.report.drawings import check_plot, plot_memory
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.commands.shared import MIB, make_table, number, plain_console
 from lrfdyn.convert.swap import swap_attention

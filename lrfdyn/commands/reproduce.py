@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from lrfdyn.analysis.analyze import find_sources
-from lrfdyn.analysis.measure.images import load_images
+from lrfdyn.analysis.measure.observe import load_images
 from lrfdyn.analysis.report.drawings import NEEDED
 from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib
 from lrfdyn.attention import ATTENTIONS, attention_options

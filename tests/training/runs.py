@@ -54,10 +54,10 @@ def final_state(out: Path) -> tuple[dict[str, Any], dict[str, Any], list[dict[st
     return tensors, {k: v for k, v in meta.items() if k not in TIMES}, log
 
 
-def assert_same_end(out: Path, expected: Path) -> None:
+def assert_same_end(out: Path, expected: Path, steps: int = STEPS) -> None:
     tensors, meta, log = final_state(out)
     other, other_meta, other_log = final_state(expected)
-    assert meta["step"] == STEPS
+    assert meta["step"] == steps
     assert tensors.keys() == other.keys()
     for name, value in tensors.items():
         assert value.equal(other[name]), name

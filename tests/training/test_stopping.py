@@ -131,15 +131,36 @@ def test_minutes_on_the_command_line(tmp_path, capsys):
     assert "minutes: expected a positive number, got 0.0" in capsys.readouterr().err
 
 
+# Commands in the same two processes, since each would take seconds to start; they leave after the last.
+COMMANDS = """
+import sys
+from pathlib import Path
+from torch import distributed
+from lrfdyn.training import processes
+
+leave, processes.leave_together = processes.leave_together, lambda code=0: None
+from lrfdyn.cli import main
+
+recipe, out = sys.argv[1:]
+train = ["train", recipe, "--out", out, "--resume", "auto"]
+for command in ([*train, "--minutes", "1e-9"], train, ["evaluate", out]):
+    assert main(command) == 0
+    distributed.barrier()
+    if distributed.get_rank() == 0:
+        print("summary there:", (Path(out) / "summary.json").exists(), flush=True)
+leave()
+"""
+
+
 def test_processes_stop_at_the_same_step(tmp_path):
-    recipe, out = write_recipe(tmp_path / "tiny.yaml", run={"log_steps": 2}), tmp_path / "out"
-    command = ("-m", "lrfdyn", "train", str(recipe), "--out", str(out), "--resume", "auto")
-    assert "stopped at step 2 of 22" in torchrun(*command, "--minutes", "1e-9")
-    assert not (out / "summary.json").exists()
-    assert "resuming at step 2" in torchrun(*command)
-    assert (out / "summary.json").exists()
-    said = torchrun("-m", "lrfdyn", "evaluate", str(out))
-    assert said.count("top-1") == 1, "one process speaks for all"
+    recipe, driver = write_recipe(tmp_path / "tiny.yaml", run={"log_steps": 2}), tmp_path / "driver.py"
+    driver.write_text(COMMANDS)
+    said = torchrun(str(driver), str(recipe), str(tmp_path / "out"))
+    stopped, _, rest = said.partition("summary there: False\n")
+    resumed, _, evaluated = rest.partition("summary there: True\n")
+    assert "stopped at step 2 of 22" in stopped
+    assert "resuming at step 2" in resumed
+    assert evaluated.count("top-1") == 1, "one process speaks for all"
 
 
 def test_one_run_at_a_time(tmp_path):
