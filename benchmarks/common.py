@@ -38,7 +38,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def about() -> dict[str, Any]:
     """Command, machine and versions, kept with every record."""
-    from lrfdyn.analysis.measure.model import machine
+    from lrfdyn.analysis.measure.inference import machine
 
     script = Path(sys.argv[0])
     command = shlex.join(["python", f"{script.parent.name}/{script.name}", *sys.argv[1:]])

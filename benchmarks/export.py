@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import common
 from lrfdyn import create_model
-from lrfdyn.analysis.measure.images import load_images
+from lrfdyn.analysis.measure.observe import load_images
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.data import Augmentation, create_data

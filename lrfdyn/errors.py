@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 MOST_NAMES = 30  # that an error lists
@@ -30,17 +31,25 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+@contextmanager
+def needs(message: str) -> Iterator[None]:
+    """For imports of packages that not everybody has installed: without them, an error with this message."""
+    try:
+        yield
+    except ImportError:
+        raise LrfdynError(message) from None
+
+
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise LrfdynError(message)
 
 
 def require_integer(name: str, value: object, minimum: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise LrfdynError(f"{name}: expected an integer >= {minimum}, got {value!r}")
+    integer = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+    require(integer, f"{name}: expected an integer >= {minimum}, got {value!r}")
 
 
 def require_integers(name: str, values: object) -> None:
     integers = isinstance(values, Sequence) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
-    if not integers:
-        raise LrfdynError(f"{name}: expected a sequence of integers, got {values!r}")
+    require(integers, f"{name}: expected a sequence of integers, got {values!r}")

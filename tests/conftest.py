@@ -35,6 +35,12 @@ def arrange(x: Tensor, layout: str) -> Tensor:
     return x.contiguous()
 
 
+def binary_steps(spikes: Tensor, levels: int) -> Tensor:
+    """The binary steps `[levels, ...]` whose mean is the normalised integer spike `spikes` `[...]`."""
+    steps = torch.arange(levels, device=spikes.device).reshape(-1, *[1] * spikes.dim())
+    return ((spikes * levels).round().unsqueeze(0) > steps).to(spikes.dtype)
+
+
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 

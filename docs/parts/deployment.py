@@ -117,7 +117,7 @@ def export_runs() -> str:
 
 
 def draw() -> None:
-    from lrfdyn.analysis.report.memory_plot import plot_memory
+    from lrfdyn.analysis.report.drawings import plot_memory
 
     states = {"SSA": attention_state(meta_model(MODEL, attention="ssa"))}
     for name in BUFFERS:

@@ -1,11 +1,9 @@
 """Measurements of attention, spikes, energy and memory, the theorems, and the report that shows them."""
 
-from lrfdyn.analysis.analyze import analyze, find_sources
-from lrfdyn.analysis.measure.images import load_images
+from lrfdyn.analysis.analyze import analyze, find_sources, measure_model
 from lrfdyn.analysis.measure.inference import attention_state, inference_peak
-from lrfdyn.analysis.measure.locality import locality
-from lrfdyn.analysis.measure.model import measure_model
-from lrfdyn.analysis.measure.receptive_field import receptive_field, receptive_field_record, share_inside
+from lrfdyn.analysis.measure.locality import locality, receptive_field, receptive_field_record, share_inside
+from lrfdyn.analysis.measure.observe import load_images
 from lrfdyn.analysis.measure.spikes import EnergyModel, energy, firing_rates
 from lrfdyn.analysis.report.write import render_report, write_all, write_report
 from lrfdyn.analysis.theory_report import TheorySettings, theory_results

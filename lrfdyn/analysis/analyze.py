@@ -6,29 +6,30 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from lrfdyn import sources as found
-from lrfdyn.analysis.measure.images import RANDOM, Images
-from lrfdyn.analysis.measure.model import machine, measure_model
-from lrfdyn.analysis.measure.spikes import EnergyModel
-from lrfdyn.analysis.report.write import RESULTS_FORMAT
-from lrfdyn.attention import attention_label, attention_options
+from torch import Tensor
+
+from lrfdyn import sources as known
+from lrfdyn.analysis.measure.inference import attention_state, images_per_second, inference_peak, machine, state_notes
+from lrfdyn.analysis.measure.locality import Locality, receptive_field_record
+from lrfdyn.analysis.measure.observe import RANDOM, Images, observe
+from lrfdyn.analysis.measure.spikes import EnergyModel, FiringRates, SynapticOperations
+from lrfdyn.analysis.report.write import results_head
+from lrfdyn.attention import Attention, attention_label, attention_options
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models import SpikingModel
 from lrfdyn.models.registry import model_class
 from lrfdyn.sources import Source
 from lrfdyn.training.config import decisive
 from lrfdyn.training.recipes import load_recipe
-from lrfdyn.version import __version__
 
 RANDOM_LABEL = " (random weights)"
-SPREAD = "half of the range over the seeds"
 NOTES = (
     "Attention weights of LRF-Dyn are those of its linear mixing, the same for every image; those of the "
     "other kinds depend on the image.",
@@ -45,18 +46,16 @@ NOTE_RANDOM = (
     "not depend on it."
 )
 
-Progress = Callable[[str, str, int], None]
+Tell = Callable[..., None]  # of what is measured, and how many images of it are done now
+PASSES = 3  # over the images: one that observes, two for the gradients, with and without those of attention
 
 
 def find_sources(text: str, images: Images) -> list[Source]:
     """All models that `text` stands for (see `lrfdyn.sources`). One that is named is made for the images."""
-
-    def fit(source: Source) -> Source:
-        takes = {} if source.trained else model_class(source.origin.partition(":")[0]).options()
-        facts = {key: value for key, value in images.facts.items() if key in takes}
-        return replace(source, options={**source.options, **facts})
-
-    return [fit(source) for source in found.find_sources(text)]
+    first, *others = known.find_sources(text)
+    takes = {} if first.trained else model_class(first.origin.partition(":")[0]).options()
+    facts = {key: value for key, value in images.facts.items() if key in takes}
+    return [replace(first, options={**first.options, **facts}), *others]
 
 
 def analyze(
@@ -67,16 +66,15 @@ def analyze(
     command: str = "lrfdyn analyze",
     title: str | None = None,
     notes: Sequence[str] = (),
-    progress: Progress = lambda *_: None,
+    progress: Tell = lambda *_: None,
 ) -> dict[str, Any]:
-    """Measure every model of `sources` on `images` and return the results that the report, the figures and the tables
-    are made from (see `write_all`).
+    """Measure every model of `sources` on `images` and return the results that `write_all` makes report, figures and
+    tables from.
 
     Runs that differ in nothing but their seed are one entry of `results["attentions"]`: their accuracies are joined,
-    everything else is measured on the first of them. `results["runs"]` has every run with its learning curve.
-
-    `energy` has the costs of operations, `command`, `title` and `notes` are shown in the report (a title is made from
-    the models and the images without one), and `progress(model, what, images)` is called while images are measured.
+    everything else is measured on the first of them. `results["runs"]` has every run with its learning curve. `energy`
+    has the costs of operations, the report shows `command`, `title` (or one made from the models and the images) and
+    `notes`, and `progress(model, what, images)` is called while images are measured.
 
         images = load_images("digits", None, 64, 16, torch.device("cpu"))
         results = analyze(find_sources("demo", images), images)
@@ -97,7 +95,7 @@ def analyze(
             "grid": list(getattr(model, "grid", [])) or None,
             "time_steps": model.time_steps,
         }
-        name = model_name(model)
+        name = model.name or type(model).__name__
         identity = json.dumps([name, model.config, source.trained, recipe], sort_keys=True, default=str)
         key = keys.get(identity)
         if key is None or source.seed is None or any((r["attention"], r["seed"]) == (key, source.seed) for r in runs):
@@ -108,19 +106,15 @@ def analyze(
             if accuracy is None and entries[key]["accuracy_on_images"] is not None:
                 accuracy = entries[key]["accuracy_on_images"]
                 few.append(entries[key])
-        runs.append(
-            {
-                "attention": key,
-                "seed": source.seed,
-                "parameters": entries[key]["parameters"],
-                "test_accuracy": accuracy,
-                "train_seconds": source.train_seconds,
-                "weights": source.origin,
-                "curve": source.curve,
-            }
-        )
+        run = {"attention": key, "parameters": entries[key]["parameters"], "test_accuracy": accuracy}
+        run |= {name: getattr(source, name) for name in ("seed", "train_seconds", "curve")}
+        runs.append(run | {"weights": source.origin})
     for key, entry in entries.items():
-        entry |= _summary(run["test_accuracy"] for run in runs if run["attention"] == key)
+        accuracies = [run["test_accuracy"] for run in runs if run["attention"] == key]
+        known = [accuracy for accuracy in accuracies if accuracy is not None]
+        spread = (max(known) - min(known)) / 2 if known else None
+        mean = statistics.mean(known) if known else None
+        entry |= {"accuracy_mean": mean, "accuracy_spread": spread, "accuracy_values": known}
     _tell_apart(list(entries.values()))
     names = list(dict.fromkeys(entry["model"] for entry in entries.values()))
     what, noun = ("noise", "image") if images.name == RANDOM else (images.name, "test image")
@@ -129,18 +123,14 @@ def analyze(
     times = [run["train_seconds"] for run in runs if run["train_seconds"] is not None]
     untrained = "; ".join(e["label"].replace(RANDOM_LABEL, "") for e in entries.values() if not e["trained"])
     of_few, shown = "; ".join(entry["label"] for entry in few), _plural(images.count, "image")
+    lead = f"{_plural(len(entries), 'model')}{trained}, analysed on {_plural(images.count, noun)} of {what}."
     return {
-        "format": RESULTS_FORMAT,
-        "title": title or f"{', '.join(names)} on {what}",
-        "lead": f"{_plural(len(entries), 'model')}{trained}, analysed on {_plural(images.count, noun)} of {what}.",
-        "command": command,
-        "created": datetime.now().isoformat(timespec="seconds"),
-        "version": __version__,
+        **results_head(title or f"{', '.join(names)} on {what}", lead, command),
         "machine": machine(images.device),
         "data": {"name": what, "train": images.train, "test": images.count, "classes": images.facts.get("num_classes")},
         "model": {"name": names[0] if len(names) == 1 else None, **about},
         "recipe": {k: v for k, v in recipes[0].items() if v is not None and all(r.get(k) == v for r in recipes)},
-        "spread": SPREAD,
+        "spread": "half of the range over the seeds",
         "wall_seconds": time.perf_counter() - start,
         "train_seconds": sum(times) if times else None,
         "runs": runs,
@@ -164,30 +154,47 @@ def _training_settings(source: Source) -> dict[str, Any]:
         return {}
 
 
+def measure_model(
+    model: SpikingModel, batches: Sequence[Tensor], energy: EnergyModel | None = None, progress: Tell = lambda *_: None
+) -> dict[str, Any]:
+    """Measure a model on batches `[B, C, H, W]` of images (or of event frames, `[T, B, C, H, W]`) and return a record
+    of parameters, memory, firing, energy, speed, locality (with attention) and receptive field, and `notes` about what
+    an attention does not say. `progress(what, images)` is called while images are measured."""
+    counts, local, told = SynapticOperations(energy), Locality(), partial(progress, "spikes and attention")
+    rates, operations, distances = observe(model, batches, FiringRates(), counts, local, on_batch=told)
+    terms = attention_state(model) if any(isinstance(module, Attention) for module in model.modules()) else []
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "state_terms": terms,
+        "state_bytes": sum(term["bytes"] for term in terms) if terms else None,
+        "peak_inference_bytes": inference_peak(model, batches[0].narrow(-4, 0, 1)),
+        "firing_rate": rates["mean"],
+        "firing_by_layer": rates["by_layer"],
+        "energy": operations,
+        "images_per_second": images_per_second(model, batches[0]),
+        "receptive_field": receptive_field_record(model, batches, partial(progress, "receptive field")),
+        "notes": [*operations["notes"], *local.notes, *state_notes(model)],
+        **({"locality": distances} if distances else {}),
+    }
+
+
 def _entry(
-    model: SpikingModel, source: Source, images: Images, energy: EnergyModel | None, progress: Progress
+    model: SpikingModel, source: Source, images: Images, energy: EnergyModel | None, progress: Tell
 ) -> dict[str, Any]:
     """Everything about one model but its accuracies over the seeds."""
     model = model.to(images.device)
     label, options = model_label(model)
-    measured = measure_model(model, images.of(model), energy, lambda what, n: progress(source.origin, what, n))
     return {
         "label": label + RANDOM_LABEL * (not source.trained),
         "kind": model.config.get("attention"),
-        "model": model_name(model),
+        "model": model.name or type(model).__name__,
         "origin": source.origin,
         "trained": source.trained,
         "options": options,
         "time_steps": model.time_steps,
         "accuracy_on_images": images.accuracy(model) if source.trained else None,
-        **_summary([]),
-        **measured,
+        **measure_model(model, images.of(model), energy, partial(progress, source.origin)),
     }
-
-
-def model_name(model: SpikingModel) -> str:
-    """Return the name of the registry, or that of the class where the model has none."""
-    return model.name or type(model).__name__
 
 
 def model_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
@@ -199,7 +206,7 @@ def model_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
 
     kind = model.config.get("attention")
     if kind is None:
-        return model_name(model), {}
+        return model.name or type(model).__name__, {}
     defaults = attention_options(kind)
     options = {**defaults, **(model.config.get("attention_options") or {})}
     changed = [f"{key} {text(value)}" for key, value in options.items() if text(value) != text(defaults[key])]
@@ -210,21 +217,11 @@ def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _summary(accuracies: Iterable[float | None]) -> dict[str, Any]:
-    """Mean and spread of the known accuracies of several seeds, None where there are none."""
-    known = [accuracy for accuracy in accuracies if accuracy is not None]
-    return {
-        "accuracy_mean": statistics.mean(known) if known else None,
-        "accuracy_spread": (max(known) - min(known)) / 2 if known else None,
-        "accuracy_values": known,
-    }
-
-
 def _tell_apart(entries: Sequence[dict[str, Any]]) -> None:
     """Puts the model into the labels where the models differ, and where a model is from where labels are equal."""
-    if len({entry["model"] for entry in entries}) > 1:
-        for entry in entries:
-            entry["label"] = f"{entry['model']}, {entry['label']}" if entry["kind"] else entry["label"]
+    several = len({entry["model"] for entry in entries}) > 1
+    for entry in entries:
+        entry["label"] = f"{entry['model']}, {entry['label']}" if several and entry["kind"] else entry["label"]
     labels = Counter(entry["label"] for entry in entries)
     for entry in entries:
         if labels[entry["label"]] > 1:

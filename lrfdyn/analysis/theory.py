@@ -1,8 +1,7 @@
-"""Theorems 1 and 2 of the paper, computed exactly.
+"""Theorems 1 and 2 of the paper, computed exactly, by the sums that define a quantity and by their closed forms.
 
 Attention of one query is a distribution over distances 0..N-1 (the paper leaves out how many tokens lie at a distance):
-VSA exp(-beta D), SSA (alpha - beta D)_+, LRF-SSA (1 - lambda) SSA + lambda R with local weights R. Every quantity that
-has a closed form is here twice, as the sum that defines it and as the closed form.
+VSA exp(-beta D), SSA (alpha - beta D)_+, LRF-SSA (1 - lambda) SSA + lambda R with local weights R.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ def local_distribution(n: int, distances: Sequence[int]) -> Vector:
     """R: the same weight at each of the given distances, those that appear twice twice."""
     require(len(distances) > 0, "distances: expected at least one")
     require(min(distances) >= 0 and max(distances) < n, f"distances: expected 0..{n - 1}, got {list(distances)}")
-    weights = np.bincount(np.asarray(distances), minlength=n).astype(np.float64)
-    return weights / weights.sum()
+    return np.bincount(np.asarray(distances), minlength=n) / len(distances)
 
 
 def stencil_distances(dilations: Sequence[int]) -> list[int]:
@@ -80,8 +78,7 @@ def ssa_support(n: int, alpha: float, beta: float) -> int:
 
 
 def ssa_radius(n: int, alpha: float, beta: float) -> float:
-    """(M - 1)(3 alpha - beta (2M - 1)) / (3 (2 alpha - beta (M - 1))), M the number of distances with positive weight.
-    With M = N it is the paper's formula."""
+    """The paper's formula (N - 1)(3 alpha - beta (2N - 1)) / (3 (2 alpha - beta (N - 1))) with `ssa_support` for N."""
     m = ssa_support(n, alpha, beta)
     return (m - 1) * (3 * alpha - beta * (2 * m - 1)) / (3 * (2 * alpha - beta * (m - 1)))
 
@@ -119,8 +116,7 @@ def ssa_entropy(n: int, alpha: float, beta: float) -> float:
 
 
 def _flat_entropy(n: int, step: float) -> float:
-    """Of the weights 1 + step i, i < N, where |step| N is so small that the sums above nearly cancel: the series of
-    (1 + x) log(1 + x) and the sums of the first powers of i."""
+    """Of the weights 1 + step i, i < N, for small |step| N: the series of (1 + x) log(1 + x), sums of powers of i."""
     first, second = n * (n - 1) / 2, (n - 1) * n * (2 * n - 1) / 6
     third, fourth = first * first, second * (3 * n * n - 3 * n - 1) / 5
     total = n + step * first
@@ -155,10 +151,8 @@ def cross_entropy(r: Vector, p: Vector) -> float:
 
 
 def proof_threshold(p: Vector, r: Vector) -> float:
-    """The smallest lambda > 0 for which the paper's bound is below H(P): h(lambda) / lambda = H(P) - H(R). It is 1 or
-    more where the bound never gets there."""
-    gap = entropy_of(p) - entropy_of(r)
-    # h(lambda) / lambda falls from infinity to 0
+    """The smallest lambda > 0 with the paper's bound below H(P); 1 or more where it never gets there."""
+    gap = entropy_of(p) - entropy_of(r)  # h(lambda) / lambda, which falls from infinity to 0, is this there
     return math.inf if gap <= 0 else _crossing(lambda share: binary_entropy(share) > gap * share)
 
 
@@ -172,8 +166,8 @@ def _crossing(above: Callable[[float], bool]) -> float:
 
 
 def order_always_holds(p: Vector, r: Vector) -> bool:
-    """Whether H((1 - lambda) P + lambda R) <= H(P) for every lambda in [0, 1]: entropy is concave in lambda, and its
-    slope at 0 is the cross entropy of R and P less H(P)."""
+    """Whether H((1 - lambda) P + lambda R) <= H(P) for every lambda in [0, 1]."""
+    # Entropy is concave in lambda, and its slope at 0 is this difference.
     return cross_entropy(r, p) <= entropy_of(p) + 1e-12
 
 
@@ -181,8 +175,5 @@ def failing_share(p: Vector, r: Vector) -> float:
     """The lambda up to which the mixture has more entropy than P: 0 where it never has, infinite where R has too."""
     if order_always_holds(p, r):
         return 0.0
-    target = entropy_of(p)
-    if entropy_of(r) > target:
-        return math.inf
-    # Above P right of 0, below it at 1, and concave: one crossing.
-    return _crossing(lambda share: entropy_of(mixture(p, r, share)) > target)
+    target = entropy_of(p)  # above P right of 0, below it at 1, and concave: one crossing
+    return math.inf if entropy_of(r) > target else _crossing(lambda x: entropy_of(mixture(p, r, x)) > target)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from lrfdyn.analysis import theory as t
-from lrfdyn.analysis.report.write import RESULTS_FORMAT
+from lrfdyn.analysis.report.write import results_head
 from lrfdyn.errors import require
-from lrfdyn.version import __version__
 
 Chart = dict[str, Any]
+Axes = tuple[dict[str, Any], dict[str, Any]]  # x and y
+Lines = dict[str, list[list[float]]]  # points by label
 POINTS, CELLS = 60, 48  # of a line, and a side of a map
 TOLERANCE = 1e-12  # in which two radii are equal
 
@@ -41,15 +41,13 @@ ORDER_NOTE = (
 
 @dataclass(frozen=True)
 class TheorySettings:
-    """The numbers of the theorems: `n` tokens, similarity `alpha` at distance 0 and its fall `beta` per token, the
-    `share` of local weights and their dilations. `alpha` None takes 1 + beta (n - 1), the smallest with which the order
-    of Theorem 1 is sure."""
+    """The numbers of the theorems."""
 
-    n: int = 196
-    beta: float = 0.1
-    alpha: float | None = None
-    share: float = 0.5
-    dilations: tuple[int, ...] = (3, 5)
+    n: int = 196  # tokens
+    beta: float = 0.1  # fall of the similarity per token
+    alpha: float | None = None  # similarity at distance 0; None: 1 + beta (n - 1), with which Theorem 1's order is sure
+    share: float = 0.5  # of local weights
+    dilations: tuple[int, ...] = (3, 5)  # of the local weights
 
     def __post_init__(self) -> None:
         require(self.n >= 8, f"n (tokens): expected an integer >= 8, got {self.n}")
@@ -88,32 +86,27 @@ def theory_results(settings: TheorySettings | None = None, command: str = "lrfdy
     settings = settings or TheorySettings()
     alpha = "1 + β(N-1)" if settings.alpha is None else f"{settings.alpha:g}"
     dilations = f"dilations {', '.join(map(str, settings.dilations))}"
+    lead = (
+        f"Exact values for attention over distances 0..N-1. Unless an axis says otherwise N = {settings.n}, "
+        f"β = {settings.beta:g}, α = {alpha}, λ = {settings.share:g}, and R has the taps of stencils with {dilations}."
+    )
     return {
-        "format": RESULTS_FORMAT,
-        "title": "Theorems 1 and 2: radius and entropy of attention",
-        "lead": f"Exact values for attention over distances 0..N-1. Unless an axis says otherwise N = {settings.n}, "
-        f"β = {settings.beta:g}, α = {alpha}, λ = {settings.share:g}, and R has the taps of stencils with {dilations}.",
-        "command": command,
-        "created": datetime.now().isoformat(timespec="seconds"),
-        "version": __version__,
+        **results_head("Theorems 1 and 2: radius and entropy of attention", lead, command),
         "checks": checks(settings),
         "charts": [*_curves(settings), *_regions(settings, alpha, dilations)],
         "notes": [REASON, RADIUS_NOTE, ORDER_NOTE],
     }
 
 
-def _chart(id_: str, title: str, caption: str, x: Chart, y: Chart, **content: Any) -> Chart:
-    """Lines where `content` has series, a map of regions where it has classes and cells."""
-    kind = "lines" if "series" in content else "regions"
-    return {"id": id_, "kind": kind, "title": title, "caption": caption, "x": x, "y": y, **content}
+def _chart(id_: str, title: str, caption: str, axes: Axes, lines: Lines | None = None, **regions: Any) -> Chart:
+    """Lines through points by label, or a map of regions, which are classes and cells."""
+    series = {"series": [{"label": label, "points": points} for label, points in (lines or {}).items()]}
+    head = {"id": id_, "kind": "lines" if lines else "regions", "title": title, "caption": caption}
+    return {**head, "x": axes[0], "y": axes[1], **(series if lines else regions)}
 
 
-def _axis(label: str, log: bool = False, **values: Any) -> Chart:
+def _axis(label: str, log: bool = False, **values: Any) -> dict[str, Any]:
     return {"label": label, **values, "log": log}
-
-
-def _series(lines: dict[str, list[list[float]]]) -> list[dict[str, Any]]:
-    return [{"label": label, "points": points} for label, points in lines.items()]
 
 
 def _distributions(settings: TheorySettings, n: int, beta: float, share: float) -> dict[str, t.Vector]:
@@ -135,35 +128,31 @@ def _curves(settings: TheorySettings) -> Iterator[Chart]:
         ("beta", "β", betas, lambda x: (n, x, share), "fall β of the similarity per token."),
         ("lambda", "λ", shares, lambda x: (n, beta, x), "share λ of the local weights: LRF-SSA goes from SSA to R."),
     ]  # fmt: skip
-    for theorem, name, label, value in (
-        (1, "radius", "Expected radius μ", t.radius),
-        (2, "entropy", "Entropy H (nats)", t.entropy_of),
-    ):
+    quantities = (1, "radius", "Expected radius μ", t.radius), (2, "entropy", "Entropy H (nats)", t.entropy_of)
+    for theorem, name, label, value in quantities:
         for id_, symbol, xs, at, against in sweeps:
-            lines: dict[str, list[list[float]]] = {}
+            lines: Lines = {}
             for x in xs:
                 for kind, p in _distributions(settings, *at(x)).items():
                     lines.setdefault(kind, []).append([float(x), value(p)])
             if id_ == "tokens":
                 lines[f"SSA, α fixed at {fixed:g}"] = [[x, value(t.ssa_distribution(x, fixed, beta))] for x in xs]
-            x_axis, y_axis = _axis(symbol, id_ != "lambda"), _axis(label, (name, id_) == ("radius", "tokens"))
+            axes = _axis(symbol, id_ != "lambda"), _axis(label, (name, id_) == ("radius", "tokens"))
             title = f"Theorem {theorem}: {name} against {symbol}"
             caption = f"{label.removesuffix(' (nats)')} against the {against}"
-            yield _chart(f"{name}-{id_}", title, caption, x_axis, y_axis, series=_series(lines))
+            yield _chart(f"{name}-{id_}", title, caption, axes, lines)
     p, r = t.ssa_distribution(n, settings.alpha_at(n, beta), beta), t.local_distribution(n, settings.taps)
-    values: dict[str, Callable[[float], float]] = {
-        "H of LRF-SSA": lambda x: t.entropy_of(t.mixture(p, r, x)),
-        "the paper's bound": lambda x: t.mixture_bound(p, r, x),
-        "H of SSA": lambda x: t.entropy_of(p),
-    }
     yield _chart(
         "inequality-lambda",
         "Theorem 2: both sides of the inequality",
         f"The entropy of LRF-SSA, the paper's bound, and the entropy of SSA. The bound is below H(P) from "
         f"λ = {t.proof_threshold(p, r):.3f} on.",
-        _axis("λ"),
-        _axis("Entropy H (nats)"),
-        series=_series({label: [[x, value(x)] for x in shares] for label, value in values.items()}),
+        (_axis("λ"), _axis("Entropy H (nats)")),
+        {
+            "H of LRF-SSA": [[x, t.entropy_of(t.mixture(p, r, x))] for x in shares],
+            "the paper's bound": [[x, t.mixture_bound(p, r, x)] for x in shares],
+            "H of SSA": [[x, t.entropy_of(p)] for x in shares],
+        },
     )
 
 
@@ -176,8 +165,7 @@ def _regions(settings: TheorySettings, alpha: str, dilations: str) -> Iterator[C
         "radius-order",
         "Theorem 1: where VSA is at least as local as SSA",
         f"The sign of μ(SSA) - μ(VSA) for N = {n}. {RADIUS_NOTE}",
-        _axis("β", True, values=betas),
-        _axis("α", True, values=alphas),
+        (_axis("β", True, values=betas), _axis("α", True, values=alphas)),
         classes=["μ(VSA) ≤ μ(SSA)", "μ(VSA) > μ(SSA)"],
         cells=[[int(t.vsa_radius(n, b) > t.ssa_radius(n, a, b) + TOLERANCE) for b in betas] for a in alphas],
     )
@@ -192,24 +180,20 @@ def _regions(settings: TheorySettings, alpha: str, dilations: str) -> Iterator[C
         "radius-between",
         "Theorem 1: where LRF-SSA is between VSA and SSA",
         f"The order of the three radii for N = {n}, α = {alpha} and R of {dilations}. {ORDER_NOTE}",
-        _axis("β", True, values=betas),
-        _axis("λ", values=shares),
+        (_axis("β", True, values=betas), _axis("λ", values=shares)),
         classes=["μ(VSA) ≤ μ(LRF-SSA) ≤ μ(SSA)", "LRF-SSA is more local than VSA", "LRF-SSA is less local than SSA"],
         cells=[[order(beta, share) for beta in betas] for share in shares],
     )
     distributions = [t.ssa_distribution(n, 1.0, ratio) for ratio in ratios]
-    for id_, name, distances in (
-        ("inequality-local", "R uniform on distances 0 and 1", [0, 1]),
-        ("inequality-stencil", f"R of {dilations}", taps),
-    ):
+    kinds = ("local", "R uniform on distances 0 and 1", [0, 1]), ("stencil", f"R of {dilations}", taps)
+    for id_, name, distances in kinds:
         r = t.local_distribution(n, distances)
         limits = [(t.failing_share(p, r), t.proof_threshold(p, r)) for p in distributions]
         yield _chart(
-            id_,
+            f"inequality-{id_}",
             f"Theorem 2: where the last inequality holds, {name}",
             f"Whether H((1-λ)P + λR) ≤ H(P) for N = {n}, P the weights of SSA, and if the bound shows it. {REASON}",
-            _axis("β/α", True, values=ratios),
-            _axis("λ", values=shares),
+            (_axis("β/α", True, values=ratios), _axis("λ", values=shares)),
             classes=["follows from the bound", "true, but not by the bound", "false"],
             cells=[[2 if share < failing else int(share < proved) for failing, proved in limits] for share in shares],
         )

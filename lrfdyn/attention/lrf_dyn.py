@@ -22,12 +22,12 @@ from lrfdyn.attention.row_stream import BUFFERS, RowStream
 from lrfdyn.attention.ssa import LocalReceptiveFields
 from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.nn.neurons import fused_dynamics, fused_norm
+from lrfdyn.ops.bits import packed_width, step_bits_of
 from lrfdyn.ops.bn_lif import bn_lif
-from lrfdyn.ops.channel_bits import packed_width
-from lrfdyn.ops.dendrite import dendrite, initial_dendrites, mode_kernel, paired_modes
+from lrfdyn.ops.dendrite import dendrite, initial_dendrites, paired_modes
+from lrfdyn.ops.dendrite.modes import mode_kernel
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf
-from lrfdyn.ops.step_bits import step_bits_of
 
 TOKENS = ("value", "qkv")
 

@@ -23,8 +23,9 @@ from torch import Tensor
 from lrfdyn.attention.base import Grid, require_grid
 from lrfdyn.errors import require, require_integer
 from lrfdyn.nn.neurons import IntegerSpike
-from lrfdyn.ops.channel_bits import pack_integers, packed_width, unpack_integers
-from lrfdyn.ops.dendrite import dendrite, mode_powers
+from lrfdyn.ops.bits import pack_integers, packed_width, unpack_integers
+from lrfdyn.ops.dendrite import dendrite
+from lrfdyn.ops.dendrite.modes import mode_powers
 from lrfdyn.ops.dispatch import use_triton
 
 if TYPE_CHECKING:

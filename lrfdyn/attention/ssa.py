@@ -15,10 +15,10 @@ from lrfdyn.attention.base import Attention, AttentionHost, Grid, Operations, Sp
 from lrfdyn.attention.layout import from_heads, query_blocks, to_heads, to_tokens
 from lrfdyn.attention.registry import register_attention
 from lrfdyn.errors import require, require_integers
+from lrfdyn.ops.bits import attach_step_bits, step_bits_of
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf, lrf_reference
 from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
-from lrfdyn.ops.step_bits import attach_step_bits, step_bits_of
 
 
 def whole_image(layer: Attention, grid: Grid | None) -> list[StateTerm]:

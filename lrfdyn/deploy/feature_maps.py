@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lrfdyn.ops.channel_bits import pack_channels, packed_width, unpack_channels
+from lrfdyn.ops.bits import pack_channels, packed_width, unpack_channels
 
 ALIGNMENT = 64
 

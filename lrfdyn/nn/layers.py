@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from lrfdyn.errors import require
 from lrfdyn.nn.neurons import FoldedNorm, fused_dynamics, fused_norm, observed
 from lrfdyn.nn.sections import Section, lean_max_pool, residual_section, row_halo
+from lrfdyn.ops.bits import attach_step_bits, step_bits_of
 from lrfdyn.ops.bn_lif import bn_lif, joined
 from lrfdyn.ops.dispatch import autocast_dtype, use_triton
+from lrfdyn.ops.gradient_memory import split_channels
 from lrfdyn.ops.spike_conv import spike_conv
-from lrfdyn.ops.split_channels import split_channels
-from lrfdyn.ops.step_bits import attach_step_bits, step_bits_of
 
 
 def fold_time(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

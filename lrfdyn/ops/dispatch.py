@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -34,6 +34,12 @@ def use_triton(*tensors: Tensor | None) -> bool:
         return False
     given = [t for t in tensors if t is not None]
     return all(_on_kernel_device(t) and t.dtype in KERNEL_DTYPES and t.numel() > 0 for t in given) and triton_present()
+
+
+def require_shape(name: str, given: Tensor | None, shape: Sequence[int]) -> None:
+    """The argument `name`, if it is given, must have this shape."""
+    if given is not None:
+        require(given.shape == tuple(shape), f"{name}: expected {list(shape)}, got {list(given.shape)}")
 
 
 def first_derivative_only() -> None:

@@ -1,7 +1,4 @@
-"""What kernels share: the tile of a program, tuples of tiles in registers, and spikes out of their bits.
-
-A kernel holds several time steps, tokens or sums in registers as tuples of equal tiles.
-"""
+"""What kernels share: blocks, tuples of equal tiles in registers (time steps, tokens, sums), spikes out of bits."""
 
 from __future__ import annotations
 
@@ -12,11 +9,7 @@ import triton.language as tl
 @triton.jit
 def existing_columns(cols, C: tl.constexpr, BC: tl.constexpr):
     """Which of the columns `cols` `[BC]` exist; known to be all when the kernel is compiled if the blocks fit."""
-    if C % BC == 0:
-        mask = tl.full((BC,), True, tl.int1)
-    else:
-        mask = cols < C
-    return mask
+    return tl.full((BC,), True, tl.int1) if C % BC == 0 else cols < C
 
 
 @triton.jit
@@ -28,14 +21,16 @@ def block_of_program(n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def tile_of_program(M, C, BM: tl.constexpr, BC: tl.constexpr):
-    """Program (i, j)'s tile of a matrix `[M, C]`: its first row, its columns `[BC]` and which of them exist, and for
-    `[BM, BC]` elements their offsets from the first row and which of them exist."""
-    cols = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = cols < C
-    start = tl.program_id(0).to(tl.int64) * BM
-    at = tl.arange(0, BM)
-    return start, cols, inside, at[:, None] * C + cols[None, :], (at < M - start)[:, None] & inside[None, :]
+def load_steps(x, at, mask, plane, T: tl.constexpr, REPEATED: tl.constexpr):
+    """T tiles of x in float32, `plane` apart; one tile T times if all steps are the same."""
+    tiles = ()
+    for t in tl.static_range(T):
+        if REPEATED and t > 0:
+            tiles = tiles + (tiles[0],)
+        else:
+            tiles = tiles + (tl.load(x + at, mask=mask, other=0.0).to(tl.float32),)
+            x += plane
+    return tiles
 
 
 @triton.jit

@@ -34,19 +34,17 @@ class Segmentation(Task):
         head = config.model.head or None
         return create_segmenter(config.model.name, head_options=head, **sizes, **config.model.arguments())
 
-    def load_start(self, model: SpikingModel, config: TrainConfig) -> None:
-        if config.model.backbone is not None:
-            load_backbone(model, config.model.backbone)
-
     def preprocessing(self, source: DataSource) -> None:
         """Images are segmented whole, and not cropped."""
 
-    def check(self, model: SpikingModel, source: DataSource) -> None:
+    def prepare(self, model: SpikingModel, config: TrainConfig, source: DataSource) -> None:
         assert isinstance(model, Segmenter)
         assert isinstance(source, Ade20k)
         require_torchmetrics()
         check_window(source.window, model.stride)
         source.check_test_pairs()
+        if config.model.backbone is not None:
+            load_backbone(model, config.model.backbone)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Over all pixels, those without a class as zeros: how many a process happens to have changes nothing."""
@@ -77,7 +75,7 @@ class Segmentation(Task):
             confusion.update(logits.argmax(1), batch.labels)
             losses = F.cross_entropy(logits, batch.labels, ignore_index=IGNORED, reduction="none")
             sums += torch.stack((losses.double().sum(), (batch.labels != IGNORED).sum().double()))
-        loss_sum, count = run.total(sums)
+        loss_sum, count = run.accelerator.reduce(sums, "sum").tolist()
         require(count > 0, "data: expected at least one labelled pixel in the test images")
         matrix = confusion.compute().double().cpu()  # the sum over all processes
         rows = class_rows(matrix, class_names(source.num_classes))

@@ -1,4 +1,4 @@
-"""The whole state of a training: what a checkpoint (see `lrfdyn.io.checkpoints`) holds is enough to go on as if nothing
+"""The whole state of a training: what a checkpoint (see `lrfdyn.io.weights`) holds is enough to go on as if nothing
 had happened. A file is put in place in one step, and the last two are kept."""
 
 from __future__ import annotations
@@ -7,21 +7,20 @@ import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as states
+from torch.optim import Optimizer
 
 from lrfdyn.data import DataSource
 from lrfdyn.errors import require
-from lrfdyn.io.checkpoints import checkpoint_path, checksum, list_checkpoints, tensors_under
-from lrfdyn.io.weights import save_tensors
+from lrfdyn.io.weights import checksum, list_checkpoints, save_tensors, tensors_under
 from lrfdyn.training.optim import NOT_CAPTURED, MovingAverage, without_warning
 
-KEPT = 2
 WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -29,39 +28,35 @@ def write_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], met
     """Puts the file in place and removes those before the last two, and those of later steps: they are damaged, or of a
     course that was given up when the run went on from an earlier one. A full disk is an OSError and changes nothing."""
     meta = json.loads(json.dumps(meta))
-    path = checkpoint_path(folder, step)
+    path = folder / f"step-{step:09d}.safetensors"
     try:
         save_tensors(path, tensors, {**meta, "checksum": checksum(tensors, meta)})
     except SafetensorError as error:  # its way to say that the system refused to write
         raise OSError(str(error)) from None
     found = list_checkpoints(folder)
-    for old in {*found} - {*[file for file in found if file <= path][:KEPT]}:
+    for old in {*found} - {*[file for file in found if file <= path][:2]}:
         old.unlink(missing_ok=True)
     return path
 
 
-def training_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, average: MovingAverage | None
-) -> dict[str, Tensor]:
+def training_tensors(model: nn.Module, optimizer: Optimizer, average: MovingAverage | None) -> dict[str, Tensor]:
     """Weights, optimiser state and moving average in full, by the names of the plain model, whatever wraps or shards
     it. Every process must call this; the first one gets the tensors."""
-    tensors = {f"model.{name}": value for name, value in _weights(model).items()}
+    weights: Any = states.get_model_state_dict(model, options=WHOLE)
+    tensors: dict[str, Tensor] = {f"model.{name}": value for name, value in weights.items()}
     moments: Any = states.get_optimizer_state_dict(model, optimizer, options=WHOLE).get("state", {})
     for name, entries in moments.items():
         tensors |= {f"optimizer.{name}.{key}": torch.as_tensor(value) for key, value in entries.items()}
     if average is not None:
         with average.swapped():
+            weights = states.get_model_state_dict(model, options=WHOLE)
             # Copied, because they share memory with the model, which comes back into it.
-            tensors |= {f"ema.{name}": value.clone() for name, value in _weights(model).items()}
+            tensors |= {f"ema.{name}": value.clone() for name, value in weights.items()}
     return {name: value.detach().cpu() for name, value in tensors.items()}
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return cast(dict[str, Tensor], states.get_model_state_dict(model, options=WHOLE))
-
-
 def restore_training(
-    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, average: MovingAverage | None
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, average: MovingAverage | None
 ) -> None:
     """The inverse. Every process reads the file, so nothing has to be sent. All values come into the tensors that are
     there: a captured step reads and writes these and no others, and fused optimisers want moments laid out like their

@@ -204,21 +204,16 @@ class TrainConfig:
 
 
 @cache
-def key_types() -> dict[str, Any]:
-    """All keys `section.name` with their types."""
-    return _keys(annotated=False)
-
-
-@cache
-def key_help() -> dict[str, str]:
-    """All keys `section.name` with what they mean."""
-    return {key: kind.__metadata__[0] for key, kind in _keys(annotated=True).items()}
-
-
-def _keys(annotated: bool) -> dict[str, Any]:
+def key_types(annotated: bool = False) -> dict[str, Any]:
+    """All keys `section.name` with their types; `annotated` types say what the keys mean."""
     sections = get_type_hints(TrainConfig).items()
     hints = {section: get_type_hints(cls, include_extras=annotated) for section, cls in sections}
     return {f"{section}.{name}": kind for section, kinds in hints.items() for name, kind in kinds.items()}
+
+
+def key_help() -> dict[str, str]:
+    """All keys `section.name` with what they mean."""
+    return {key: kind.__metadata__[0] for key, kind in key_types(annotated=True).items()}
 
 
 def decisive(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,8 +79,7 @@ def estimate(config: TrainConfig, processes: int = 1, memory: bool = True) -> di
 
 def activation_bytes(model: nn.Module, config: TrainConfig, shape: tuple[int, ...], batch: int) -> int:
     """What the plain operations keep for the backward pass of `batch` images `shape`, counted on tensors without memory
-    for two small batches and extended to the real one. The fused kernels of a GPU keep less; work space and
-    fragmentation come on top. The model, which must be on no device, is used up."""
+    for two small batches; the fused kernels of a GPU keep less. The model, which is on no device, is used up."""
     half, task = config.run.precision in ("bf16", "fp16"), task_of(config.data.name)
 
     def kept_bytes(images: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from lrfdyn.training.config import OptimizerConfig, ScheduleConfig
 
@@ -20,7 +21,7 @@ from lrfdyn.training.config import OptimizerConfig, ScheduleConfig
 NOT_CAPTURED = ".*without CUDA graph capture.*"
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(Optimizer):
     """LAMB (You et al., 2020): Adam's direction, scaled per tensor to the norm of the weights. `trust_clip`: the scale
     is at most 1, as in LAMBC. With `capturable` the count of steps is on the device, as the rate must be, and nothing
     is decided on the host: a CUDA graph can hold the step."""
@@ -32,8 +33,7 @@ class Lamb(torch.optim.Optimizer):
         super().__init__(params, {**options, "weight_decay": 0.0})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             for parameter in parameters:
@@ -73,8 +73,7 @@ class Lamb(torch.optim.Optimizer):
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """With weight decay and without, and apart from them those of the head where its rate is another. Norms and biases
-    have none, nor what a module names in `without_weight_decay`."""
+    """With weight decay and without (norms, biases, what a module has in `without_weight_decay`); the head's apart."""
     spared = {getattr(m, name) for m in model.modules() for name in getattr(m, "without_weight_decay", ())}
     factors, decays = (1.0, config.head_rate), (config.weight_decay, 0.0)
     groups: dict[Any, list[Tensor]] = {key: [] for key in itertools.product(factors, (False, True))}
@@ -89,9 +88,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     ]
 
 
-def build_optimizer(
-    model: nn.Module, config: OptimizerConfig, rate: float, capturable: bool = False
-) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: OptimizerConfig, rate: float, capturable: bool = False) -> Optimizer:
     """`capturable`: the steps can be part of a CUDA graph, with learning rates that are tensors on the device."""
     groups = parameter_groups(model, config)
     device = next(model.parameters()).device
@@ -130,7 +127,7 @@ def rate_at(schedule: ScheduleConfig, base_rate: float, epoch: float) -> float:
     return schedule.minimum_rate + (base_rate - schedule.minimum_rate) * share
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         own = rate * group.get("rate_factor", 1.0)
         if isinstance(group["lr"], Tensor):

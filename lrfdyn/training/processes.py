@@ -1,5 +1,5 @@
-"""Processes and devices: how a run finds out from the environment what there is of them (Accelerate does), how its
-processes meet and leave, and when it is to end before its end."""
+"""Processes and devices, which Accelerate finds in the environment: how they meet, share statistics and leave, and when
+a run is to end before its end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from uuid import uuid4
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import needs, require
 from lrfdyn.training.config import RunConfig
 
 PARENT = "LRFDYN_PARENT"  # the process that a run must not outlive
@@ -27,11 +28,9 @@ TIME_IS_UP = 1  # as a reason, beside the numbers of SIGINT (2) and SIGTERM (15)
 
 
 def build_accelerator(run: RunConfig) -> Any:
-    try:
+    with needs("train: training needs Accelerate; pip install 'lrfdyn[train]'"):
         from accelerate import Accelerator, DistributedDataParallelKwargs
         from accelerate.state import AcceleratorState, PartialState
-    except ImportError:
-        raise LrfdynError("train: training needs Accelerate; pip install 'lrfdyn[train]'") from None
     on_gpu = torch.cuda.is_available() and run.device != "cpu"
     require(run.device != "cuda" or on_gpu, "run.device: expected a GPU for cuda, and there is none")
     require(run.precision != "fp16" or on_gpu, "run.precision: fp16 needs a GPU; take bf16 or fp32")
@@ -55,8 +54,7 @@ def keep_numbers(sharding: Any, run: RunConfig) -> None:
     require(run.sync_batchnorm, "run.sync_batchnorm: expected true beside --use_fsdp, which sends no statistics around")
     # It would hold all weights in half precision, norms included. Autocast halves where it does so elsewhere.
     sharding.mixed_precision_policy = None
-    # It would send the first process's weights to the others, and stumbles over the statistics of norms. All processes
-    # make the same weights anyway.
+    # It would send the weights around, which all processes make alike, and stumbles over the statistics of norms.
     sharding.cpu_ram_efficient_loading = False
 
 
@@ -85,9 +83,8 @@ def join_processes(backend: str) -> None:
 
 
 def fresh_prefix(store: dist.Store, rank: int, processes: int) -> str:
-    """A prefix of the store's keys that the processes have in common and that none before them had: the first process
-    draws it. Of what is in the store, only an answer to a request that was just drawn is known to come from the
-    living."""
+    """A prefix of the store's keys, drawn by the first process, that the processes share and that none before them had.
+    Only an answer to a request that was just drawn is known to come from the living."""
     drawn = uuid4().hex
     if rank > 0:
         store.set(f"lrfdyn/request/{rank}", drawn)
@@ -106,8 +103,7 @@ def fresh_prefix(store: dist.Store, rank: int, processes: int) -> str:
 
 def leave_together(code: int = 0) -> None:
     """Ends this process of several, after its work is done, without the interpreter's clean-up: there the threads of
-    torch's communication abort now and then ("terminate called without an active exception"), and torchrun takes that
-    for a failed run."""
+    torch's communication abort now and then, and torchrun takes that for a failed run."""
     sys.stdout.flush()
     sys.stderr.flush()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -130,8 +126,7 @@ def gather(value: Any, processes: int) -> list[Any]:
 
 
 class Stopped(Exception):  # noqa: N818 (nothing failed)
-    """The run ended early, with a checkpoint to go on from. `code` is what the process should exit with: 0 for a time
-    that was set."""
+    """The run ended early, with a checkpoint. `code` is what the process exits with: 0 for a time that was set."""
 
     def __init__(self, step: int, steps: int, reason: int) -> None:
         why = "the time is up" if reason == TIME_IS_UP else signal.Signals(reason).name
@@ -169,3 +164,77 @@ class Stop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+class _Normalize(torch.autograd.Function):
+    """Normalises `[N, C, ...]` by the mean and variance over all processes. The gradients of scale and shift are this
+    process's part: they are summed with all others."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        ctx.dtype = x.dtype
+        x = x.to(weight.dtype)  # under autocast the input is half precise, and sums over a batch are not
+        axes = [0, *range(2, x.dim())]
+        sums = torch.cat((x.sum(axes), x.new_tensor([x.numel() / x.shape[1]])))
+        dist.all_reduce(sums)
+        count = sums[-1]
+        mean = sums[:-1] / count
+        centred = x - _as(mean, x)
+        # A second round of communication, because E[x^2] - E[x]^2 cancels.
+        squares = centred.square().sum(axes)
+        dist.all_reduce(squares)
+        variance = squares / count
+        scale = (variance + eps).rsqrt()
+        normal = centred * _as(scale, x)
+        ctx.save_for_backward(normal, weight, scale, count)
+        ctx.mark_non_differentiable(mean, variance, count)
+        return (normal * _as(weight, x) + _as(bias, x)).to(ctx.dtype), mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+        normal, weight, scale, count = ctx.saved_tensors
+        grad = grad.to(normal.dtype)
+        axes = [0, *range(2, grad.dim())]
+        bias_grad = grad.sum(axes)
+        weight_grad = (grad * normal).sum(axes)
+        sums = torch.stack((bias_grad, weight_grad))
+        dist.all_reduce(sums)
+        shift, along = (_as(part / count, grad) for part in sums)
+        x_grad = _as(weight * scale, grad) * (grad - shift - normal * along)
+        return x_grad.to(ctx.dtype), weight_grad, bias_grad, None
+
+
+def _as(vector: Tensor, like: Tensor) -> Tensor:
+    return vector.reshape(-1, *[1] * (like.dim() - 2))
+
+
+class SyncBatchNorm2d(nn.BatchNorm2d):
+    """`nn.BatchNorm2d` over `[B, C, H, W]` of every process, with the statistics of all of them, on any device. Torch's
+    own is for GPUs only; there it is the faster one and is taken."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        y, mean, variance, count = _Normalize.apply(x, self.weight, self.bias, self.eps)
+        statistics: Any = self.running_mean, self.running_var, self.num_batches_tracked
+        with torch.no_grad():
+            statistics[2].add_(1)
+            momentum = self.momentum if self.momentum is not None else 1 / float(statistics[2])
+            statistics[0].lerp_(mean, momentum)
+            statistics[1].lerp_(variance * (count / (count - 1)), momentum)
+        return y
+
+
+def synchronize_norms(model: nn.Module, device: torch.device) -> None:
+    """Every batch norm takes the statistics of all processes. Names and values stay, so checkpoints fit both."""
+    if device.type == "cuda":
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return
+    for parent in list(model.modules()):
+        for name, norm in parent.named_children():
+            if type(norm) is nn.BatchNorm2d:
+                synced = SyncBatchNorm2d(norm.num_features, norm.eps, norm.momentum)
+                synced._parameters, synced._buffers = norm._parameters, norm._buffers
+                setattr(parent, name, synced.train(norm.training))

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
 
-from lrfdyn.errors import LrfdynError, require, unknown_name
+from lrfdyn.errors import LrfdynError, needs, require, unknown_name
 from lrfdyn.training.config import TrainConfig, key_types
 
 ENDINGS = (".yaml", ".yml")
@@ -34,21 +34,19 @@ def list_recipes() -> dict[str, Path]:
 
 
 def find_recipe(name: str, beside: Path | None = None) -> Path:
-    """The file of a recipe, by its name or its path. A recipe that extends it lies `beside` it, where it is looked for
-    first, or the name is one of the package's."""
+    """The file of a recipe, by its name or its path; for a recipe that extends it, first `beside` that one."""
     is_path = Path(name).suffix in ENDINGS
     file, argument = name if is_path else f"{name}.yaml", "recipe: extends" if beside else "recipe"
     for folder in (beside, *FOLDERS) if beside else (Path(),) if is_path else FOLDERS:
         if (folder / file).is_file():
             return folder / file
     require(not is_path, f"{argument}: no such file: {name}")
-    raise unknown_name(argument, name, list_recipes() or ["a path to a .yaml file"])
+    raise unknown_name(argument, name, list_recipes())
 
 
 def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None, epochs: int | None = None) -> TrainConfig:
     """The configuration of a recipe, by its name or its file. `overrides` are values by `section.key` or by a short
-    name (`SHORT_NAMES`); texts are read as on a command line. The whole schedule is in `epochs` where they are given.
-    """
+    name (`SHORT_NAMES`); texts are read as on a command line. `epochs` are those of the whole schedule."""
     path = name if isinstance(name, Path) else find_recipe(name)
     config = parse_config(_read(path, ()), str(path), overrides)
     return config if epochs is None else dataclasses.replace(config, schedule=config.schedule.within(epochs))
@@ -77,8 +75,7 @@ def recipe_notes(path: Path) -> tuple[str, str, dict[str, list[Any]]]:
 def parse_config(
     values: Mapping[str, Any], source: str = "recipe", overrides: Mapping[str, Any] | None = None
 ) -> TrainConfig:
-    """The configuration of nested `values`, with `overrides` as in `load_recipe`. An error names the source and the
-    key, and of an override the option."""
+    """The configuration of nested `values`, with `overrides` as in `load_recipe`; errors name `source` and the key."""
     for short, value in (overrides or {}).items():
         key = SHORT_NAMES.get(short, short)
         if key not in key_types():
@@ -210,8 +207,6 @@ def _read(path: Path, seen: Sequence[Path]) -> dict[str, Any]:
 
 
 def _yaml() -> ModuleType:
-    try:
+    with needs("recipe: recipes need PyYAML; pip install 'lrfdyn[train]'"):
         import yaml
-    except ImportError:
-        raise LrfdynError("recipe: recipes need PyYAML; pip install 'lrfdyn[train]'") from None
     return yaml

@@ -15,8 +15,7 @@ from torch import Tensor
 from lrfdyn.devices import device_name
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
-from lrfdyn.io.checkpoints import list_checkpoints, model_weights, newest_checkpoint, read_checkpoint
-from lrfdyn.io.weights import check_fit
+from lrfdyn.io.weights import check_fit, find_checkpoint, list_checkpoints, model_weights, read_checkpoint
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.logs import Reporter, discard_run
 from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, launch_name
@@ -60,13 +59,11 @@ def _begin(trainer: Trainer, resume: str, restart: bool) -> None:
     """The folder is claimed and the checkpoint to go on from read."""
     path: str | None = None if resume in ("auto", "no") else resume
     if trainer.is_main:
-        if began_here(trainer.out):
-            resume, restart = "auto", False
         with trainer.writing():
-            claim_folder(trainer.out, resume, restart)
+            resume = claim_folder(trainer.out, resume, restart)
         if resume == "auto":
-            found = newest_checkpoint(trainer.out / "checkpoints", trainer.reporter.say)
-            path = None if found is None else str(found[0])
+            found = find_checkpoint(trainer.out / "checkpoints", trainer.reporter.say)
+            path = None if found is None else str(found)
     # The first process decides, so that all of them take the same.
     path = gather(path, trainer.processes)[0]
     if path is not None:
@@ -81,17 +78,13 @@ def _begin(trainer: Trainer, resume: str, restart: bool) -> None:
             write_atomic(trainer.out / "recipe.yaml", lambda file: file.write_text(text, encoding="utf-8"))
 
 
-def began_here(out: Path) -> bool:
-    """Whether torchrun has begun again what an earlier try of the same launch began in this folder. A try that failed
-    before that leaves the question of an older run in the folder as it was."""
-    launch = out / "checkpoints" / "launch"
-    earlier = launch.read_text(encoding="utf-8") if launch.is_file() and out.resolve() not in CLAIMED else ""
-    return bool(earlier) and earlier == launch_name()
-
-
-def claim_folder(out: Path, resume: str, restart: bool) -> None:
-    """An earlier run in `out` is continued or discarded, and only if that was asked for."""
+def claim_folder(out: Path, resume: str, restart: bool) -> str:
+    """An earlier run in `out` is continued or discarded, and only if that was asked for. Returns `resume`, or "auto"
+    where torchrun has begun again what an earlier try of the same launch began here."""
     checkpoints, launch = out / "checkpoints", launch_name()
+    mark = checkpoints / "launch"
+    if out.resolve() not in CLAIMED and mark.is_file() and mark.read_text(encoding="utf-8") == launch:
+        resume, restart = "auto", False
     for stale in (*checkpoints.glob(".*.tmp"), *checkpoints.glob(".tmp*")):  # ours, and those of safetensors
         stale.unlink(missing_ok=True)  # of a process that was killed while it wrote
     stored, ended = bool(list_checkpoints(checkpoints)), (out / "summary.json").exists()
@@ -109,7 +102,8 @@ def claim_folder(out: Path, resume: str, restart: bool) -> None:
         require(stored or not ended, f"out: {out} holds a run that ended, and not its checkpoints; {ways}")
     CLAIMED.add(out.resolve())
     if launch:
-        write_atomic(checkpoints / "launch", lambda file: file.write_text(launch, encoding="utf-8"))
+        write_atomic(mark, lambda file: file.write_text(launch, encoding="utf-8"))
+    return resume
 
 
 def _finish(trainer: Trainer, records: list[dict[str, Any]], recipe: str, command: str) -> dict[str, Any]:
@@ -156,8 +150,8 @@ def _finish(trainer: Trainer, records: list[dict[str, Any]], recipe: str, comman
 def evaluate_weights(
     config: TrainConfig, weights: Mapping[str, Tensor], name: Path, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """The accuracy of weights in the model and on the data of a configuration, over all processes. `progress` is called
-    with the number of images behind every batch and with that of all images."""
+    """The accuracy of weights in the model and on the data of a configuration. `progress` is called behind every batch
+    with the number of its images, over all processes, and with that of all images."""
     accelerator, source = build_accelerator(config.run), build_data(config)
     model = data_model(config, source)
     try:
@@ -167,11 +161,7 @@ def evaluate_weights(
     model.load_state_dict(dict(weights))
     dtype = torch.float64 if config.run.precision == "fp64" else torch.float32
     model.to(accelerator.device, dtype)
-
-    def seen(images: int) -> None:
-        progress(images * accelerator.num_processes, source.test_images)
-
-    run = TestRun(source, config.run.test_batch_size, accelerator, dtype, seen)
-    tested = task_of(config.data.name).test(model, run)
+    factor, total = accelerator.num_processes, source.test_images
+    run = TestRun(source, config.run.test_batch_size, accelerator, dtype, lambda n: progress(n * factor, total))
     facts = {"device": device_name(accelerator.device), "precision": config.run.precision}
-    return {"num_classes": source.num_classes, **facts, **tested}
+    return {"num_classes": source.num_classes, **facts, **task_of(config.data.name).test(model, run)}

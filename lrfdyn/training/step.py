@@ -23,13 +23,10 @@ class TrainStep:
 
     `amp` is autocast's type (None: off), `clip_norm` the longest gradient, `scaler` a GradScaler for float16. With
     `graph`, the first call on a GPU runs a few throw-away steps, restores what they changed, and captures. Whatever a
-    graph cannot hold runs eagerly: other shapes than the first (a smaller last batch), and what `capture_obstacle`
-    names. `captured` says which of the two it was, and `why_not` the reason. A learning rate that changes must be a
-    tensor (`capturable_adamw` makes it one), or the graph would go on with the number it saw.
-
-    With `accelerator`, model and optimiser are those that it prepared, for one process or many, and `amp`, `scaler` and
-    `graph` are its affair. `step(part, part, ...)` then accumulates the gradients of several parts of a batch.
-    """
+    graph cannot hold runs eagerly: other shapes than the first, and what `capture_obstacle` names. `captured` says
+    which of the two it was, and `why_not` the reason. A learning rate that changes must be a tensor
+    (`capturable_adamw` makes it one). With `accelerator`, model and optimiser are those that it prepared, `amp`,
+    `scaler` and `graph` are its affair, and `step(part, part, ...)` accumulates the gradients of parts of a batch."""
 
     def __init__(
         self,
@@ -142,11 +139,6 @@ class TrainStep:
         return {(p, name): v for p, state in states for name, v in state.items() if isinstance(v, Tensor)}
 
 
-def in_process_group() -> bool:
-    """Also torchrun's group of one process: its communication watches the device, which a capture forbids."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
 def capture_obstacle(
     device: torch.device,
     optimizer: Optimizer,
@@ -163,7 +155,8 @@ def capture_obstacle(
     obstacles = {
         "run.cuda_graph is off": not wanted,
         "not on a GPU": device.type != "cuda",
-        "several processes": in_process_group(),
+        # Also torchrun's group of one process: its communication watches the device, which a capture forbids.
+        "several processes": torch.distributed.is_initialized(),
         "gradients are accumulated": parts > 1,
         "the optimiser is not capturable": not all(ready),
         "float16 needs a gradient scaler": amp == torch.float16 and not scaled,

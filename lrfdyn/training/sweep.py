@@ -30,7 +30,6 @@ from lrfdyn.training.tasks import task_of
 from lrfdyn.version import __version__
 
 OWN = ("name", "recipe", "seeds", "epochs")  # of a run in the list; everything else is a key of its recipe
-KEPT_FILES = ("summary.json", "log.jsonl", "recipe.yaml")
 POLL_SECONDS = 0.3
 # Without these glibc gives large tensors back to the system after every operation and faults them in again.
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)}
@@ -38,8 +37,7 @@ MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2*
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a list. `overrides` are texts by `section.key`; runs of one `group` differ in nothing but their
-    seed."""
+    """One run of a list. `overrides` are texts by `section.key`; runs of one `group` differ in their seed only."""
 
     name: str
     group: str
@@ -130,9 +128,7 @@ def _group_name(entry: Mapping[str, Any], with_recipe: bool) -> str:
 
 class Sweep:
     """The runs of a list in `out`: `runs/NAME/` is the folder of each, sweep.json and table.csv say how they ended.
-
-    `together` runs are under way at a time. With `threads`, each has so many of the processor's; the default is one
-    where several run, and all of them otherwise."""
+    `together` runs are under way at a time, each with `threads` (default: one where several run, else all)."""
 
     def __init__(
         self, runs: Sequence[SweepRun], out: Path, *, together: int = 1, threads: int | None = None, command: str = ""
@@ -155,11 +151,8 @@ class Sweep:
         summary = read_json(path, "out") if path.is_file() else {}
         return summary if summary.get("fingerprint") == run.config.fingerprint() else {}
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The table: what is known of every run."""
-        return [self._row(run) for run in self.runs]
-
-    def _row(self, run: SweepRun) -> dict[str, Any]:
+    def row(self, run: SweepRun) -> dict[str, Any]:
+        """What is known of a run: its line of the table."""
         summary, measure = self.summary(run), task_of(run.config.data.name).headline
         tested = [record[measure] for record in read_json_lines(self.folder(run) / "log.jsonl") if measure in record]
         return {
@@ -178,8 +171,7 @@ class Sweep:
         }
 
     def run(self, reporter: SweepReporter | None = None, restart: bool = False) -> list[dict[str, Any]]:
-        """Makes all runs that have not ended yet and returns the rows of the table. Only one process at a time may do
-        this in a folder. A run that fails does not keep the others from going on."""
+        """Makes all runs that have not ended yet, also after one that fails, and returns the rows of the table."""
         reporter = reporter or SweepReporter()
         with sole_user(self.out):
             for run in self.runs:
@@ -190,16 +182,18 @@ class Sweep:
                 what = "; ".join(differences(run.config.as_dict(), there.as_dict()))
                 require(not what, f"out: {path.parent} has other settings ({what}); pass --restart or another folder")
             ended = [run for run in self.runs if self.summary(run)]
-            rows = self.rows()
             for run in chain(ended, self._each_end([run for run in self.runs if run not in ended], reporter)):
-                rows = self.rows()
-                reporter.end(run, rows[self.runs.index(run)])
-                self._write(rows)
-            return rows
+                reporter.end(run, self.row(run))
+                rows = [self.row(each) for each in self.runs]
+                write_table(self.out / "table.csv", rows)
+                now = datetime.now().isoformat(timespec="seconds")
+                facts = {"format": 1, "version": __version__, "created": now, "command": self.command}
+                table = {"together": self.together, "runs": rows, "groups": group_rows(rows)}
+                write_json(self.out / "sweep.json", {**facts, **table})
+            return [self.row(run) for run in self.runs]
 
     def _each_end(self, waiting: list[SweepRun], reporter: SweepReporter) -> Iterator[SweepRun]:
-        """Starts the runs and yields each when it ends. Those that are under way when this is left stop with a
-        checkpoint."""
+        """Yields each run when it ends. Those that are under way when this is left stop with a checkpoint."""
         running: list[tuple[SweepRun, subprocess.Popen[bytes]]] = []
         try:
             while waiting or running:
@@ -235,21 +229,15 @@ class Sweep:
             # In a session of its own: Ctrl-C is for the sweep, which stops its runs.
             return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
 
-    def _write(self, rows: list[dict[str, Any]]) -> None:
-        write_table(self.out / "table.csv", rows)
-        facts = {"format": 1, "version": __version__, "created": datetime.now().isoformat(timespec="seconds")}
-        facts |= {"command": self.command, "together": self.together}
-        write_json(self.out / "sweep.json", {**facts, "runs": rows, "groups": group_rows(rows)})
-
     def keep(self, target: Path) -> None:
-        """Copies what a results page reads of the runs that have ended to `target/NAME`. Where data and runs lay on
-        this machine is left out; the summary says beside what a run shared the device."""
+        """Copies what a results page reads of the runs that have ended to `target/NAME`, without the paths of this
+        machine; the summary says beside what a run shared the device."""
         for run in filter(self.summary, self.runs):
             kept, root = target / run.name, run.config.data.root
             places = {} if root is None else {root: "DATA"}
             places[str(self.folder(run))] = f"results/{target.name}/{run.name}"
             kept.mkdir(parents=True, exist_ok=True)
-            for name in KEPT_FILES:
+            for name in ("summary.json", "log.jsonl", "recipe.yaml"):
                 text = (self.folder(run) / name).read_text(encoding="utf-8")
                 for place, word in places.items():
                     text = text.replace(place, word)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lrfdyn.attention import attention_options
 from lrfdyn.data import Batch, DataSource, create_data, data_class
 from lrfdyn.data.preprocess import Preprocessing
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import LrfdynError, needs, require
 from lrfdyn.models import SpikingModel, create_model
 from lrfdyn.models.registry import model_class
 from lrfdyn.registry import Registry
@@ -27,8 +27,7 @@ Distill = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class TestRun:
-    """All test images, this process's share of them batch by batch. `seen` is called behind every batch with the number
-    of its images."""
+    """The test images, of this process. `seen` is called behind every batch with the number of its images."""
 
     __test__: ClassVar[bool] = False  # not one of pytest's classes
 
@@ -46,15 +45,10 @@ class TestRun:
             yield batch
             self.seen(batch.count)
 
-    def total(self, sums: Tensor) -> list[float]:
-        """`sums` over all processes."""
-        return self.accelerator.reduce(sums, "sum").tolist()
-
 
 class Task(ABC):
     """What a run needs to know of its task. `results` names the numbers of a test that a summary keeps, in percent but
-    for the loss, `headline` the one of them that a progress bar shows, and `pipeline` is the hub's word for the task.
-    """
+    for the loss, `headline` the one that a progress bar shows, and `pipeline` is the hub's word for the task."""
 
     results: ClassVar[tuple[str, ...]]
     headline: ClassVar[str]
@@ -64,15 +58,13 @@ class Task(ABC):
     def build_model(self, config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> SpikingModel:
         """The untrained model of a configuration; an error for settings that are not for this task."""
 
-    def load_start(self, model: SpikingModel, config: TrainConfig) -> None:  # noqa: B027 (nothing, in general)
-        """Fills `model` with what the configuration says a run of this task starts from, `model.weights` apart."""
+    def prepare(self, model: SpikingModel, config: TrainConfig, source: DataSource) -> None:  # noqa: B027
+        """Fills `model` with what a run of this task starts from, `model.weights` apart, and raises what a test would,
+        before the training that comes first."""
 
     def preprocessing(self, source: DataSource) -> Preprocessing | None:
         """What a trained model does to image files; None where it takes them as they are."""
         return Preprocessing.of_data(source)
-
-    def check(self, model: SpikingModel, source: DataSource) -> None:  # noqa: B027 (nothing, in general)
-        """Raises what a test would, before the training that comes first."""
 
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -143,7 +135,7 @@ class Classification(Task):
             loss = F.cross_entropy(logits, labels, reduction="sum")
             images = torch.tensor(batch.count, device=loss.device)
             sums += torch.stack((loss, best[:, 0].sum(), best.sum(), images)).double()
-        loss_sum, top1, top5, count = run.total(sums)
+        loss_sum, top1, top5, count = run.accelerator.reduce(sums, "sum").tolist()
         require(count > 0, "data: expected at least one test image that can be read")
         return {"test_loss": loss_sum / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count}
 
@@ -185,10 +177,8 @@ def build_distill(config: DistillConfig, source: DataSource, device: torch.devic
     the training step: a captured step needs no change."""
     if config.teacher is None:
         return None
-    try:
+    with needs("distill.teacher: teachers are timm models; pip install 'lrfdyn[timm]'"):
         import timm
-    except ImportError:
-        raise LrfdynError("distill.teacher: teachers are timm models; pip install 'lrfdyn[timm]'") from None
     try:
         teacher = timm.create_model(config.teacher, pretrained=True)
     except (RuntimeError, OSError) as error:  # no such model; no connection to load it

@@ -1,9 +1,6 @@
-"""The training engine: one loop for one process or many, from any step of any epoch.
-
-Whatever a step depends on is a function of the configuration and the step (data order, augmentation, learning rate) or
-is in the checkpoint (weights, optimiser, moving average, scaler, random generators). So a run that was killed and
-resumed computes what it would have computed.
-"""
+"""One loop for one process or many, from any step of any epoch. Whatever a step depends on is a function of
+configuration and step (data order, augmentation, rate) or is in the checkpoint (weights, optimiser, moving average,
+scaler, random generators), so a run that was killed and resumed computes what it would have computed."""
 
 from __future__ import annotations
 
@@ -21,17 +18,16 @@ from torch import Tensor, nn
 
 from lrfdyn.data import Batch
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.io.checkpoints import read_checkpoint
 from lrfdyn.io.hub import model_config
+from lrfdyn.io.weights import read_checkpoint
 from lrfdyn.models import SpikingModel
 from lrfdyn.sources import find_source
 from lrfdyn.training import checkpoint
 from lrfdyn.training.config import TrainConfig, differences
 from lrfdyn.training.logs import Reporter, RunLog
 from lrfdyn.training.optim import MovingAverage, build_optimizer, rate_at, set_rate, without_warning
-from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, seed_generators
-from lrfdyn.training.step import TrainStep, capture_obstacle, in_process_group
-from lrfdyn.training.sync_norm import synchronize_norms
+from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, seed_generators, synchronize_norms
+from lrfdyn.training.step import TrainStep, capture_obstacle
 from lrfdyn.training.tasks import TestRun, build_data, build_distill, data_model, task_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -65,15 +61,14 @@ class Trainer:
         # The same weights in every process; behind them every process draws its own numbers.
         torch.manual_seed(run.seed)
         model = data_model(config, self.source)
-        self.task.check(model, self.source)
         self.model_config = model_config(model)
         if config.model.weights is not None:
             find_source(config.model.weights, "model.weights").fill(model)
-        self.task.load_start(model, config)
+        self.task.prepare(model, config, self.source)
         model.to(self.device)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes never change
-            if not in_process_group():  # sharding takes plain layouts only
+            if not torch.distributed.is_initialized():  # sharding takes plain layouts only
                 model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dtype = torch.float64 if run.precision == "fp64" else torch.float32
         model.to(self.dtype)
@@ -159,7 +154,10 @@ class Trainer:
             self.warm, clock = True, now
             self.wall_seconds = now - started
             if value is not None:
-                self._log_step(epoch, value)
+                if not math.isfinite(value):
+                    raise self._divergence(f"loss: it is {value} at step {self.done} (epoch {epoch + 1})")
+                record = {"epoch": epoch + 1, "loss": value, "learning_rate": self.rate, "images_per_s": self.speed}
+                self._write_log("step", record)
             if self.done % run.checkpoint_steps == 0 and not last:
                 self.save()
                 clock = time.perf_counter()
@@ -197,12 +195,6 @@ class Trainer:
     def _mean(self, loss: Tensor) -> float:
         """Over all processes."""
         return float(self.accelerator.reduce(loss.double().clone(), "mean"))
-
-    def _log_step(self, epoch: int, value: float) -> None:
-        if not math.isfinite(value):
-            raise self._divergence(f"loss: it is {value} at step {self.done} (epoch {epoch + 1})")
-        record = {"epoch": epoch + 1, "loss": value, "learning_rate": self.rate, "images_per_s": self.speed}
-        self._write_log("step", record)
 
     def _write_log(self, kind: str, record: dict[str, Any]) -> None:
         if self.log is not None:

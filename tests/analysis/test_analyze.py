@@ -12,10 +12,9 @@ import pytest
 import torch
 
 import lrfdyn
-from lrfdyn.analysis.analyze import analyze, find_sources, model_label
-from lrfdyn.analysis.measure.images import load_images
+from lrfdyn.analysis.analyze import analyze, find_sources, measure_model, model_label
 from lrfdyn.analysis.measure.inference import images_per_second
-from lrfdyn.analysis.measure.model import measure_model
+from lrfdyn.analysis.measure.observe import load_images
 from lrfdyn.analysis.report.write import write_all
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
@@ -265,7 +264,7 @@ def test_long_names_stay_on_the_figure():
     import matplotlib.pyplot as plt
 
     from lrfdyn.analysis.report.drawings import STYLE
-    from lrfdyn.analysis.report.figures import figures
+    from lrfdyn.analysis.report.write import figures
 
     images = digits(2)
     results = analyze(find_sources("spikformer_4_384:lrf_dyn", images), images)
@@ -289,7 +288,7 @@ def test_long_names_stay_on_the_figure():
 
 def test_models_on_different_grids_have_no_common_line():
     plt = pytest.importorskip("matplotlib.pyplot")
-    from lrfdyn.analysis.report.figures import figures
+    from lrfdyn.analysis.report.write import figures
 
     results = make_results()
     one, two = results["attentions"].values()

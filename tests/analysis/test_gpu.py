@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lrfdyn.analysis.measure.model import measure_model
+from lrfdyn.analysis.analyze import measure_model
 from lrfdyn.attention import ATTENTIONS
 from tests.models.host_checks import digits_model
 

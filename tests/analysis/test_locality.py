@@ -14,15 +14,17 @@ from lrfdyn.analysis.measure.locality import (
     LayerLocality,
     Locality,
     add_by_distance,
-    entropy,
+    even_max_pool,
     locality,
     manhattan,
     merged,
     placed,
+    receptive_field,
+    receptive_field_record,
+    share_inside,
     uniform_over_past,
 )
 from lrfdyn.analysis.measure.observe import observe
-from lrfdyn.analysis.measure.receptive_field import even_max_pool, receptive_field, receptive_field_record, share_inside
 from lrfdyn.analysis.measure.spikes import firing_rates
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.errors import LrfdynError
@@ -41,6 +43,13 @@ def weight_by_distance(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return sums[0] / sums[1].clamp(min=1), sums[0] / sums[1, 0]
 
 
+def entropies(weights: torch.Tensor) -> tuple[float, float]:
+    """Mean entropy of the queries, and the largest that one has, to a bin of the histogram."""
+    layer = LayerLocality(GRID, weights.device)
+    layer.add(range(12), weights)
+    return float(layer.entropy / layer.queries), int(layer.histogram.nonzero().max()) * math.log(12) / FINE
+
+
 def distributions(weights: torch.Tensor) -> torch.Tensor:
     return add_by_distance(torch.zeros(2, sum(GRID) - 1, dtype=torch.float64), weights, manhattan(GRID))
 
@@ -56,7 +65,7 @@ def test_identity_attention_has_distance_and_entropy_zero():
     weight, share = weight_by_distance(weights)
     assert weight.tolist() == [1.0, 0, 0, 0, 0, 0]
     assert share.tolist() == [1.0, 0, 0, 0, 0, 0]
-    assert entropy(distributions(weights)).abs().max() == 0
+    assert entropies(weights) == (0, 0)
 
 
 def test_uniform_attention_has_log_n_and_the_known_mean_distance():
@@ -67,7 +76,9 @@ def test_uniform_attention_has_log_n_and_the_known_mean_distance():
     # mean |i - j| of two uniform draws from 0..m-1 is (m^2 - 1) / (3 m)
     expected = (GRID[0] ** 2 - 1) / (3 * GRID[0]) + (GRID[1] ** 2 - 1) / (3 * GRID[1])
     assert (share * torch.arange(len(share))).sum().item() == pytest.approx(expected, abs=1e-12)
-    torch.testing.assert_close(entropy(distributions(weights)), torch.full((2 * n,), math.log(n), dtype=torch.float64))
+    mean, largest = entropies(weights)
+    assert mean == pytest.approx(math.log(n), abs=1e-12)
+    assert largest == pytest.approx(math.log(n) * (FINE - 1) / FINE)
 
 
 def test_queries_without_weight_are_left_out():

@@ -13,7 +13,7 @@ from lrfdyn import create_model
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy import RowStream, compile_for_inference
-from lrfdyn.ops.channel_bits import pack_channels, unpack_channels
+from lrfdyn.ops.bits import pack_channels, unpack_channels
 from tests.deploy.small import live
 from tests.ops.kernels import GPU
 

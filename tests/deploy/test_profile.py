@@ -12,15 +12,15 @@ from torch import nn
 
 from lrfdyn import LrfdynError, create_model
 from lrfdyn.analysis.measure.inference import (
-    SpanPeaks,
     attention_state,
     held_state_bytes,
     layer_states,
     measure_inference,
     profile_model,
     resident_growth,
+    span_peaks,
 )
-from lrfdyn.analysis.report.memory_plot import plot_memory
+from lrfdyn.analysis.report.drawings import plot_memory
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.cli import main
 
@@ -33,20 +33,15 @@ def test_parts_of_a_run_have_their_own_peaks():
             big = torch.zeros(250_000)
             return x + big[0]
 
-    small, large = nn.Identity(), Part()
-    spans = SpanPeaks(torch.device("cpu"))
-
-    def run() -> None:
+    def run(span) -> None:
         held = torch.zeros(1_000_000)  # before both, so of neither
-        small(held)
-        large(held[:1])
+        span("small")(nn.Identity())(held)
+        with span("large"):
+            Part()(held[:1])
 
-    with spans.around({"small": small, "large": large}):
-        peaks = spans.measure(run)
+    peaks = span_peaks(run, torch.device("cpu"))
     assert peaks["small"] == 0
     assert 1_000_000 <= peaks["large"] <= 1_010_000
-    assert not large._forward_hooks
-    assert not large._forward_pre_hooks
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
@@ -73,6 +68,7 @@ def test_both_implementations_are_measured():
     eager, low = (measure_inference(name, model, images, 1) for name in ("eager", "low-memory"))
     assert low["peak_bytes"] < 0.3 * eager["peak_bytes"]
     assert set(eager["layers"]) == set(low["layers"])
+    assert not any("forward" in vars(module) for module in model.modules())  # as it was
     # Nothing in a layer can exceed what the run held in all; the largest layer is most of it.
     for run in (eager, low):
         assert 0.5 * run["peak_bytes"] < max(run["layers"].values()) <= run["peak_bytes"]

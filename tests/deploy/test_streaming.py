@@ -11,7 +11,7 @@ from lrfdyn.analysis.measure.inference import peak_allocation
 from lrfdyn.attention import Attention, LRFDyn
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.deploy import RowStream, StreamingAttention
-from lrfdyn.ops.channel_bits import pack_channels, pack_integers, unpack_channels, unpack_integers
+from lrfdyn.ops.bits import pack_channels, pack_integers, unpack_channels, unpack_integers
 from tests.models.host_checks import randomize, wake_attention
 
 HOSTS = {

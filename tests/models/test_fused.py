@@ -14,9 +14,9 @@ from lrfdyn.errors import LrfdynError
 from lrfdyn.nn.layers import SpikingConv
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.ops import dispatch
+from lrfdyn.ops.bits import step_bits_of
 from lrfdyn.ops.dispatch import plain_operations
 from lrfdyn.ops.lif import Dynamics, lif
-from lrfdyn.ops.step_bits import step_bits_of
 from tests.ops.kernels import DEVICE
 
 SMALL = {"dim": 32, "depth": 1, "heads": 2, "image_size": 16, "num_classes": 5, "time_steps": 3}

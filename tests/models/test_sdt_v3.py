@@ -7,7 +7,7 @@ import torch
 
 from lrfdyn.nn.layers import ConvBN, MembraneConv
 from lrfdyn.nn.neurons import IntegerSpike
-from lrfdyn.ops.lif import integer_to_binary
+from tests.conftest import binary_steps
 from tests.models.host_checks import check_trains, randomize, small_model
 
 
@@ -48,7 +48,7 @@ def test_an_integer_spike_is_that_many_binary_steps(levels):
         model(torch.randn(2, 3, 32, 32, dtype=torch.float64))
         assert seen
         for layer, (spikes, output) in seen.items():
-            steps = integer_to_binary(spikes, levels)
+            steps = binary_steps(spikes, levels)
             assert set(steps.unique().tolist()) == {0, 1}
             averaged = torch.stack([ConvBN.forward(layer, step) for step in steps]).mean(0)
             torch.testing.assert_close(averaged, output, rtol=0, atol=1e-12)

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
+
+from lrfdyn.ops import dispatch
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
@@ -25,6 +29,16 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16] if GPU else [torch.float
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 6e-3, torch.float16: 1e-3}
 # A spike may differ only where the potential is within rounding of the threshold: at most this share of all spikes.
 FLIPPED = 1e-4
+
+
+def with_kernels(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """`operation` as it runs on a GPU, wherever its tensors are."""
+
+    def call(*inputs: Any, **options: Any) -> Any:
+        with patch.object(dispatch, "_on_kernel_device", lambda tensor: True):
+            return operation(*inputs, **options)
+
+    return call
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrfdyn.errors import LrfdynError
-from lrfdyn.ops.dendrite import (
-    FORMS,
-    dendrite,
-    dendrite_step,
-    initial_dendrites,
-    mode_kernel,
-    mode_powers,
-    paired_modes,
-)
-from lrfdyn.ops.dendrite.scan import CHUNK, dendrite_scan
+from lrfdyn.ops.dendrite import dendrite, dendrite_step, initial_dendrites, paired_modes
+from lrfdyn.ops.dendrite.modes import CHUNK, FORMS, dendrite_scan, mode_kernel, mode_powers
 from tests.conftest import LAYOUTS, arrange, assert_same, random, run, shape_id
 
 # batch, tokens, channels, modes
@@ -108,9 +100,9 @@ def test_forms_are_the_recurrence_for_any_size(form, shape, seed):
 def test_chunks_of_the_scan(tokens, chunk):
     # Chunks smaller than, equal to and larger than N; N a multiple and not.
     inputs = [*tokens_and_modes((2, tokens, 3, 2)), random(2, 3, 2, 2, seed=9)]
-    assert_same(lambda *x: dendrite_scan(*x, True, chunk=chunk), plain, inputs)
-    assert_same(lambda *x: dendrite_scan(*x, False, chunk=chunk)[0], lambda *x: plain(*x)[0], inputs)
-    assert_same(lambda *x: dendrite_scan(*x, None, False, chunk=chunk)[0], lambda *x: plain(*x)[0], inputs[:4])
+    assert_same(lambda *x: dendrite_scan(x[0], x[1:4], x[4], True, chunk), plain, inputs)
+    assert_same(lambda *x: dendrite_scan(x[0], x[1:4], x[4], False, chunk)[0], lambda *x: plain(*x)[0], inputs)
+    assert_same(lambda *x: dendrite_scan(x[0], x[1:4], None, False, chunk)[0], lambda *x: plain(*x)[0], inputs[:4])
 
 
 @shapes

@@ -11,18 +11,22 @@ from hypothesis import strategies as st
 
 from lrfdyn.attention.lrf_dyn import Dendrites
 from lrfdyn.errors import LrfdynError
-from lrfdyn.ops.dendrite import (
-    FORMS,
-    dendrite,
-    dendrite_reference,
-    initial_dendrites,
-    modes_from_tridiagonal,
-    paired_modes,
-)
-from lrfdyn.ops.dendrite.reference import discretize, tridiagonal_matrix
+from lrfdyn.ops.dendrite import FORMS, dendrite, initial_dendrites, paired_modes
+from lrfdyn.ops.dendrite.reference import dendrite_reference, discretize, tridiagonal_matrix
 from tests.conftest import assert_close, assert_same, random, shape_id
 
 forms = pytest.mark.parametrize("form", FORMS)
+
+
+def modes_from_tridiagonal(tau, coupling, gamma, readout):
+    """The modes of any tridiagonal A. All k eigenvalues are kept, with half their weight each, so that real and complex
+    ones need no separate case."""
+    a = tridiagonal_matrix(tau, coupling)
+    _, b_bar = discretize(a, gamma)
+    eigenvalues, vectors = torch.linalg.eig(a)
+    output = (readout.to(vectors.dtype).unsqueeze(-2) @ vectors).squeeze(-2)
+    entry = torch.linalg.solve(vectors, b_bar.to(vectors.dtype).unsqueeze(-1)).squeeze(-1)
+    return -eigenvalues.real, eigenvalues.imag, torch.view_as_real(output * entry / 2)
 
 
 def tridiagonal(channels, dendrites, seed=0):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lrfdyn.errors import LrfdynError
-from lrfdyn.ops.lif import integer_spike, integer_to_binary
-from tests.conftest import LAYOUTS, arrange, random, shape_id
+from lrfdyn.ops.lif import integer_spike
+from tests.conftest import LAYOUTS, arrange, binary_steps, random, shape_id
 
 
 def test_halves_round_to_even():
@@ -64,7 +64,7 @@ def test_nothing_is_prepared_for_a_gradient_that_nobody_asks_for():
 @given(st.integers(1, 9), st.integers(0, 999))
 def test_binary_steps_have_the_integer_spike_as_their_mean(levels, seed):
     spikes = integer_spike(levels * random(3, 5, seed=seed), levels)
-    steps = integer_to_binary(spikes, levels)
+    steps = binary_steps(spikes, levels)
     assert steps.shape == (levels, 3, 5)
     assert set(steps.unique().tolist()) <= {0.0, 1.0}
     assert torch.equal(steps.sum(0), (spikes * levels).round())
@@ -88,7 +88,7 @@ def conv(x):
 @pytest.mark.parametrize("levels", [1, 2, 4, 8], ids="D{}".format)
 def test_one_integer_spike_is_that_many_binary_steps(layer, shape, levels):
     spikes = integer_spike(levels * random(*shape).abs(), levels)
-    steps = integer_to_binary(spikes, levels)
+    steps = binary_steps(spikes, levels)
     assert torch.equal(layer(spikes), torch.stack([layer(step) for step in steps]).mean(0))
 
 

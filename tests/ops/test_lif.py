@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lrfdyn.errors import LrfdynError
 from lrfdyn.ops.lif import Dynamics, lif, lif_fused, lif_reference
-from lrfdyn.ops.lif.surrogate import SURROGATES, surrogate_derivative
+from lrfdyn.ops.lif.reference import SURROGATES
 from tests.conftest import LAYOUTS, arrange, assert_same, random, run, shape_id
 
 
@@ -211,7 +211,7 @@ def test_tau(tau):
 def test_surrogates_are_slopes_of_a_step(name, alpha):
     # Each stands for the derivative of a step from 0 to 1: even, largest in the middle, of area one.
     x = torch.linspace(-400, 400, 800_001, dtype=torch.float64)
-    y = surrogate_derivative(name, x, alpha)
+    y = SURROGATES[name](x, alpha)
     torch.testing.assert_close(y, y.flip(0), rtol=0, atol=1e-12)
     assert y.argmax() in range(400_000 - 1000, 400_001)
     assert torch.trapezoid(y, x).item() == pytest.approx(1, abs=5e-3)
@@ -235,13 +235,12 @@ def test_float32_stays_float32():
         (lambda: Dynamics(alpha=0.0), "alpha"),
         (lambda: Dynamics.lif(tau=0.5), "tau"),
         (lambda: Dynamics(surrogate="tanh"), "surrogate"),
-        (lambda: surrogate_derivative("tanh", torch.zeros(1), 1.0), "surrogate"),
         (lambda: lif(torch.tensor(1.0), Dynamics()), "x"),
         (lambda: lif(torch.zeros(0, 3), Dynamics()), "x"),
         (lambda: lif(torch.zeros(2, 3), Dynamics(), torch.zeros(4)), "initial_state"),
         (lambda: lif(torch.zeros(2, 3), Dynamics(), torch.zeros(1)), "initial_state"),
     ],
-    ids=["alpha", "tau", "surrogate", "surrogate-op", "x-scalar", "x-T0", "state-4", "state-1"],
+    ids=["alpha", "tau", "surrogate", "x-scalar", "x-T0", "state-4", "state-1"],
 )
 def test_bad_input_names_the_argument(call, argument):
     with pytest.raises(LrfdynError, match=rf"^{argument}: "):

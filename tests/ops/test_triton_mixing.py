@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lrfdyn.ops.dendrite import dendrite
-from lrfdyn.ops.dendrite.triton import dendrite_triton
+from lrfdyn.ops.dendrite.triton import Dendrite
 from lrfdyn.ops.lrf.reference import lrf_reference
-from lrfdyn.ops.lrf.triton import lrf_triton
+from lrfdyn.ops.lrf.triton import Lrf
 from lrfdyn.ops.spike_attention import spike_attention_reference
-from lrfdyn.ops.spike_attention.triton import spike_attention_triton
+from lrfdyn.ops.spike_attention.triton import SpikeAttention
 from tests.ops.kernels import DEVICE, DTYPES, GPU, TOLERANCE, close, compare, rand, same_bits_twice, spikes
 
 # batch, channels, height, width, dilations, what is added
@@ -39,7 +39,7 @@ def test_lrf(case, dtype):
 @pytest.mark.parametrize("case", [(3, 6, 5, 3, (1, 3), "identity"), (2, 4, 4, 3, (1, 2), "residual")], ids=str)
 def test_lrf_row_by_row(case, monkeypatch):
     """As grids are mixed that are too large for the registers."""
-    monkeypatch.setattr(sys.modules[lrf_triton.__module__], "WHOLE", 0)
+    monkeypatch.setattr(sys.modules[Lrf.__module__], "WHOLE", 0)
     compare_stencils(*case, torch.float32)
 
 
@@ -53,7 +53,7 @@ def compare_stencils(batch, channels, height, width, dilations, added, dtype):
         return y + x if added == "identity" else y if residual is None else y + residual
 
     compare(
-        lambda x, w, r: lrf_triton(x, w, dilations, r, added == "identity"),
+        lambda x, w, r: Lrf.apply(x, w, dilations, r, added == "identity", None),
         definition,
         [x, weight, residual],
         TOLERANCE[dtype],
@@ -64,7 +64,7 @@ def test_lrf_gives_the_same_bits_twice():
     x, w = rand(5, 16, 4, 4).requires_grad_(), rand(2, 16, 3, 3, seed=1).requires_grad_()
 
     def run():
-        y = lrf_triton(x, w, (1, 3))
+        y = Lrf.apply(x, w, (1, 3), None, False, None)
         return y, *torch.autograd.grad(y, (x, w), torch.ones_like(y))
 
     same_bits_twice(run)
@@ -72,14 +72,14 @@ def test_lrf_gives_the_same_bits_twice():
 
 @pytest.mark.parametrize("whole", [64, 0], ids=["whole", "row by row"])
 def test_lrf_of_packed_spikes_gives_the_same_gradients(whole, monkeypatch):
-    monkeypatch.setattr(sys.modules[lrf_triton.__module__], "WHOLE", whole)
+    monkeypatch.setattr(sys.modules[Lrf.__module__], "WHOLE", whole)
     bits = torch.randint(2**3, (2, 4, 3, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     bits = bits.to(DEVICE).permute(0, 3, 1, 2)
     full, weight = torch.cat([(bits >> t) & 1 for t in range(3)]).float(), rand(2, 8, 3, 3, seed=1)
     grads = []
     for packed in (None, bits):
         leaves = [full.detach().requires_grad_(), weight.detach().requires_grad_()]
-        out = lrf_triton(*leaves, (1, 3), packed=packed)
+        out = Lrf.apply(*leaves, (1, 3), None, False, packed)
         grads.append(torch.autograd.grad(out, leaves, rand(*out.shape, seed=9)))
     same_bits_twice(iter(grads).__next__)
 
@@ -100,7 +100,7 @@ def test_dendrite(shape, dtype):
     batch, tokens, channels, count = shape
     u = spikes(batch, tokens, channels, dtype=dtype)
     compare(
-        lambda u, *m: dendrite_triton(u, *m, dtype=dtype)[0],
+        lambda u, *m: Dendrite.apply(u, *m, dtype, None, None, False)[0],
         lambda u, *m: dendrite(u, *m, form="scan")[0],
         [u, *modes(channels, count)],
         TOLERANCE[dtype],
@@ -111,7 +111,7 @@ def test_dendrite(shape, dtype):
 def test_dendrite_carries_its_state(given):
     u, m = rand(2, 11, 20), modes(20, 3)
     state = rand(2, 20, 3, 2, seed=8) if given else None
-    soma, last = dendrite_triton(u, *m, initial_state=state, output_final_state=True)
+    soma, last = Dendrite.apply(u, *m, torch.float32, None, state, True)
     given_state = None if state is None else state.double()
     double = (u.double(), *(t.double() for t in m))
     want, want_last = dendrite(*double, form="step", initial_state=given_state, output_final_state=True)
@@ -123,7 +123,7 @@ def test_dendrite_gives_the_same_bits_twice():
     u, m = rand(6, 10, 8).requires_grad_(), [t.requires_grad_() for t in modes(8, 2)]
 
     def run():
-        y, _ = dendrite_triton(u, *m)
+        y, _ = Dendrite.apply(u, *m, torch.float32, None, None, False)
         return y, *torch.autograd.grad(y, (u, *m), torch.ones_like(y))
 
     same_bits_twice(run)
@@ -147,7 +147,7 @@ def test_spike_attention(shape, causal, dtype):
     q, k = (spikes(batch, tokens, heads, d, seed=i, dtype=dtype).transpose(1, 2) for i in (0, 1))
     v = spikes(batch, tokens, heads, e, seed=2, dtype=dtype).transpose(1, 2)
     out = compare(
-        lambda q, k, v: spike_attention_triton(q, k, v, 0.125, causal),
+        lambda q, k, v: SpikeAttention.apply(q, k, v, 0.125, causal, None, False),
         lambda q, k, v: spike_attention_reference(q, k, v, 0.125, causal),
         [q, k, v],
         TOLERANCE[dtype],
@@ -165,13 +165,13 @@ def test_packed_spikes_give_the_same_gradients():
         grads = []
         for packed in (None, bits):
             leaves = [x.detach().requires_grad_() for x in full]
-            out = spike_attention_triton(*leaves, 0.5, causal, packed)
+            out = SpikeAttention.apply(*leaves, 0.5, causal, packed, False)
             grads.append(torch.autograd.grad(out, leaves, rand(*out.shape, seed=9)))
         same_bits_twice(iter(grads).__next__)
     tokens_full = full[0].transpose(1, 2).flatten(2)
     grads = []
     for packed in (None, bits[0].transpose(1, 2).flatten(2)):
         leaves = [x.detach().requires_grad_() for x in (tokens_full, *modes(heads * d, 2))]
-        out, _ = dendrite_triton(*leaves, packed=packed)
+        out, _ = Dendrite.apply(*leaves, torch.float32, packed, None, False)
         grads.append(torch.autograd.grad(out, leaves, rand(*out.shape, seed=9)))
     same_bits_twice(iter(grads).__next__)

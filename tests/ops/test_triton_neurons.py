@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lrfdyn.ops.bn_lif import Integer, Norm, bn_lif_reference
-from lrfdyn.ops.bn_lif.triton import bn_lif_triton
-from lrfdyn.ops.lif import Dynamics, integer_spike, lif_reference
-from lrfdyn.ops.lif.triton import integer_spike_triton, lif_triton
+from lrfdyn.ops.bits import step_bits_of
+from lrfdyn.ops.bits_triton import unpack_steps
+from lrfdyn.ops.bn_lif import Integer, Norm, bn_lif, bn_lif_reference
+from lrfdyn.ops.lif import Dynamics, integer_spike, lif, lif_reference
+from lrfdyn.ops.lif.triton import IntegerSpikeKernel
 from lrfdyn.ops.spike_conv import spike_conv
-from lrfdyn.ops.spike_conv.triton import unpack_steps
-from lrfdyn.ops.step_bits import step_bits_of
-from tests.ops.kernels import DTYPES, GPU, TOLERANCE, close, compare, rand, same_bits_twice
+from tests.ops.kernels import DTYPES, GPU, TOLERANCE, close, compare, rand, same_bits_twice, with_kernels
+
+lif_triton, bn_lif_triton = with_kernels(lif), with_kernels(bn_lif)
 
 DYNAMICS = {
     "lif": Dynamics.lif(),
@@ -60,10 +61,13 @@ def test_lif_reads_any_layout_and_packs_the_spikes():
 def test_integer_spike(scale, dtype):
     x = 4 * rand(3, 5, 77, dtype=dtype)
     compare(
-        lambda x: integer_spike_triton(x, 4, scale), lambda x: integer_spike(x, 4, scale != 1), [x], TOLERANCE[dtype]
+        lambda x: IntegerSpikeKernel.apply(x, 4, scale),
+        lambda x: integer_spike(x, 4, scale != 1),
+        [x],
+        TOLERANCE[dtype],
     )
     halves = torch.tensor([0.5, 1.5, 2.5, 3.5, -1.0, 9.0], device=x.device)
-    assert torch.equal(integer_spike_triton(halves, 4, scale), integer_spike(halves, 4, scale != 1))
+    assert torch.equal(IntegerSpikeKernel.apply(halves, 4, scale), integer_spike(halves, 4, scale != 1))
 
 
 def norm_of(channels, dtype, training):
@@ -139,7 +143,7 @@ def test_bn_lif_offset_has_no_gradient_in_training():
     x = rand(2, 2, 8, 4, 4)
     offset = torch.zeros(8, device=x.device, requires_grad=True)
     one = torch.ones(8, device=x.device)
-    bn_lif_triton(x, Norm(one, one, one.clone(), one.clone(), True), Dynamics.lif(), offset).sum().backward()
+    bn_lif_triton(x, Norm(one, one, one.clone(), one.clone(), True), Dynamics.lif(), offset=offset).sum().backward()
     assert torch.equal(offset.grad, torch.zeros_like(offset))
 
 

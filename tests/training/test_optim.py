@@ -17,7 +17,7 @@ from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
 from lrfdyn.training.config import DistillConfig, OptimizerConfig, ScheduleConfig
 from lrfdyn.training.optim import Lamb, MovingAverage, build_optimizer, parameter_groups, rate_at, set_rate
-from lrfdyn.training.sync_norm import SyncBatchNorm2d
+from lrfdyn.training.processes import SyncBatchNorm2d
 from lrfdyn.training.tasks import build_distill
 
 

@@ -1,14 +1,17 @@
 """What inference takes: the memory that must be held, term by term, the memory that a run really allocates, plain and
-compiled for low memory, by layer and in total, and time."""
+compiled for low memory, by layer and in total, and time, on this machine."""
 
 from __future__ import annotations
 
 import ctypes
 import math
+import os
+import platform
 import time
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -20,15 +23,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lrfdyn.attention import Attention
 from lrfdyn.attention.row_stream import BUFFERS
-from lrfdyn.deploy import compile_for_inference
+from lrfdyn.deploy import LowMemoryModel, compile_for_inference
 from lrfdyn.devices import device_name
 from lrfdyn.errors import require
+from lrfdyn.files import discard_stderr
 from lrfdyn.models import SpikingModel
 from lrfdyn.ops.dispatch import plain_operations
-from lrfdyn.stderr import discard_stderr
 
 SPAN = "memory span: "
-IMPLEMENTATIONS = ("eager", "low-memory")
 Terms = list[dict[str, Any]]
 
 
@@ -79,72 +81,37 @@ def held_state_bytes(model: nn.Module, buffers: str = BUFFERS[0]) -> int | None:
 
 def peak_allocation(run: Callable[[], object], device: torch.device | None = None) -> int:
     """Measure the most bytes of tensors that `run` holds at one time beyond what was there before."""
-    spans = SpanPeaks(device or torch.device("cpu"))
-
-    def whole() -> None:
-        with spans.span("run"):
-            run()
-
-    return spans.measure(whole)["run"]
+    return span_peaks(lambda span: span("run")(run)(), device or torch.device("cpu"))["run"]
 
 
-class SpanPeaks:
-    """Peaks of named parts of a run: `span(name)` goes around a part, `measure(run)` gives bytes by name.
-
-    A part's bytes are the most that it holds beyond what was there when it began. Parts must not overlap.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.peaks: dict[str, int] = {}
-
-    def span(self, name: str) -> AbstractContextManager[object]:
-        return self._cuda_span(name) if self.device.type == "cuda" else record_function(f"{SPAN}{name}")
+def span_peaks(run: Callable[[Callable[[str], Any]], object], device: torch.device) -> dict[str, int]:
+    """Measure the most bytes that every part of `run(span)` holds beyond what was there when it began. `span(name)`
+    goes around a part, as context or decorator; parts must not overlap."""
+    peaks: defaultdict[str, int] = defaultdict(int)
 
     @contextmanager
-    def _cuda_span(self, name: str) -> Iterator[None]:
-        torch.cuda.reset_peak_memory_stats(self.device)
-        before = torch.cuda.memory_allocated(self.device)
+    def cuda_span(name: str) -> Iterator[None]:
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
         yield
-        self._note(name, torch.cuda.max_memory_allocated(self.device) - before)
+        peaks[name] = max(peaks[name], torch.cuda.max_memory_allocated(device) - before)
 
-    def _note(self, name: str, peak: int) -> None:
-        self.peaks[name] = max(self.peaks.get(name, 0), peak)
-
-    def around(self, modules: dict[str, nn.Module]) -> AbstractContextManager[object]:
-        """While it is open, every call of these modules is a part."""
-        hooks, part = ExitStack(), ExitStack()
-
-        def enter(name: str, _module: nn.Module, _args: Any) -> None:
-            part.enter_context(self.span(name))
-
-        def leave(_module: nn.Module, _args: Any, _out: Any) -> None:
-            part.close()
-
-        for name, module in modules.items():
-            hooks.callback(module.register_forward_pre_hook(partial(enter, name)).remove)
-            hooks.callback(module.register_forward_hook(leave).remove)
-        return hooks
-
-    def measure(self, run: Callable[[], object]) -> dict[str, int]:
-        """Return the largest peak of every part of `run` in bytes."""
-        self.peaks = {}
-        if self.device.type == "cuda":
-            run()
-            return self.peaks
-        with discard_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as made:
-            run()
-        recording: Any = made.profiler and made.profiler.kineto_results
-        events = sorted(recording.events(), key=lambda event: event.start_ns())
-        changes = [event for event in events if event.name() == "[memory]"]  # allocations and releases
-        times = [event.start_ns() for event in changes]
-        held = [0, *(max(size, 0) for size in accumulate(event.nbytes() for event in changes))]  # before and after each
-        for event in events:
-            if event.name().startswith(SPAN):
-                start, end = event.start_ns(), event.start_ns() + event.duration_ns()
-                first, last = bisect_left(times, start), bisect_right(times, end)
-                self._note(event.name().removeprefix(SPAN), max(held[first : last + 1]) - held[first])
-        return self.peaks
+    if device.type == "cuda":
+        run(cuda_span)
+        return peaks
+    with discard_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as made:
+        run(lambda name: record_function(f"{SPAN}{name}"))
+    recording: Any = made.profiler and made.profiler.kineto_results
+    events = sorted(recording.events(), key=lambda event: event.start_ns())
+    changes = [event for event in events if event.name() == "[memory]"]  # allocations and releases
+    times = [event.start_ns() for event in changes]
+    held = [0, *(max(size, 0) for size in accumulate(event.nbytes() for event in changes))]  # before and after each
+    for event in events:
+        if event.name().startswith(SPAN):
+            name, start, end = event.name()[len(SPAN) :], event.start_ns(), event.start_ns() + event.duration_ns()
+            first, last = bisect_left(times, start), bisect_right(times, end)
+            peaks[name] = max(peaks[name], max(held[first : last + 1]) - held[first])
+    return peaks
 
 
 def resident_growth(run: Callable[[], object]) -> int | None:
@@ -193,17 +160,29 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
+def machine(device: torch.device | None = None) -> dict[str, Any]:
+    """Return the machine and the software that a measurement is made on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        cpu = platform.processor() or platform.machine()
+    software = {"python": platform.python_version(), "torch": torch.__version__}
+    gpu = {"gpu": torch.cuda.get_device_name(device)} if device is not None and device.type == "cuda" else {}
+    return {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), **software, **gpu}
+
+
 def profile_model(
     model: SpikingModel, title: str, batches: Sequence[int], device: torch.device, *, repeats: int = 3
 ) -> dict[str, Any]:
     """Return the derived terms of every attention layer and the measured peaks of both implementations for every batch
-    size of `batches`, as plain values. The model is moved to `device` and into evaluation mode."""
+    size, as plain values. The model is moved to `device` and into evaluation mode."""
     model = model.to(device).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     states = layer_states(model)
     runs = []
     for batch in batches:
         images = torch.randn(batch, *model.input_size, device=device)
-        runs += [measure_inference(name, model, images, repeats) for name in IMPLEMENTATIONS]
+        runs += [measure_inference(name, model, images, repeats) for name in ("eager", "low-memory")]
     return {
         "model": title,
         "attention": model.config["attention"],
@@ -219,11 +198,8 @@ def profile_model(
 
 def measure_inference(implementation: str, model: SpikingModel, images: Tensor, repeats: int = 3) -> dict[str, Any]:
     """Measure peak, in all and of every layer, resident growth (on a CPU) and latency of `implementation`, "eager"
-    (plain operations) or "low-memory", on images `[B, C, H, W]`.
-
-    The peak of a compiled model is that of its first call, which allocates its buffers and, on a GPU, captures. What
-    libraries allocate once in a process is left out, as are weights and images.
-    """
+    (plain operations) or "low-memory", on images `[B, C, H, W]`. The peak of a compiled model is that of its first
+    call, which allocates its buffers and, on a GPU, captures. What a process allocates once is left out."""
     device, eager = images.device, implementation == "eager"
     build: Callable[[], Any] = (lambda: model) if eager else partial(compile_for_inference, model)
     with plain_operations() if eager else nullcontext(), torch.inference_mode():
@@ -234,14 +210,7 @@ def measure_inference(implementation: str, model: SpikingModel, images: Tensor, 
         network = build()
         peak = peak_allocation(lambda: network(images), device)
         latency = 1e3 * min(seconds_of(lambda: network(images), device) for _ in range(repeats))
-        spans, parts = SpanPeaks(device), {}
-        if eager:
-            named = dict(model.named_modules())
-            parts = {part.name: named[part.name] for part in model.sections() if part.name in named}
-        else:
-            network.span, network.graph = spans.span, False
-        with spans.around(parts):
-            layers = spans.measure(lambda: network(images))
+        layers = span_peaks(partial(_by_layer, network, images), device)
     return {
         "implementation": implementation,
         "batch": images.shape[0],
@@ -250,3 +219,20 @@ def measure_inference(implementation: str, model: SpikingModel, images: Tensor, 
         "latency_ms": latency,
         "layers": layers,
     }
+
+
+def _by_layer(network: Any, images: Tensor, span: Callable[[str], Any]) -> None:
+    """Call a network with its layers as parts."""
+    if isinstance(network, LowMemoryModel):
+        network.span, network.graph = span, False
+        network(images)
+        return
+    named = dict(network.named_modules())
+    layers = {part.name: named[part.name].__dict__ for part in network.sections() if part.name in named}
+    try:
+        for name, own in layers.items():
+            own["forward"] = span(name)(named[name].forward)
+        network(images)
+    finally:
+        for own in layers.values():
+            own.pop("forward", None)

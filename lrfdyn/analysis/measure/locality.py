@@ -1,43 +1,41 @@
-"""How local attention is: weight against Manhattan distance, and entropy.
+"""How local attention is, by weight against Manhattan distance and entropy, and a model, by its receptive field.
 
 The weights of a query are absolute values (`Attention.mixing_weights`), added up over the time steps and normalised to
-sum 1 over the tokens. Queries without any weight (no key spike meets them at any step) are left out, and their share is
-told.
+sum 1 over the tokens. Queries without any weight (no key spike meets them) are left out, and their share is told.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from lrfdyn.analysis.measure.observe import ImageTensors, observe, watch_attentions
+from lrfdyn.analysis.measure.observe import ImageTensors, OnBatch, as_batches, hooked, observe, watch_attentions
 from lrfdyn.attention import Attention
 from lrfdyn.attention.base import Spikes
 from lrfdyn.errors import require
+from lrfdyn.models.base import SpikingModel
 
 BLOCK = 2**24  # numbers of mixing weights that are held at a time
 FINE = 192  # bins of entropy that are counted
 COARSEST = 8  # of them in one that is shown, at most
+DIGITS = 6  # of the map of a receptive field: more would only make files larger
+LARGEST_MAP = 64  # cells a side; larger images are averaged in blocks
 
 
 def manhattan(grid: tuple[int, int], queries: range | None = None) -> Tensor:
     """Distances `[queries, N]` (all of them without `queries`) between the tokens of a grid in raster order."""
-    height, width = grid
-    row = torch.arange(height).repeat_interleave(width)
-    column = torch.arange(width).repeat(height)
-    chosen = slice(None) if queries is None else slice(queries.start, queries.stop)
-    return (row[chosen].unsqueeze(1) - row).abs() + (column[chosen].unsqueeze(1) - column).abs()
-
-
-def entropy(p: Tensor) -> Tensor:
-    """Entropy in nats of the distributions in the last axis."""
-    return -torch.xlogy(p, p).sum(-1)
+    tokens = torch.arange(math.prod(grid))
+    chosen = (tokens if queries is None else tokens[queries.start : queries.stop]).unsqueeze(1)
+    width = grid[1]
+    return (chosen // width - tokens // width).abs() + (chosen % width - tokens % width).abs()
 
 
 def uniform_over_past(grid: tuple[int, int], short: int) -> dict[str, float]:
@@ -45,12 +43,9 @@ def uniform_over_past(grid: tuple[int, int], short: int) -> dict[str, float]:
     tokens, without any preference. The reference for kinds that run over the tokens in order."""
     distance = manhattan(grid)
     n = torch.arange(1, len(distance) + 1, dtype=torch.float64)
-    near = (distance <= short).tril().sum(1)
-    return {
-        "short_range_share": float((near / n).mean()),
-        "mean_distance": float((distance.tril().sum(1) / n).mean()),
-        "entropy_mean": float(n.log().mean()),
-    }
+    near, total = (distance <= short).tril().sum(1), distance.tril().sum(1)
+    means = {"short_range_share": near / n, "mean_distance": total / n, "entropy_mean": n.log()}
+    return {name: float(values.mean()) for name, values in means.items()}
 
 
 def placed(mass: Tensor, top: float, common: float) -> Tensor:
@@ -99,7 +94,8 @@ class LayerLocality:
         """Takes the weights `[B, queries, N]` of a range of queries."""
         weights = weights.double()
         distance = manhattan(self.grid, queries)
-        value = entropy(add_by_distance(self.sums, weights, distance)).clamp(0, self.largest)
+        p = add_by_distance(self.sums, weights, distance)
+        value = (-torch.xlogy(p, p).sum(-1)).clamp(0, self.largest)  # entropy in nats
         late = max(0, self.tokens - self.grid[1] - queries.start)
         add_by_distance(self.last_row, weights[:, late:], distance[late:])
         self.seen += weights.shape[0] * weights.shape[1]
@@ -131,10 +127,9 @@ class Locality:
         blocks = module.mixing_weights(spikes, grid, self.block)
         if blocks is None:
             self.notes[module.missing("how it mixes tokens (mixing_weights): its locality is left out")] = None
-            return
-        layer = self.layers.setdefault(name, LayerLocality(grid, x.device))
-        require(layer.grid == grid, f"images: expected one size, got grids {layer.grid} and {grid}")
-        for queries, weights in blocks:
+        for queries, weights in blocks or ():
+            layer = self.layers.setdefault(name, LayerLocality(grid, x.device))
+            require(layer.grid == grid, f"images: expected one size, got grids {layer.grid} and {grid}")
             layer.add(queries, weights)
 
     def record(self) -> dict[str, Any]:
@@ -156,7 +151,7 @@ class Locality:
             return [next(value) if layer.queries else None for layer in layers]
 
         def padded(values: Tensor) -> Tensor:
-            return nn.functional.pad(values.cpu(), (0, reach + 1 - len(values)))
+            return F.pad(values.cpu(), (0, reach + 1 - len(values)))
 
         weights = [padded(layer.sums[0] / layer.sums[1].clamp(min=1)) for layer in counted]
         shares = [padded(layer.sums[0] / layer.queries) for layer in counted]
@@ -184,6 +179,7 @@ class Locality:
         masses = [placed(a.histogram.cpu() / a.queries, a.largest, largest.largest) for a in counted]
         edges, joined = merged(edges, torch.stack(masses), round(sum(a.queries for a in counted)))
         densities = joined / (float(edges[1] - edges[0]) or 1.0)  # one token has no entropy
+        histogram = {"edges": edges.tolist(), "density": densities.mean(0).tolist()}
         last = [padded(a.last_row[0] / a.last_row[1, 0]) for a in counted if a.last_row[1, 0]]
         return record | {
             "weight": torch.stack(weights).mean(0).tolist(),
@@ -194,11 +190,7 @@ class Locality:
             "last_row_short_range_share": float(torch.stack(last).mean(0)[: short + 1].sum()) if last else None,
             "last_row_short_range_share_uniform": float((distance[-largest.grid[1] :] <= short).double().mean()),
             "entropy_mean": sum(entropies) / len(counted),
-            "entropy_histogram": {
-                "edges": edges.tolist(),
-                "density": densities.mean(0).tolist(),
-                "density_by_layer": by_layer(densities.tolist()),
-            },
+            "entropy_histogram": histogram | {"density_by_layer": by_layer(densities.tolist())},
         }
 
 
@@ -209,4 +201,93 @@ def locality(model: nn.Module, images: ImageTensors) -> dict[str, Any]:
     (record,) = observe(model, images, measured)
     none = f"model: expected one with attention layers, got {type(model).__name__}"
     require(bool(record), next(iter(measured.notes), none))
+    return record
+
+
+class EvenTies(TorchFunctionMode):
+    """While it is open, the gradient of a max pool is shared by all inputs that reach the maximum. Among spikes many
+    do, and PyTorch gives all of it to the first in raster order, which moves the field up and to the left."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if func in (F.max_pool2d, torch.max_pool2d) and not given.pop("return_indices", False):
+            return even_max_pool(*args, **given)
+        return func(*args, **(kwargs or {}))
+
+
+def even_max_pool(
+    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Tensor:
+    """Compute `F.max_pool2d` along one axis and then the other: `amax` shares its gradient among equals."""
+    size = F.max_pool2d(x.detach(), kernel_size, stride, padding, dilation, ceil_mode).shape[-2:]
+    given = (kernel_size, stride or kernel_size, padding, dilation)
+    for axis in (-2, -1):
+        kernel, step, pad, gap = (value if isinstance(value, int) else value[axis] for value in given)
+        window = (kernel - 1) * gap + 1
+        after = max(0, (size[axis] - 1) * step + window - pad - x.shape[axis])
+        x = F.pad(x, (pad, after) if axis == -1 else (0, 0, pad, after), value=-torch.inf)
+        x = x.unfold(axis, window, step)[..., ::gap].amax(-1)
+    return x
+
+
+def receptive_field(
+    model: SpikingModel, images: ImageTensors, on_batch: OnBatch = lambda _: None, through_attention: bool = True
+) -> Tensor:
+    """|d centre output / d input| `[H, W]` of images `[n, C, H, W]` or batches of them, summed over channels, averaged
+    over images. Spikes pass their surrogate gradient, max pools share theirs among equals. Without `through_attention`,
+    no gradient passes q, k and v: only that of the convolutions and shortcuts is left."""
+    attentions = [] if through_attention else [m for m in model.modules() if isinstance(m, Attention)]
+    layers = [getattr(attention, name) for attention in attentions for name in attention.projections]
+    handles = [layer.register_forward_hook(lambda _module, _args, spikes: spikes.detach()) for layer in layers]
+    total, count = torch.zeros(()), 0
+    with hooked(model, handles), EvenTies():
+        for batch in as_batches(images):
+            x = batch.detach().clone().requires_grad_()
+            features = model.forward_features(x)
+            row, column = features.shape[-2] // 2, features.shape[-1] // 2
+            (gradient,) = torch.autograd.grad(features[..., row, column].sum(), x)
+            total = total.to(x.device) + gradient.abs().sum(-3).flatten(0, -3).sum(0)
+            count += batch.shape[-4]
+            on_batch(batch.shape[-4])
+    require(count > 0, "images: expected at least one batch")
+    return total / count
+
+
+def share_inside(field: Tensor, centre: Sequence[int]) -> list[dict[str, Any]]:
+    """The share of `field` `[H, W]` inside squares of side 1, 3, 5, ... around the pixel `centre`."""
+    row, column = ((torch.arange(size) - at).abs() for size, at in zip(field.shape, centre, strict=True))
+    ring = torch.maximum(row.unsqueeze(1), column)
+    sums = torch.zeros(int(ring.max()) + 1, dtype=field.dtype).index_add_(0, ring.flatten(), field.flatten())
+    total = field.sum()
+    shares = sums.cumsum(0) / total if total > 0 else torch.zeros_like(sums)
+    return [{"side": 2 * r + 1, "share": float(share)} for r, share in enumerate(shares)]
+
+
+def receptive_field_record(
+    model: SpikingModel, images: ImageTensors, on_batch: OnBatch = lambda _: None
+) -> dict[str, Any]:
+    """Measure the receptive field of a model on images `[n, C, H, W]` or batches of them: the map in cells of
+    `pixels_per_cell`, scaled to a maximum of 1, the pixel `centre` that the output looks at, the share inside growing
+    squares around it, and the side of the square that holds half. `without_attention` has the same shares with the
+    gradient of attention cut, and how much of all gradient is left."""
+    batches = list(as_batches(images))
+    field = receptive_field(model, batches, on_batch).double().cpu()
+    stride = model.feature_info[-1].stride
+    # All hosts shrink with odd kernels and a padding of half of one: output i looks straight at pixel i * stride.
+    centre = [-(-size // stride) // 2 * stride for size in field.shape]
+    shares = share_inside(field, centre)
+    block = -(-max(field.shape) // LARGEST_MAP)
+    cells = F.avg_pool2d(field[None, None], block, ceil_mode=True)[0, 0]
+    scaled = cells / cells.max() if cells.max() > 0 else cells
+    record: dict[str, Any] = {
+        "pixels_per_cell": block,
+        "centre": centre,
+        "map": [[round(value, DIGITS) for value in row] for row in scaled.tolist()],
+        "share_inside": shares,
+        "half_side": next((s["side"] for s in shares if s["share"] >= 0.5), None),
+    }
+    if any(isinstance(module, Attention) for module in model.modules()):
+        rest = receptive_field(model, batches, on_batch, through_attention=False).double().cpu()
+        left = float(rest.sum() / field.sum()) if field.sum() > 0 else None
+        record["without_attention"] = {"gradient": left, "share_inside": share_inside(rest, centre)}
     return record

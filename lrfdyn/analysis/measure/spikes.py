@@ -17,7 +17,6 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.grad import conv2d_input
 from torch.utils.hooks import RemovableHandle
 
 from lrfdyn.analysis.measure.observe import ImageTensors, images_in, observe, watch_attentions
@@ -99,9 +98,8 @@ def conv_uses(conv: nn.Conv2d, height: int, width: int) -> Tensor:
     by_numbers = not isinstance(conv.padding, str) and conv.padding_mode == "zeros"
     require(by_numbers, f"model: expected convolutions with zero padding by numbers, got padding={conv.padding!r}")
     image, weight = (torch.ones(1, 1, *size, dtype=torch.float64) for size in ((height, width), conv.kernel_size))
-    settings: Any = {"stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation}
-    reached = torch.ones_like(F.conv2d(image, weight, **settings))
-    return conv2d_input(image.shape, weight, reached, **settings)[0, 0]
+    outputs = torch.func.grad(lambda x: F.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation).sum())
+    return outputs(image)[0, 0]
 
 
 class SynapticOperations:
@@ -193,9 +191,7 @@ class SynapticOperations:
 
 
 def energy(model: nn.Module, images: ImageTensors, costs: EnergyModel | None = None) -> dict[str, Any]:
-    """Synaptic operations and energy per image of `model` on `images` `[n, C, H, W]` or batches of them.
-
-    Returns `accumulates`, `multiply_accumulates` and `energy_pj` in all and in `layers`, the `assumptions` behind them,
-    and `notes` about what could not be counted.
-    """
+    """Synaptic operations and energy per image of `model` on `images` `[n, C, H, W]` or batches of them: `accumulates`,
+    `multiply_accumulates` and `energy_pj` in all and in `layers`, the `assumptions` behind them, and `notes` about what
+    could not be counted."""
     return observe(model, images, SynapticOperations(costs))[0]

@@ -1,19 +1,18 @@
-"""How the figures for papers are drawn, with matplotlib.
-
-A drawing takes pyplot and the models to show, each the entry of the results with the rows of the table (`rows`) and its
-place among all models (`place`), which decides colour and marker, and returns the matplotlib figure.
-"""
+"""How the figures for papers are drawn: with matplotlib's pyplot, from the entries of the results to show, each with
+the `rows` of the table and its `place` among all models, which decides colour and marker."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from itertools import zip_longest
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from lrfdyn.errors import LrfdynError
+from lrfdyn.errors import LrfdynError, require
+from lrfdyn.files import writable_folder
 
 NEEDED = "figures need matplotlib; pip install 'lrfdyn[analysis]'"
 # One colour, marker and line per model, told apart with any colour vision and in print.
@@ -50,6 +49,8 @@ STYLE = {
 }
 WIDTH = 3.4  # inches, one column
 DASHED = {"linestyle": "--", "linewidth": 0.8}
+IMPLEMENTATIONS = {"spikingjelly": "#c9b458", "eager": "#9aa5b1", "low-memory": "#1f6f8b", "streaming": "#5aa897"}
+TERMS = ("#1f6f8b", "#7fb7be", "#c7dfe0", "#b0713f", "#e3b98a", "#f1dcc3")
 BELOW = "outside lower center"  # where legends are that would cover data
 Entries = list[dict[str, Any]]
 
@@ -58,11 +59,10 @@ def pyplot(argument: str) -> Any:
     """Import matplotlib without a screen; an error names `argument` where it is not installed."""
     try:
         import matplotlib
+        import matplotlib.pyplot as plt
     except ImportError:
         raise LrfdynError(f"{argument}: {NEEDED}") from None
     matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     return plt
 
 
@@ -96,16 +96,6 @@ def _line(entry: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"label": entry["label"], "color": _colour(entry), **style, **more}
 
 
-def _names(entries: Entries) -> list[str]:
-    return [_wrapped(entry["label"]) for entry in entries]
-
-
-def _first_on_top(axis: Any) -> None:
-    """Horizontal bars in the order of the models."""
-    axis.invert_yaxis()
-    axis.grid(axis="y", visible=False)
-
-
 def _only(values: Iterable[Any]) -> Any:
     """The value that all have, or None: models on different grids have no common reference."""
     different = set(values)
@@ -123,7 +113,7 @@ def attention_distance(plt: Any, entries: Entries) -> Any:
         left.axhline(1 / math.prod(grid), color="#58616a", label="uniform", **DASHED)
     left.set(xlabel="Manhattan distance (tokens)", ylabel="mean attention weight", ylim=(0, None))
     shares = [100 * one["short_range_share"] for one in local]
-    bars = right.barh(_names(entries), shares, color=list(map(_colour, entries)))
+    bars = right.barh([_wrapped(entry["label"]) for entry in entries], shares, color=list(map(_colour, entries)))
     right.bar_label(bars, fmt="%.1f", padding=2, fontsize=7)
     right.margins(x=0.14)
     for row, one in enumerate(local):
@@ -131,14 +121,14 @@ def attention_distance(plt: Any, entries: Entries) -> Any:
         right.plot([uniform, uniform], [row - 0.4, row + 0.4], color="#1c2126", **DASHED)
     near = _only(one["short_distance"] for one in local)
     right.set(xlabel=f"% at {'short distance' if near is None else f'distance ≤ {near}'} (dashed: uniform)")
-    _first_on_top(right)
+    right.invert_yaxis()  # the first model on top
+    right.grid(axis="y", visible=False)
     return _legend(figure, left, entries)
 
 
 def attention_distance_layers(plt: Any, entries: Entries) -> Any:
     layers = max(len(entry["locality"]["weight_by_layer"]) for entry in entries)
-    columns = min(4, layers)
-    rows = -(-layers // columns)
+    rows, columns = -(-layers // 4), min(4, layers)
     size = (2 * WIDTH, 1.6 * rows + 0.4)
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, sharex=True, sharey=True)
     for layer, axis in enumerate(axes.flat):
@@ -149,8 +139,7 @@ def attention_distance_layers(plt: Any, entries: Entries) -> Any:
                 axis.plot(entry["locality"]["distance"], weights[0], **_line(entry, markersize=2))
         axis.set(title=f"layer {layer + 1}")
     axes[0][0].set(ylim=(0, None))  # behind the last line, which may be the highest
-    for axis in axes[-1]:
-        axis.set_xlabel("Manhattan distance")
+    plt.setp(axes[-1], xlabel="Manhattan distance")
     figure.supylabel("mean attention weight", fontsize=8)
     return _legend(figure, axes[0][0], entries, fontsize=6)
 
@@ -178,13 +167,11 @@ def attention_entropy(plt: Any, entries: Entries) -> Any:
 
 
 def receptive_fields(plt: Any, entries: Entries) -> Any:
-    columns = min(5, len(entries))
-    rows = -(-len(entries) // columns)
+    rows, columns = -(-len(entries) // 5), min(5, len(entries))
     figure, axes = plt.subplots(rows, columns, figsize=(2 * WIDTH, 1.7 * rows + 0.25), squeeze=False)
-    for axis, entry in zip_longest(axes.flat, entries):
+    for axis in axes.flat:
         axis.set_axis_off()
-        if entry is None:
-            continue
+    for axis, entry in zip(axes.flat, entries, strict=False):
         field = entry["receptive_field"]
         values = [[value**0.5 for value in row] for row in field["map"]]
         image = axis.imshow(values, cmap="magma", vmin=0, vmax=1, interpolation="nearest")
@@ -196,7 +183,7 @@ def receptive_fields(plt: Any, entries: Entries) -> Any:
     return figure
 
 
-def curves(plt: Any, entries: Entries, width: float = WIDTH, scale: float = 1, **axes: Any) -> Any:
+def curves(plt: Any, entries: Entries, width: float = WIDTH, scale: float = 100, **axes: Any) -> Any:
     """Draw one line for every model through the last two columns of its rows, the second one times `scale`."""
     figure, axis = plt.subplots(figsize=(width, 2.4))
     for entry in entries:
@@ -204,6 +191,14 @@ def curves(plt: Any, entries: Entries, width: float = WIDTH, scale: float = 1, *
         axis.plot(x, [scale * value for value in y], **_line(entry, markevery=max(1, len(x) // 16)))
     axis.set(**axes)
     return _legend(figure, axis, entries)
+
+
+receptive_field_share = partial(
+    curves, xlabel="side of a centred square (pixels)", ylabel="% of the receptive field inside", ylim=(0, 103)
+)
+firing_rates = partial(
+    curves, xlabel="depth (first to last neuron layer)", ylabel="firing rate (%)", ylim=(0, None), width=2 * WIDTH
+)
 
 
 def _part(layer: dict[str, Any]) -> str:
@@ -218,17 +213,18 @@ def _part(layer: dict[str, Any]) -> str:
 
 def energy(plt: Any, entries: Entries) -> Any:
     figure, axis = plt.subplots(figsize=(WIDTH, 0.42 * len(entries) + 1.3))
-    parts: list[Counter[str]] = [Counter() for _ in entries]
+    names, parts = [_wrapped(entry["label"]) for entry in entries], [Counter[str]() for _ in entries]
     for sums, entry in zip(parts, entries, strict=True):
         for layer in entry["energy"]["layers"]:
             sums[_part(layer)] += layer["energy_pj"]
     start = [0.0] * len(entries)
     for part in dict.fromkeys(key for sums in parts for key in sums):
         values = [sums[part] / 1e6 for sums in parts]
-        axis.barh(_names(entries), values, left=start, color=PARTS[part], label=part, height=0.65)
+        axis.barh(names, values, left=start, color=PARTS[part], label=part, height=0.65)
         start = [a + b for a, b in zip(start, values, strict=True)]
     axis.set(xlabel="energy per image (µJ)")
-    _first_on_top(axis)
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
     figure.legend(loc=BELOW, ncols=2)
     return figure
 
@@ -286,17 +282,59 @@ def theory_chart(plt: Any, chart: dict[str, Any]) -> Any:
     scales |= {f"{name}scale": "log" for name in "xy" if chart[name].get("log")}
     if chart["kind"] == "lines":
         series = [{"label": s["label"], "rows": s["points"], "place": i} for i, s in enumerate(chart["series"])]
-        return curves(plt, series, **scales)
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
+        return curves(plt, series, scale=1, **scales)
+    from matplotlib import colors, patches
 
     figure, axis = plt.subplots(figsize=(WIDTH, 2.9))
     classes = chart["classes"]
-    colours = REGIONS if len(classes) == 3 else (REGIONS[0], REGIONS[2])
-    axis.pcolormesh(chart["x"]["values"], chart["y"]["values"], chart["cells"], cmap=ListedColormap(colours), vmin=-0.5,
-                    vmax=len(classes) - 0.5, shading="nearest", rasterized=True)  # fmt: skip
+    shown = REGIONS if len(classes) == 3 else (REGIONS[0], REGIONS[2])
+    cells = {"cmap": colors.ListedColormap(shown), "vmin": -0.5, "vmax": len(classes) - 0.5, "shading": "nearest"}
+    axis.pcolormesh(chart["x"]["values"], chart["y"]["values"], chart["cells"], rasterized=True, **cells)
     axis.set(**scales)
     axis.grid(visible=False)
-    patches = [Patch(color=colour, label=label) for colour, label in zip(colours, classes, strict=True)]
-    figure.legend(handles=patches, loc=BELOW, ncols=1 if max(map(len, classes)) > 28 else 2)
+    handles = [patches.Patch(color=colour, label=label) for colour, label in zip(shown, classes, strict=True)]
+    figure.legend(handles=handles, loc=BELOW, ncols=1 if max(map(len, classes)) > 28 else 2)
     return figure
+
+
+def check_plot(path: Path) -> None:
+    """Raise an error where the figure could not be drawn or written."""
+    endings = sorted(pyplot("plot").FigureCanvasBase.filetypes)
+    one_of = f"one of {', '.join(endings)}, got {path}"
+    require(path.suffix.removeprefix(".") in endings, f"plot: expected a name that ends in {one_of}")
+    writable_folder(path.parent, "plot")
+
+
+def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the terms of one layer by label (`states`), and in a panel for every group the measured `peaks`, records
+    with `group`, `label`, `implementation` and `mib`, into the file `path`."""
+    plt = pyplot("plot")
+    groups = list(dict.fromkeys(record["group"] for record in peaks))
+    rows, columns = 1 + len(groups) // 3, min(len(groups) + 1, 3)
+    widest = max((sum(r["group"] == group for r in peaks) for group in groups), default=0)
+    size = (columns * max(0.75 * widest + 0.6, 3.8), 3.2 * rows)
+    with plt.rc_context({**STYLE, "axes.grid.axis": "y", "axes.titlelocation": "left", "axes.ymargin": 0.15}):
+        figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
+        first, *panels = grid.flat
+        bottom = [0.0] * len(states)
+        for i, name in enumerate(dict.fromkeys(term["name"] for terms in states.values() for term in terms)):
+            sizes = [sum(t["bytes"] for t in terms if t["name"] == name) / 1024 for terms in states.values()]
+            first.bar(range(len(states)), sizes, 0.6, bottom, color=TERMS[i % 6], label=name, edgecolor="white")
+            bottom = [a + b for a, b in zip(bottom, sizes, strict=True)]
+        for i, total in enumerate(bottom):
+            first.text(i, total, f"{total:,.0f}", ha="center", va="bottom")
+        first.set_xticks(range(len(states)), list(states))
+        first.set(title="State of one layer, derived", ylabel="KiB per image and time step")
+        if any(states.values()):  # an attention need not say what it holds
+            first.legend()
+        for unused in panels[len(groups) :]:
+            unused.remove()
+        for axes, group in zip(panels, groups, strict=False):
+            shown = [record for record in peaks if record["group"] == group]
+            sizes, colors = [r["mib"] for r in shown], [IMPLEMENTATIONS[r["implementation"]] for r in shown]
+            bars = axes.bar(range(len(shown)), sizes, width=0.6, color=colors)
+            axes.bar_label(bars, [f"{size:,.0f}" if size >= 10 else f"{size:.1f}" for size in sizes])
+            axes.set_xticks(range(len(shown)), [f"{r['label']}\n{r['implementation']}" for r in shown], fontsize=7)
+            axes.set(title=f"Peak of inference, {group}", ylabel="MiB")
+        figure.savefig(path, dpi=150)
+    plt.close(figure)

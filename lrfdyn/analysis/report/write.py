@@ -1,29 +1,38 @@
-"""What results leave in a folder, whoever made them: results.json, tables, figures, and the interactive report, one
-HTML file that needs no network."""
+"""What results leave in a folder, whoever made them: results.json, the interactive report, one HTML file that needs no
+network, and tables and figures, of which `DEFINITIONS` has rows and captions and `drawings` the drawings."""
 
 from __future__ import annotations
 
-import csv
 import html
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
+from lrfdyn.analysis.report import drawings
 from lrfdyn.analysis.report.drawings import NEEDED, STYLE, pyplot
-from lrfdyn.analysis.report.figures import Row, figures
 from lrfdyn.errors import LrfdynError, require, unknown_name
-from lrfdyn.files import finite, write_atomic, write_json
+from lrfdyn.files import finite, write_atomic, write_json, write_table
+from lrfdyn.version import __version__
 
 RESULTS_FORMAT = "lrfdyn-results/1"
 FORMATS = ("pdf", "svg", "png")
 STAMPS = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same figure is the same file
 # Inlined in this order: the later scripts use the functions of the earlier ones.
 SCRIPTS = ("_base", "_charts", "_figures", "_tables", "_energy", "_theory", "")
+Entry = dict[str, Any]
+Row = Sequence[Any]
+
+
+def results_head(title: str, lead: str, command: str) -> dict[str, Any]:
+    """Return what all results begin with."""
+    head = {"format": RESULTS_FORMAT, "title": title, "lead": lead, "command": command}
+    return {**head, "created": datetime.now().isoformat(timespec="seconds"), "version": __version__}
 
 
 def has_matplotlib() -> bool:
@@ -43,18 +52,14 @@ def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
 def write_all(results: dict[str, Any], out: Path, formats: Sequence[str]) -> str:
     """Write `results` into the folder `out` (results.json, report.html, tables/*.csv and, in every one of `formats`,
     figures/* with captions.txt) and return a line that names what was written."""
-
-    def write_rows(rows: Sequence[Row], path: Path) -> None:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(rows)
-
     report, data, tables = out / "report.html", out / "results.json", out / "tables"
     try:
         write_json(data, results)
         write_report(results, report)
         made = figures(results)
         for name, figure in made.items():
-            write_atomic(tables / f"{name}.csv", partial(write_rows, figure.rows))
+            header, *rows = figure.rows
+            write_table(tables / f"{name}.csv", [dict(zip(header, row, strict=True)) for row in rows])
         line = f"Report: {report}   results: {data}   {len(made)} tables: {tables}"
         if formats:
             drawn = write_figures(results, out / "figures", formats)
@@ -105,3 +110,166 @@ def render_report(results: dict[str, Any]) -> str:
         data=data.replace("<", "\\u003c"),
         script="\n".join(asset(f"report{name}.js") for name in SCRIPTS),
     )
+
+
+class Figure(NamedTuple):
+    """A figure of some results."""
+
+    rows: Sequence[Row]  # of its table, the header first
+    caption: str
+    draw: Callable[[Any], Any] | None  # takes pyplot, returns the matplotlib figure; None where there is a table only
+
+
+def figures(results: dict[str, Any]) -> dict[str, Figure]:
+    """Return every figure and table that `results` have the numbers of, by name."""
+    runs = results.get("runs", [])
+    entries = [
+        {**entry, "place": i, "runs": [run for run in runs if run["attention"] == key]}
+        for i, (key, entry) in enumerate(results.get("attentions", {}).items())
+    ]
+    words = _words(results, entries)
+    made = {}
+    for name, (columns, rows_of, caption) in DEFINITIONS.items():
+        shown = [entry for entry in ({**entry, "rows": list(rows_of(entry))} for entry in entries) if entry["rows"]]
+        if shown:
+            rows = [(entry["label"], *row) for entry in shown for row in entry["rows"]]
+            drawing = getattr(drawings, name, None)
+            draw = drawing and partial(drawing, entries=shown)
+            made[name] = Figure([("model", *columns.split()), *rows], caption.format(**words), draw)
+    for chart in results.get("charts", []):
+        caption, draw = f"{chart['title']}. {chart['caption']}", partial(drawings.theory_chart, chart=chart)
+        made[chart["id"].replace("-", "_")] = Figure(_chart_rows(chart), caption, draw)
+    return made
+
+
+def _words(results: dict[str, Any], entries: Sequence[Entry]) -> dict[str, str]:
+    """What captions take from the results."""
+    data = results.get("data") or {}
+    kind = " of noise" if data.get("name") == "noise" else f" of {data['name']}" if data.get("name") else ""
+    near = {_part(entry, "locality").get("short_distance") for entry in entries if _part(entry, "locality", "share")}
+    several = any(len(entry.get("accuracy_values") or []) > 1 for entry in entries)
+    cross = any(_part(entry, "receptive_field", "centre") for entry in entries)
+    return {
+        "images": f"{data.get('test', 'the')} {'' if kind == ' of noise' else 'test '}images{kind}",
+        "near": str(near.pop()) if len(near) == 1 else "a quarter of the largest on the grid of each model",
+        "weights": "Weights are absolute values, averaged over heads (channels for LRF-Dyn), added up over the time "
+        "steps and normalised to sum 1 for every query",
+        "cross": " and the cross the pixel under that position" * cross,
+        "assumptions": " ".join(next(filter(None, (_part(entry, "energy", "assumptions") for entry in entries)), [])),
+        "spread": f"Bars are ± {results.get('spread')}." if several else "One run per model.",
+        "band": "; the line is the mean over the seeds, the band runs from the lowest to the highest" * several,
+    }
+
+
+def _part(entry: Any, *names: str) -> Any:
+    """A part of an entry; an empty one where it was not measured."""
+    for name in names:
+        entry = entry.get(name) or {}
+    return entry
+
+
+def _records(names: str, *part: str) -> Callable[[Entry], Iterator[Row]]:
+    """Rows with these values of the records in a part of an entry."""
+    return lambda entry: (_values(record, names) for record in _part(entry, *part))
+
+
+def _values(record: Entry, names: str) -> Row:
+    return [record.get(name) for name in names.split()]
+
+
+def _by_layer(entry: Entry) -> Iterator[Row]:
+    local = partial(_part, entry, "locality")
+    for name, *values in zip(*map(local, ("layers", "weight_by_layer", "share_by_layer")), strict=False):
+        yield from ((name, *row) for row in zip(local("distance"), *(v or [] for v in values), strict=False))
+
+
+def _entropies(entry: Entry) -> Iterator[Row]:
+    histogram = _part(entry, "locality", "entropy_histogram")
+    edges = histogram.get("edges", [])
+    densities = [histogram.get("density"), *histogram.get("density_by_layer", [])]
+    for name, density in zip(["average", *_part(entry, "locality", "layers")], densities, strict=False):
+        yield from ((name, *row) for row in zip(edges, edges[1:], density or [], strict=False))
+
+
+def _rates(entry: Entry) -> Iterator[Row]:
+    rates = _part(entry, "firing_by_layer").items()
+    return ((name, i / max(1, len(rates) - 1), rate) for i, (name, rate) in enumerate(rates))
+
+
+def _chart_rows(chart: dict[str, Any]) -> list[Row]:
+    """The rows of a chart of theory: lines or a map of regions."""
+    x, y = chart["x"], chart["y"]
+    if chart["kind"] == "lines":
+        points = ((series["label"], *point) for series in chart["series"] for point in series["points"])
+        return [("series", x["label"], y["label"]), *points]
+    places = ((at, value) for value in y["values"] for at in x["values"])
+    regions = (chart["classes"][cell] for row in chart["cells"] for cell in row)
+    rows = ((*place, region) for place, region in zip(places, regions, strict=True))
+    return [(x["label"], y["label"], "region"), *rows]
+
+
+PLACE = "parameters accuracy_mean accuracy_spread state_bytes peak_inference_bytes"
+EPOCH = "epoch train_loss test_loss test_accuracy"
+COUNTS = "kind accumulates multiply_accumulates energy_pj"
+SUMMARY = (
+    f"{PLACE} firing_rate images_per_second accumulates multiply_accumulates energy_pj short_distance "
+    "short_range_share short_range_share_uniform mean_distance mean_distance_uniform entropy_mean entropy_uniform"
+)
+# Columns of the table, rows of one model, and the caption with words to fill in. The function of the same name in
+# `drawings` draws it; without one it is a table only.
+DEFINITIONS: dict[str, tuple[str, Callable[[Entry], Iterable[Row]], str]] = {
+    "summary": (SUMMARY, lambda e: [_values({**e, **_part(e, "energy"), **_part(e, "locality")}, SUMMARY)], ""),
+    "memory": ("term formula elements bytes", _records("name formula elements bytes", "state_terms"), ""),
+    "attention_distance": (
+        "distance weight share",
+        lambda e: zip(*(_part(e, "locality", name) for name in ("distance", "weight", "share")), strict=False),
+        "Mean attention weight against Manhattan distance on the token grid, averaged over layers, and the share of "
+        "attention at a distance of at most {near}; {images}. {weights}.",
+    ),
+    "attention_distance_layers": (
+        "layer distance weight share",
+        _by_layer,
+        "Mean attention weight against Manhattan distance, layer by layer; {images}. {weights}.",
+    ),
+    "attention_entropy": (
+        "layer bin_low bin_high density",
+        _entropies,
+        "Distribution of the entropy (natural logarithm) of the attention of single queries, averaged over layers, "
+        "each curve divided by its largest value; {images}. {weights}; queries without any weight are left out.",
+    ),
+    "receptive_fields": (
+        "row column value",
+        lambda e: ((i, j, v) for i, row in enumerate(_part(e, "receptive_field", "map")) for j, v in enumerate(row)),
+        "Effective receptive fields: absolute gradient of the centre position of the last feature map with respect to "
+        "the input, through the surrogate gradients, averaged over {images}, each map divided by its largest value; "
+        "the colour is the square root{cross}.",
+    ),
+    "receptive_field_share": (
+        "side share",
+        _records("side share", "receptive_field", "share_inside"),
+        "Share of the effective receptive field inside centred squares; {images}.",
+    ),
+    "energy": (
+        f"layer {COUNTS}",
+        _records(f"name {COUNTS}", "energy", "layers"),
+        "Energy of the synaptic operations of one image over all time steps, counted from the spikes that were sent; "
+        "{images}. {assumptions}",
+    ),
+    "firing_rates": (
+        "layer depth firing_rate",
+        _rates,
+        "Firing rate of every neuron layer: spikes per neuron and time step; {images}.",
+    ),
+    "memory_accuracy": (
+        PLACE,
+        lambda e: [_values(e, PLACE)] * bool(e.get("state_bytes") and e.get("accuracy_mean") is not None),
+        "Test accuracy against memory: left, the derived state of one attention layer for one image and time step; "
+        "right, the measured peak of an evaluation pass at batch 1. The area of a point is proportional to the number "
+        "of parameters. {spread}",
+    ),
+    "convergence": (
+        f"seed {EPOCH}",
+        lambda e: ((run.get("seed"), *row) for run in e["runs"] for row in _records(EPOCH, "curve")(run)),
+        "Test accuracy and training loss after every epoch{band}.",
+    ),
+}

@@ -12,7 +12,7 @@ from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.sdt_v2 import RepConvBN
 from lrfdyn.nn.layers import fold_time, is_repeated
 from lrfdyn.nn.neurons import SpikingNeuron
-from lrfdyn.ops.dendrite import mode_kernel, mode_powers
+from lrfdyn.ops.dendrite.modes import mode_kernel, mode_powers
 from lrfdyn.ops.lif import Dynamics
 
 

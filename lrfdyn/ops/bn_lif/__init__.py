@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from lrfdyn.errors import require
+from lrfdyn.ops.bits import attach_step_bits
 from lrfdyn.ops.bn_lif.reference import Integer, Norm, bn_lif_reference, joined
-from lrfdyn.ops.dispatch import use_triton
+from lrfdyn.ops.dispatch import require_shape, use_triton
 from lrfdyn.ops.lif import Dynamics
 
 __all__ = ["Integer", "Norm", "bn_lif", "bn_lif_reference", "joined"]
@@ -33,8 +34,7 @@ def bn_lif(
     - `residual`: `[T, B, C, H, W]`, added to the spikes; not with `pool`.
     - `pool`: Halves the grid with a 3x3 max pool of stride 2 on the spikes.
 
-    Returns `[T, B, C, H, W]`, T = `repeats` where that is more than 1, and half of H and W (rounded up) with
-    `pool`.
+    Returns `[T, B, C, H, W]`, T = `repeats` where that is more than 1, and half of H and W (rounded up) with `pool`.
 
     Example:
 
@@ -45,14 +45,12 @@ def bn_lif(
     require(x.dim() == 5, f"x: expected [T, B, C, H, W], got {list(x.shape)}")
     require(repeats == 1 or x.shape[0] == 1, f"repeats: expected one time step in x, got {x.shape[0]}")
     require(residual is None or not pool, "residual: cannot be added to pooled spikes")
-    shape = (max(x.shape[0], repeats), *x.shape[1:])
-    require(
-        residual is None or residual.shape == shape,
-        f"residual: expected {list(shape)}, got {None if residual is None else list(residual.shape)}",
-    )
+    require_shape("residual", residual, (max(x.shape[0], repeats), *x.shape[1:]))
     if use_triton(x, norm.weight, residual):
-        from lrfdyn.ops.bn_lif.triton import MOST_STEPS, bn_lif_triton
+        from lrfdyn.ops.bn_lif.triton import MOST_STEPS, BnLif
 
         if max(x.shape[0], repeats) <= MOST_STEPS and not (pool and isinstance(dynamics, Integer)):
-            return bn_lif_triton(x, norm, dynamics, offset, repeats, residual, pool)
+            spikes, bits = BnLif.apply(x, norm.weight, norm.bias, offset, residual, norm, dynamics, repeats, pool)
+            attach_step_bits(spikes, bits)
+            return spikes
     return bn_lif_reference(x, norm, dynamics, offset=offset, repeats=repeats, residual=residual, pool=pool)

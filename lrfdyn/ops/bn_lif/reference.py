@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrfdyn.errors import require
 from lrfdyn.ops.lif import Dynamics, integer_spike, lif
 
 
@@ -38,23 +37,15 @@ class Norm:
 
 @contextmanager
 def joined(norms: Sequence[Norm]) -> Iterator[Norm]:
-    """Several norms as one over all their channels. Their running statistics are updated when the context ends."""
-    first = norms[0]
-    require(
-        all((n.training, n.momentum, n.eps) == (first.training, first.momentum, first.eps) for n in norms),
-        "norms: expected the same mode, momentum and eps",
-    )
-    mean, var = (torch.cat([getattr(n, name) for n in norms]) for name in ("running_mean", "running_var"))
-    yield replace(
-        first,
-        weight=torch.cat([n.weight for n in norms]),
-        bias=torch.cat([n.bias for n in norms]),
-        running_mean=mean,
-        running_var=var,
-    )
-    if first.training:
-        sizes = [n.running_mean.numel() for n in norms]
-        targets = [n.running_mean for n in norms] + [n.running_var for n in norms]
+    """Several norms of the same mode, momentum and eps as one over all their channels. Their running statistics are
+    updated when the context ends."""
+    names = ("weight", "bias", "running_mean", "running_var")
+    weight, bias, mean, var = (torch.cat([getattr(norm, name) for norm in norms]) for name in names)
+    whole = replace(norms[0], weight=weight, bias=bias, running_mean=mean, running_var=var)
+    yield whole
+    if whole.training:
+        sizes = [norm.running_mean.numel() for norm in norms]
+        targets = [norm.running_mean for norm in norms] + [norm.running_var for norm in norms]
         torch._foreach_copy_(targets, [*mean.split(sizes), *var.split(sizes)])
 
 

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from lrfdyn.errors import require, unknown_name
-from lrfdyn.ops.dendrite.fft import dendrite_fft
-from lrfdyn.ops.dendrite.modes import (
-    initial_dendrites,
-    mode_kernel,
-    mode_powers,
-    modes_from_tridiagonal,
-    paired_modes,
-)
-from lrfdyn.ops.dendrite.reference import dendrite_reference
-from lrfdyn.ops.dendrite.scan import CHUNK, dendrite_scan
-from lrfdyn.ops.dendrite.step import dendrite_step, dendrite_steps
-from lrfdyn.ops.dispatch import use_triton
+from lrfdyn.ops.dendrite.modes import CHUNK, FORMS, dendrite_step, initial_dendrites, paired_modes
+from lrfdyn.ops.dispatch import require_shape, use_triton
 
-__all__ = [
-    "dendrite",
-    "dendrite_reference",
-    "dendrite_step",
-    "initial_dendrites",
-    "mode_kernel",
-    "mode_powers",
-    "modes_from_tridiagonal",
-    "paired_modes",
-]
+__all__ = ["dendrite", "dendrite_step", "initial_dendrites", "paired_modes"]
 
-Form = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, bool], tuple[Tensor, Tensor | None]]
 # A lane holds ten to thirty numbers per mode in registers.
 MOST_KERNEL_MODES = 4
-FORMS: dict[str, Form] = {"fft": dendrite_fft, "scan": dendrite_scan, "step": dendrite_steps}
 
 
 def dendrite(
@@ -56,8 +33,7 @@ def dendrite(
     - `frequency`: `[C, M]`, in radians per token.
     - `weight`: `[C, M, 2]`, real and imaginary part.
     - `form`: "fft", "scan" (in chunks), "step" (token by token), or "auto": the fastest here, on a GPU a kernel.
-    - `initial_state`: The modes before the first token, `[B, C, M, 2]`: k = 2M numbers per channel. Zeros without
-      it.
+    - `initial_state`: The modes before the first token, `[B, C, M, 2]`: k = 2M numbers per channel, or zeros.
     - `output_final_state`: Whether the modes after the last token are wanted.
     - `packed`: `[B / T, N, C]` bytes, bit t for time step t of the same tokens, B = T * images: on a GPU these are
       kept for the backward pass instead of `u`.
@@ -74,32 +50,28 @@ def dendrite(
     require(u.dim() == 3 and u.shape[1] >= 1, f"u: expected [B, N, C] with N >= 1, got {list(u.shape)}")
     require(weight.dim() == 3, f"weight: expected [C, M, 2], got {list(weight.shape)}")
     channels, modes = u.shape[2], weight.shape[1]
-    for name, value, shape in (
-        ("decay", decay, (channels, modes)),
-        ("frequency", frequency, (channels, modes)),
-        ("weight", weight, (channels, modes, 2)),
-        ("initial_state", initial_state, (u.shape[0], channels, modes, 2)),
-    ):
-        if value is not None:
-            require(value.shape == shape, f"{name}: expected {list(shape)}, got {list(value.shape)}")
+    require_shape("decay", decay, (channels, modes))
+    require_shape("frequency", frequency, (channels, modes))
+    require_shape("weight", weight, (channels, modes, 2))
+    require_shape("initial_state", initial_state, (u.shape[0], channels, modes, 2))
     if form == "auto" and modes <= MOST_KERNEL_MODES and use_triton(u, decay, frequency, weight, initial_state):
         stateful = initial_state is not None or output_final_state
         if not (stateful and torch.is_grad_enabled()):
-            from lrfdyn.ops.dendrite.triton import dendrite_triton
+            from lrfdyn.ops.dendrite.triton import Dendrite
 
             # Under autocast the potentials are stored in its type, like any other activation.
             autocast = torch.is_autocast_enabled(u.device.type)
             out = u.dtype if autocast else torch.promote_types(u.dtype, weight.dtype)
-            return dendrite_triton(u, decay, frequency, weight, out, packed, initial_state, output_final_state)
+            return Dendrite.apply(u, decay, frequency, weight, out, packed, initial_state, output_final_state)
     if form == "auto":
         # Measured on CPUs: the Toeplitz products win for one or two chunks, the FFT beyond.
         form = "scan" if u.shape[1] <= 2 * CHUNK else "fft"
     if form not in FORMS:
         raise unknown_name("form", form, ["auto", *FORMS])
-    dtype = torch.promote_types(torch.promote_types(u.dtype, weight.dtype), torch.float32)
+    out = torch.promote_types(u.dtype, weight.dtype)
+    dtype = torch.promote_types(out, torch.float32)
     before = None if initial_state is None else initial_state.to(dtype)
+    cast = (decay.to(dtype), frequency.to(dtype), weight.to(dtype))
     with torch.autocast("cpu" if u.is_meta else u.device.type, enabled=False):  # meta has no autocast of its own
-        soma, state = FORMS[form](
-            u.to(dtype), decay.to(dtype), frequency.to(dtype), weight.to(dtype), before, output_final_state
-        )
-    return soma.to(torch.promote_types(u.dtype, weight.dtype)), state
+        soma, state = FORMS[form](u.to(dtype), cast, before, output_final_state)
+    return soma.to(out), state

@@ -1,7 +1,8 @@
-"""From dendrites to modes: diagonalising A turns k coupled dendrites into k/2 damped oscillators.
+"""From dendrites to modes, and the forms of their convolution that run everywhere.
 
-A mode is a decay `alpha` > 0, a frequency `omega` (radians per token) and a complex input-output weight `w`,
-stored as three real tensors `[C, M]`, `[C, M]` and `[C, M, 2]`. The kernel is
+Diagonalising A turns k coupled dendrites into k/2 damped oscillators. Such a mode is a decay `alpha` > 0, a frequency
+`omega` (radians per token) and a complex input-output weight `w`, stored as three real tensors `[C, M]`, `[C, M]` and
+`[C, M, 2]`. The kernel is
 
     kappa[m] = 2 Re sum_j w_j exp(lambda_j m),   lambda = -alpha + i omega,   X = kappa * u.
 """
@@ -9,14 +10,16 @@ stored as three real tensors `[C, M]`, `[C, M]` and `[C, M, 2]`. The kernel is
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from lrfdyn.ops.dendrite.reference import discretize, tridiagonal_matrix
-
 # exp(-LARGEST_DECAY) is zero in every float format; beyond it only inf * 0 could happen.
 LARGEST_DECAY = 1e4
+CHUNK = 32
+Modes = tuple[Tensor, Tensor, Tensor]
 
 
 def as_complex(pairs: Tensor) -> Tensor:
@@ -34,19 +37,6 @@ def mode_kernel(decay: Tensor, frequency: Tensor, weight: Tensor, length: int) -
     """kappa[0..length-1], real `[length, C]`."""
     powers = mode_powers(decay, frequency, torch.arange(length, device=decay.device))
     return 2 * (powers * as_complex(weight)).sum(-1).real
-
-
-def modes_from_tridiagonal(
-    tau: Tensor, coupling: Tensor, gamma: Tensor, readout: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The modes of any tridiagonal A. All k eigenvalues are kept, with half their weight each, so that real
-    and complex ones need no separate case."""
-    a = tridiagonal_matrix(tau, coupling)
-    _, b_bar = discretize(a, gamma)
-    eigenvalues, vectors = torch.linalg.eig(a)
-    output = (readout.to(vectors.dtype).unsqueeze(-2) @ vectors).squeeze(-2)
-    entry = torch.linalg.solve(vectors, b_bar.to(vectors.dtype).unsqueeze(-1)).squeeze(-1)
-    return -eigenvalues.real, eigenvalues.imag, torch.view_as_real(output * entry / 2)
 
 
 def initial_dendrites(channels: int, dendrites: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -78,3 +68,72 @@ def paired_modes(tau: Tensor, coupling: Tensor, gamma: Tensor, readout: Tensor) 
     entry = torch.complex(gamma[:, ::2], -gamma[:, 1::2]) * (torch.exp(eigenvalue) - 1) / eigenvalue
     output = torch.complex(readout[:, ::2], readout[:, 1::2])
     return decay, frequency, torch.view_as_real(output * entry / 2)
+
+
+def _by_fft(kernel: Tensor) -> Callable[[Tensor], Tensor]:
+    """F^-1{F(kappa) F(u)}, padded to 2N: the training form of the paper."""
+    n = len(kernel)
+    spectrum = torch.fft.rfft(kernel, 2 * n, dim=0)
+    return lambda u: torch.fft.irfft(torch.fft.rfft(u, 2 * n, dim=1) * spectrum, 2 * n, dim=1)[:, :n]
+
+
+def _by_products(kernel: Tensor) -> Callable[[Tensor], Tensor]:
+    """The product with the Toeplitz matrix [out, in, C]: kappa[out - in] where out >= in."""
+    lag = torch.arange(len(kernel), device=kernel.device)
+    lag = lag.unsqueeze(1) - lag
+    toeplitz = kernel[lag.clamp(min=0)] * (lag >= 0).unsqueeze(-1)
+    return lambda u: torch.einsum("bsc,lsc->blc", u, toeplitz[: u.shape[1], : u.shape[1]])
+
+
+def dendrite_scan(
+    u: Tensor, modes: Modes, initial_state: Tensor | None, final_state: bool, chunk: int | None = CHUNK
+) -> tuple[Tensor, Tensor | None]:
+    """In chunks: a small causal convolution inside a chunk, the mode state from chunk to chunk. Without `chunk` all
+    tokens are one, and the convolution is by FFT."""
+    decay, frequency, weight = modes
+    w = as_complex(weight)
+    length = min(chunk or u.shape[1], u.shape[1])
+    powers = mode_powers(decay, frequency, torch.arange(length + 1, device=u.device))
+    kernel = 2 * (powers[:length] * w).sum(-1).real
+    convolve = _by_products(kernel) if chunk else _by_fft(kernel)
+    state = None if initial_state is None else as_complex(initial_state)
+    soma = []
+    for tokens in u.split(length, dim=1):
+        n = tokens.shape[1]
+        out = convolve(tokens)
+        if state is not None:
+            out = out + 2 * torch.einsum("bcm,lcm->blc", w * state, powers[1 : n + 1]).real
+        soma.append(out)
+        if final_state or len(soma) * length < u.shape[1]:
+            entering = torch.einsum("bsc,scm->bcm", tokens.to(powers.dtype), powers[:n].flip(0))
+            state = entering if state is None else entering + powers[n] * state
+    last = torch.view_as_real(state) if final_state and state is not None else None
+    return torch.cat(soma, 1) if chunk else soma[0], last
+
+
+def dendrite_step(u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """One token of `dendrite`, holding k numbers per channel: the soma potential `[B, C]` and the next state
+    `[B, C, M, 2]` after the token `u` `[B, C]`; `decay` and `frequency` are `[C, M]`, `weight` is `[C, M, 2]` and
+    `state` `[B, C, M, 2]`."""
+    modulus = torch.exp(-decay.clamp(max=LARGEST_DECAY))
+    cos, sin = modulus * torch.cos(frequency), modulus * torch.sin(frequency)
+    re, im = state.unbind(-1)
+    re, im = cos * re - sin * im + u.unsqueeze(-1), cos * im + sin * re
+    soma = 2 * (weight[..., 0] * re - weight[..., 1] * im).sum(-1)
+    return soma, torch.stack((re, im), -1)
+
+
+def dendrite_steps(
+    u: Tensor, modes: Modes, initial_state: Tensor | None, final_state: bool
+) -> tuple[Tensor, Tensor | None]:
+    """`dendrite_step` over all tokens: O(k d) for each, in real arithmetic."""
+    state = u.new_zeros(u.shape[0], *modes[2].shape) if initial_state is None else initial_state
+    soma = []
+    for token in u.unbind(1):
+        out, state = dendrite_step(token, *modes, state)
+        soma.append(out)
+    return torch.stack(soma, 1), state if final_state else None
+
+
+Form = Callable[..., tuple[Tensor, Tensor | None]]
+FORMS: dict[str, Form] = {"fft": partial(dendrite_scan, chunk=None), "scan": dendrite_scan, "step": dendrite_steps}

@@ -30,21 +30,24 @@ FORWARD_CHANNELS, BACKWARD_CHANNELS, BACKWARD_PROGRAMS = 64, 32, 3072
 
 
 @triton.jit
-def _modes(decay, frequency, weight, cols, inside, M: tl.constexpr, LARGEST: tl.constexpr):
-    """Tuples over modes: real and imaginary part of z, and of 2 w."""
-    z_re = ()
-    z_im = ()
-    w_re = ()
-    w_im = ()
+def _load_pairs(x, cols, inside, M: tl.constexpr):
+    """A tuple of 2 M tiles: real and imaginary part of every mode of `x` `[C, M, 2]`."""
+    pairs = ()
+    for k in tl.static_range(2 * M):
+        pairs = pairs + (tl.load(x + cols * (2 * M) + k, mask=inside, other=0.0),)
+    return pairs
+
+
+@triton.jit
+def _load_poles(decay, frequency, cols, inside, M: tl.constexpr, LARGEST: tl.constexpr):
+    """A tuple of 2 M tiles: real and imaginary part of z of every mode."""
+    z = ()
     for m in tl.static_range(M):
         alpha = tl.minimum(tl.load(decay + cols * M + m, mask=inside, other=0.0), LARGEST)
         omega = tl.load(frequency + cols * M + m, mask=inside, other=0.0)
         modulus = tl.exp(-alpha)
-        z_re = z_re + (modulus * tl.cos(omega),)
-        z_im = z_im + (modulus * tl.sin(omega),)
-        w_re = w_re + (2 * tl.load(weight + (cols * M + m) * 2, mask=inside, other=0.0),)
-        w_im = w_im + (2 * tl.load(weight + (cols * M + m) * 2 + 1, mask=inside, other=0.0),)
-    return z_re, z_im, w_re, w_im
+        z = z + (modulus * tl.cos(omega), modulus * tl.sin(omega))
+    return z
 
 
 @triton.jit
@@ -61,59 +64,44 @@ def _load_tokens(
 
 
 @triton.jit
-def _load_state(state, cols, inside, M: tl.constexpr):
-    re = ()
-    im = ()
-    for m in tl.static_range(M):
-        re = re + (tl.load(state + (cols * M + m) * 2, mask=inside, other=0.0),)
-        im = im + (tl.load(state + (cols * M + m) * 2 + 1, mask=inside, other=0.0),)
-    return re, im
-
-
-@triton.jit
 def _dendrite_forward(
     u, decay, frequency, weight, state_in, out, state_out, N: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
-    L: tl.constexpr, LARGEST: tl.constexpr, HAS_STATE: tl.constexpr, KEEP_STATE: tl.constexpr, BC: tl.constexpr,
+    L: tl.constexpr, LARGEST: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     blocks: tl.constexpr = (C + BC - 1) // BC
     cols = (tl.program_id(0) % blocks) * BC + tl.arange(0, BC)
     inside = existing_columns(cols, C, BC)
     b = (tl.program_id(0) // blocks).to(tl.int64)
-    z_re, z_im, w_re, w_im = _modes(decay, frequency, weight, cols, inside, M, LARGEST)
+    z = _load_poles(decay, frequency, cols, inside, M, LARGEST)
+    w = _load_pairs(weight, cols, inside, M)
     u += b * N * C
     out += b * N * C
-    re = zero_tiles(M, BC)
-    im = zero_tiles(M, BC)
-    if HAS_STATE:
-        re, im = _load_state(state_in + b * C * M * 2, cols, inside, M)
+    state = zero_tiles(2 * M, BC)
+    if state_in is not None:
+        state = _load_pairs(state_in + b * C * M * 2, cols, inside, M)
     tokens = _load_tokens(u, 0, 1, 0, N, C, cols, inside, L, False)
     for start in range(0, N, L):
         following = _load_tokens(u, start + L, 1, 0, N, C, cols, inside, L, False)
         for k in tl.static_range(L):
             soma = tl.zeros((BC,), tl.float32)
-            new_re = ()
-            new_im = ()
-            for m in tl.static_range(M):
-                r = z_re[m] * re[m] + (tokens[k] - z_im[m] * im[m])
-                i = z_re[m] * im[m] + z_im[m] * re[m]
-                soma += w_re[m] * r
-                soma -= w_im[m] * i
+            after = ()
+            for m in tl.static_range(0, 2 * M, 2):
+                re = z[m] * state[m] + (tokens[k] - z[m + 1] * state[m + 1])
+                im = z[m] * state[m + 1] + z[m + 1] * state[m]
+                soma += 2 * w[m] * re
+                soma -= 2 * w[m + 1] * im
                 # Tokens beyond the sequence must not let the state decay further.
-                if KEEP_STATE:
-                    r = tl.where(start + k < N, r, re[m])
-                    i = tl.where(start + k < N, i, im[m])
-                new_re = new_re + (r,)
-                new_im = new_im + (i,)
-            re = new_re
-            im = new_im
+                if state_out is not None:
+                    re = tl.where(start + k < N, re, state[m])
+                    im = tl.where(start + k < N, im, state[m + 1])
+                after = after + (re, im)
+            state = after
             pointer = out + (start + k) * C + cols
             tl.store(pointer, soma.to(out.dtype.element_ty), mask=inside & (start + k < N))
         tokens = following
-    if KEEP_STATE:
-        state_out += b * C * M * 2
-        for m in tl.static_range(M):
-            tl.store(state_out + (cols * M + m) * 2, re[m], mask=inside)
-            tl.store(state_out + (cols * M + m) * 2 + 1, im[m], mask=inside)
+    if state_out is not None:
+        for k in tl.static_range(2 * M):
+            tl.store(state_out + b * C * M * 2 + cols * (2 * M) + k, state[k], mask=inside)
 
 
 @triton.jit
@@ -123,18 +111,13 @@ def _dendrite_backward(
 ):  # fmt: skip
     cols = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = existing_columns(cols, C, BC)
-    z_re, z_im, w_re, w_im = _modes(decay, frequency, weight, cols, inside, M, LARGEST)
-    uq_re = zero_tiles(M, BC)
-    uq_im = zero_tiles(M, BC)
-    up_re = zero_tiles(M, BC)
-    up_im = zero_tiles(M, BC)
+    z = _load_poles(decay, frequency, cols, inside, M, LARGEST)
+    w = _load_pairs(weight, cols, inside, M)
+    sums = zero_tiles(4 * M, BC)  # of u q and u p: two parts each, for every mode
     for sequence in range(tl.program_id(1), B, tl.num_programs(1)):
         base = tl.cast(sequence, tl.int64) * N * C
         source, bit = spike_source(u, sequence, N * C, STEP_IMAGES, PACKED)
-        q_re = zero_tiles(M, BC)
-        q_im = zero_tiles(M, BC)
-        p_re = zero_tiles(M, BC)
-        p_im = zero_tiles(M, BC)
+        state = zero_tiles(4 * M, BC)  # q and p
         tokens = _load_tokens(source, N - 1, -1, bit, N, C, cols, inside, L, PACKED)
         grads = _load_tokens(grad + base, N - 1, -1, 0, N, C, cols, inside, L, False)
         for start in range(0, N, L):
@@ -142,35 +125,30 @@ def _dendrite_backward(
             next_grads = _load_tokens(grad + base, N - 1 - start - L, -1, 0, N, C, cols, inside, L, False)
             for k in tl.static_range(L):
                 total = tl.zeros((BC,), tl.float32)
-                new = ((), (), (), ())
-                sums = ((), (), (), ())
+                after = ()
+                added = ()
                 for m in tl.static_range(M):
-                    zq_re = z_re[m] * q_re[m] - z_im[m] * q_im[m]
-                    qi = z_re[m] * q_im[m] + z_im[m] * q_re[m]
-                    pr = z_re[m] * p_re[m] + (zq_re - z_im[m] * p_im[m])
-                    pi = z_re[m] * p_im[m] + (qi + z_im[m] * p_re[m])
-                    qr = zq_re + grads[k]
-                    total += w_re[m] * qr
-                    total -= w_im[m] * qi
-                    new = (new[0] + (qr,), new[1] + (qi,), new[2] + (pr,), new[3] + (pi,))
-                    sums = (
-                        sums[0] + (uq_re[m] + tokens[k] * qr,),
-                        sums[1] + (uq_im[m] + tokens[k] * qi,),
-                        sums[2] + (up_re[m] + tokens[k] * pr,),
-                        sums[3] + (up_im[m] + tokens[k] * pi,),
-                    )
-                q_re, q_im, p_re, p_im = new
-                uq_re, uq_im, up_re, up_im = sums
+                    z_re = z[2 * m]
+                    z_im = z[2 * m + 1]
+                    zq_re = z_re * state[4 * m] - z_im * state[4 * m + 1]
+                    q_im = z_re * state[4 * m + 1] + z_im * state[4 * m]
+                    p_re = z_re * state[4 * m + 2] + (zq_re - z_im * state[4 * m + 3])
+                    p_im = z_re * state[4 * m + 3] + (q_im + z_im * state[4 * m + 2])
+                    q_re = zq_re + grads[k]
+                    total += 2 * w[2 * m] * q_re
+                    total -= 2 * w[2 * m + 1] * q_im
+                    after = after + (q_re, q_im, p_re, p_im)
+                for m in tl.static_range(4 * M):
+                    added = added + (sums[m] + tokens[k] * after[m],)
+                state = after
+                sums = added
                 n = N - 1 - start - k
                 tl.store(grad_u + base + n * C + cols, total.to(grad_u.dtype.element_ty), mask=inside & (n >= 0))
             tokens = next_tokens
             grads = next_grads
     partial += tl.program_id(1) * (4 * M) * C + cols
-    for m in tl.static_range(M):
-        tl.store(partial + (4 * m) * C, uq_re[m], mask=inside)
-        tl.store(partial + (4 * m + 1) * C, uq_im[m], mask=inside)
-        tl.store(partial + (4 * m + 2) * C, up_re[m], mask=inside)
-        tl.store(partial + (4 * m + 3) * C, up_im[m], mask=inside)
+    for m in tl.static_range(4 * M):
+        tl.store(partial + m * C, sums[m], mask=inside)
 
 
 @triton.jit
@@ -197,7 +175,10 @@ def _finish(
     tl.store(grad_frequency + here, -2 * (w_re * sums[3] + w_im * sums[2]), mask=inside)
 
 
-class _Dendrite(torch.autograd.Function):
+class Dendrite(torch.autograd.Function):
+    """See `dendrite`; potentials in `dtype`, float32 inside. With a state, going in or coming out, nothing is
+    differentiated."""
+
     @staticmethod
     def forward(
         ctx: Any, u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, dtype: torch.dtype,
@@ -210,40 +191,29 @@ class _Dendrite(torch.autograd.Function):
         modes, bc = weight.shape[1], FORWARD_CHANNELS
         out = torch.empty_like(u, dtype=dtype)
         state_out = weight.new_empty(batch, channels, modes, 2) if keep_state else None
+        options = {"N": tokens, "C": channels, "M": modes, "L": TOKENS, "LARGEST": LARGEST_DECAY, "num_warps": 1}
         _dendrite_forward[(triton.cdiv(channels, bc) * batch,)](
-            u, decay, frequency, weight, state, out, state_out, N=tokens, C=channels, M=modes, L=TOKENS,
-            LARGEST=LARGEST_DECAY, HAS_STATE=state is not None, KEEP_STATE=keep_state, BC=bc, num_warps=1,
-        )  # fmt: skip
+            u, decay, frequency, weight, state, out, state_out, BC=bc, **options
+        )
         ctx.save_for_backward(u if packed is None else packed.contiguous(), decay, frequency, weight)
-        ctx.given = (packed is not None, u.dtype)
+        ctx.given = (packed is not None, u.dtype, options)
         return out, state_out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         first_derivative_only()
         u, decay, frequency, weight = ctx.saved_tensors
-        packed, dtype = ctx.given
+        packed, dtype, options = ctx.given
         grad = grads[0].contiguous()
-        batch, tokens, channels = grad.shape
-        modes = weight.shape[1]
-        bc = BACKWARD_CHANNELS
+        batch, _, channels = grad.shape
+        modes, bc = weight.shape[1], BACKWARD_CHANNELS
         # A program takes several sequences, so that its sums are few beside the tokens it reads.
         programs = max(1, min(batch, BACKWARD_PROGRAMS // triton.cdiv(channels, bc)))
         partial = weight.new_empty(programs, 4 * modes, channels)
         grad_u = torch.empty_like(grad, dtype=dtype)
         _dendrite_backward[(triton.cdiv(channels, bc), programs)](
-            u, decay, frequency, weight, grad, grad_u, partial, batch, u.shape[0], N=tokens, C=channels, M=modes,
-            L=TOKENS, LARGEST=LARGEST_DECAY, PACKED=packed, BC=bc, num_warps=1,
-        )  # fmt: skip
+            u, decay, frequency, weight, grad, grad_u, partial, batch, u.shape[0], PACKED=packed, BC=bc, **options
+        )
         out = tuple(torch.empty_like(t) for t in (decay, frequency, weight))
         _finish[(triton.cdiv(channels, 32), modes)](partial, weight, *out, programs, channels, M=modes, BG=32, BC=32)
         return grad_u, *out, None, None, None, None
-
-
-def dendrite_triton(
-    u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32,
-    packed: Tensor | None = None, initial_state: Tensor | None = None, output_final_state: bool = False,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """See `dendrite`; potentials in `dtype`, float32 inside. With a state, going in or coming out, nothing is
-    differentiated."""
-    return _Dendrite.apply(u, decay, frequency, weight, dtype, packed, initial_state, output_final_state)

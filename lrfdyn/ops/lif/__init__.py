@@ -6,22 +6,19 @@ import torch
 from torch import Tensor
 
 from lrfdyn.errors import require
-from lrfdyn.ops.dispatch import use_triton
-from lrfdyn.ops.lif.fused import lif_fused
-from lrfdyn.ops.lif.integer import integer_spike, integer_to_binary
+from lrfdyn.ops.bits import attach_step_bits
+from lrfdyn.ops.dispatch import require_shape, use_triton
+from lrfdyn.ops.lif.fused import IntegerSpike, lif_fused
 from lrfdyn.ops.lif.reference import Dynamics, lif_reference
 
-__all__ = ["Dynamics", "integer_spike", "integer_to_binary", "lif", "lif_fused", "lif_reference"]
+__all__ = ["Dynamics", "integer_spike", "lif", "lif_fused", "lif_reference"]
 
 # The kernel holds all steps of a neuron in registers.
 MOST_KERNEL_STEPS = 16
 
 
 def lif(
-    x: Tensor,
-    dynamics: Dynamics,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
+    x: Tensor, dynamics: Dynamics, initial_state: Tensor | None = None, output_final_state: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Spikes of a multi-step neuron, differentiable with its surrogate.
 
@@ -40,16 +37,39 @@ def lif(
     """
     require(x.dim() >= 1 and x.shape[0] >= 1, f"x: expected at least one time step [T, ...], got {list(x.shape)}")
     require(x.is_floating_point(), f"x: expected floating-point currents, got {x.dtype}")
-    if initial_state is not None:
-        require(
-            initial_state.shape == x.shape[1:],
-            f"initial_state: expected {list(x.shape[1:])}, got {list(initial_state.shape)}",
-        )
+    require_shape("initial_state", initial_state, x.shape[1:])
     if x.shape[0] <= MOST_KERNEL_STEPS and use_triton(x, initial_state):
-        from lrfdyn.ops.lif.triton import lif_triton
+        from lrfdyn.ops.lif.triton import Lif
 
-        return lif_triton(x, dynamics, initial_state, output_final_state)
+        spikes, state, bits = Lif.apply(x, initial_state, dynamics, output_final_state)
+        attach_step_bits(spikes, bits)
+        return spikes, state
     # The definition can be traced; the fused form writes into its own outputs.
     form = lif_reference if torch.compiler.is_compiling() else lif_fused
     spikes, state = form(x, dynamics, initial_state)
     return spikes, state if output_final_state else None
+
+
+def integer_spike(x: Tensor, levels: int = 4, normalize: bool = True) -> Tensor:
+    """The integer spike of SDT-V3: `round(clamp(x, 0, D)) / D`, halves to even, D = `levels`.
+
+    The gradient is 1/D where 0 <= x <= D and 0 elsewhere. Without `normalize` neither is divided by D.
+
+    - `x`: Currents of any shape.
+    - `levels`: D, the largest integer.
+    - `normalize`: Whether the result is divided by D.
+
+    Returns a tensor of the shape and type of `x`.
+
+    Example:
+
+        >>> integer_spike(torch.tensor([-1.0, 0.6, 2.2, 9.0])).tolist()
+        [0.0, 0.25, 0.5, 1.0]
+    """
+    require(levels >= 1, f"levels: expected an integer >= 1, got {levels}")
+    scale = 1 / levels if normalize else 1.0
+    if use_triton(x):
+        from lrfdyn.ops.lif.triton import IntegerSpikeKernel
+
+        return IntegerSpikeKernel.apply(x, levels, scale)
+    return IntegerSpike.apply(x, levels, scale)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +11,24 @@ import torch
 from torch import Tensor
 
 from lrfdyn.errors import require, unknown_name
-from lrfdyn.ops.lif.surrogate import SURROGATES, surrogate_derivative
+
+
+def sigmoid(x: Tensor, alpha: float) -> Tensor:
+    p = torch.sigmoid(alpha * x)
+    return alpha * p * (1 - p)
+
+
+def atan(x: Tensor, alpha: float) -> Tensor:
+    return (alpha / 2) / (1 + (math.pi / 2 * alpha * x).square())
+
+
+def rectangle(x: Tensor, alpha: float) -> Tensor:
+    """Height alpha inside a window of width 1/alpha."""
+    return alpha * (x.abs() < 0.5 / alpha).to(x.dtype)
+
+
+# What stands in for dS/dU, the derivative of the Heaviside step, at the distance x = U - V_th from the threshold.
+SURROGATES: dict[str, Callable[[Tensor, float], Tensor]] = {"sigmoid": sigmoid, "atan": atan, "rectangle": rectangle}
 
 
 @dataclass(frozen=True)
@@ -61,26 +80,20 @@ class Dynamics:
         return cls.paper_lif(decay, threshold, **preset)
 
 
-def fires(u: Tensor, dynamics: Dynamics) -> Tensor:
-    """The spikes of the potentials `u`, in their dtype."""
-    over = u > dynamics.threshold if dynamics.strict else u >= dynamics.threshold
-    return over.to(u.dtype)
-
-
 class _Fire(torch.autograd.Function):
     """The Heaviside step forward, the surrogate backward."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, dynamics: Dynamics) -> Tensor:
+    def forward(ctx: Any, u: Tensor, d: Dynamics) -> Tensor:
         ctx.save_for_backward(u)
-        ctx.dynamics = dynamics
-        return fires(u, dynamics)
+        ctx.dynamics = d
+        return (u > d.threshold if d.strict else u >= d.threshold).to(u.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (u,) = ctx.saved_tensors
         d = ctx.dynamics
-        return grads[0] * surrogate_derivative(d.surrogate, u - d.threshold, d.alpha), None
+        return grads[0] * SURROGATES[d.surrogate](u - d.threshold, d.alpha), None
 
 
 def lif_reference(x: Tensor, dynamics: Dynamics, initial_state: Tensor | None = None) -> tuple[Tensor, Tensor]:

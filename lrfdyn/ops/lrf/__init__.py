@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lrfdyn.errors import require
-from lrfdyn.ops.dispatch import autocast_dtype, use_triton
+from lrfdyn.ops.dispatch import autocast_dtype, require_shape, use_triton
 from lrfdyn.ops.lrf.reference import lrf_reference
 
 __all__ = ["lrf", "lrf_reference"]
@@ -19,11 +19,7 @@ WIDEST = 32
 
 
 def lrf(
-    x: Tensor,
-    weight: Tensor,
-    dilations: Sequence[int],
-    residual: Tensor | None = None,
-    packed: Tensor | None = None,
+    x: Tensor, weight: Tensor, dilations: Sequence[int], residual: Tensor | None = None, packed: Tensor | None = None
 ) -> Tensor:
     """Local receptive fields: the sum over dilations of depth-wise 3x3 convolutions of `x`, added to `residual`.
 
@@ -44,18 +40,14 @@ def lrf(
     """
     require(x.dim() == 4, f"x: expected [B, C, H, W], got {list(x.shape)}")
     require(all(d >= 1 for d in dilations), f"dilations: expected integers >= 1, got {tuple(dilations)}")
-    expected = (len(dilations), x.shape[1], 3, 3)
-    require(weight.shape == expected, f"weight: expected {list(expected)}, got {list(weight.shape)}")
-    require(
-        residual is None or residual.shape == x.shape,
-        f"residual: expected {list(x.shape)}, got {None if residual is None else list(residual.shape)}",
-    )
+    require_shape("weight", weight, (len(dilations), x.shape[1], 3, 3))
+    require_shape("residual", residual, x.shape)
     if dilations and x.shape[3] <= WIDEST and use_triton(x, weight, residual):
-        from lrfdyn.ops.lrf.triton import lrf_triton
+        from lrfdyn.ops.lrf.triton import Lrf
 
         identity = residual is x
         x = x.to(autocast_dtype(x))
-        return lrf_triton(x, weight, dilations, None if identity else residual, identity, packed)
+        return Lrf.apply(x, weight, tuple(dilations), None if identity else residual, identity, packed)
     out = residual
     for stencil, dilation in zip(weight, dilations, strict=True):
         local = F.conv2d(x, stencil.unsqueeze(1), padding=dilation, dilation=dilation, groups=x.shape[1])

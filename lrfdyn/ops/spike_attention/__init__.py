@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lrfdyn.errors import require
-from lrfdyn.ops.dispatch import use_triton
+from lrfdyn.ops.dispatch import require_shape, use_triton
 from lrfdyn.ops.spike_attention.reference import Packed, spike_attention_reference
 
 __all__ = ["causal_spike_attention", "spike_attention", "spike_attention_reference"]
@@ -37,9 +37,9 @@ def spike_attention(
     """
     _check(q, k, v)
     if _has_kernel(q, k, v, causal=False):
-        from lrfdyn.ops.spike_attention.triton import spike_attention_triton
+        from lrfdyn.ops.spike_attention.triton import SpikeAttention
 
-        return spike_attention_triton(q, k, v, scale, packed=packed, fork=fork)
+        return SpikeAttention.apply(q, k, v, scale, False, packed, fork)
     n, d, e = q.shape[-2], q.shape[-1], v.shape[-1]
     # q (k^T v) takes 2 N d e products and keeps a d x e matrix; (q k^T) v takes N^2 (d + e) and keeps N x N.
     y = (q @ (k.mT @ v) if 2 * n * d * e <= n * n * (d + e) else (q @ k.mT) @ v) * scale
@@ -77,13 +77,11 @@ def causal_spike_attention(
     """
     _check(q, k, v)
     require(chunk >= 1, f"chunk: expected an integer >= 1, got {chunk}")
-    if initial_state is not None:
-        shape = (*q.shape[:-2], q.shape[-1], v.shape[-1])
-        require(initial_state.shape == shape, f"initial_state: expected {list(shape)}, got {list(initial_state.shape)}")
+    require_shape("initial_state", initial_state, (*q.shape[:-2], q.shape[-1], v.shape[-1]))
     if initial_state is None and not output_final_state and _has_kernel(q, k, v, causal=True):
-        from lrfdyn.ops.spike_attention.triton import spike_attention_triton
+        from lrfdyn.ops.spike_attention.triton import SpikeAttention
 
-        return spike_attention_triton(q, k, v, scale, causal=True), None
+        return SpikeAttention.apply(q, k, v, scale, True, None, False), None
     state = initial_state
     out = []
     for qc, kc, vc in zip(q.split(chunk, -2), k.split(chunk, -2), v.split(chunk, -2), strict=True):

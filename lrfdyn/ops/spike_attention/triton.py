@@ -2,8 +2,7 @@
 
 The d x e matrix k^T v stays in registers, q, k and v are read where the projections wrote them, and the output is
 written where the next layer reads it, so nothing is transposed in memory. The causal form walks chunks of tokens:
-masked scores inside a chunk, the matrix of the chunks before it for the rest. Where the spikes also exist as bits (one
-byte per neuron, a bit per time step), those are what is kept for the backward pass.
+masked scores inside a chunk, the matrix of the chunks before it for the rest.
 """
 
 from __future__ import annotations
@@ -29,20 +28,22 @@ def _tile(base, start, N, stride, width: tl.constexpr, BN: tl.constexpr, BW: tl.
 
 
 @triton.jit
-def _load(base, start, N, stride, width: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr):
-    """A tile of tokens as they are stored; zeros beyond the sequence."""
+def _load(
+    base,
+    start,
+    N,
+    stride,
+    width: tl.constexpr,
+    BN: tl.constexpr,
+    BW: tl.constexpr,
+    bit=None,
+    dtype: tl.constexpr = None,
+):
+    """A tile of tokens as they are stored, or with `bit` that time step of packed spikes; zeros beyond the sequence."""
     at, mask = _tile(base, start, N, stride, width, BN, BW)
-    return tl.load(at, mask=mask, other=0)
-
-
-@triton.jit
-def _load_spikes(
-    x, start, N, stride, width: tl.constexpr, step, BN: tl.constexpr, BW: tl.constexpr, dtype: tl.constexpr,
-    PACKED: tl.constexpr,
-):  # fmt: skip
-    value = _load(x, start, N, stride, width, BN, BW)
-    if PACKED:
-        value = spike_values(value, step, True).to(dtype)
+    value = tl.load(at, mask=mask, other=0)
+    if bit is not None:
+        value = spike_values(value, bit, True).to(dtype)
     return value
 
 
@@ -98,7 +99,7 @@ def _attention_forward(
 def _attention_backward(
     q, k, v, grad, gq, gk, gv, extra, scale, N, IMAGES, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, gqb, gqn, gvb,
     gvn, xb, xh, xn, HEADS: tl.constexpr, CAUSAL: tl.constexpr, DW: tl.constexpr, EW: tl.constexpr, BN: tl.constexpr,
-    BD: tl.constexpr, BE: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr, EXTRA: tl.constexpr,
+    BD: tl.constexpr, BE: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of q, k and v, heads side by side in rows of any width. `extra` is added to that of v.
 
@@ -109,43 +110,42 @@ def _attention_backward(
     q, step = _head(q, qb, qh, HEADS, IMAGES, PACKED)
     k, step = _head(k, kb, kh, HEADS, IMAGES, PACKED)
     v, step = _head(v, vb, vh, HEADS, IMAGES, PACKED)
+    bit = step if PACKED else None
     grad, _step = _head(grad, ob, oh, HEADS, 1, False)
     gq, _step = _head(gq, gqb, DW, HEADS, 1, False)
     gk, _step = _head(gk, gqb, DW, HEADS, 1, False)
     gv, _step = _head(gv, gvb, EW, HEADS, 1, False)
-    if EXTRA:
+    if extra is not None:
         extra, _step = _head(extra, xb, xh, HEADS, 1, False)
     state = tl.zeros((BD, BE), tl.float32)  # k^T v
     other = tl.zeros((BD, BE), tl.float32)  # q^T grad
     for start in range(0, N, BN):
-        kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
-        vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
+        kt = _load(k, start, N, kn, DW, BN, BD, bit, dtype)
+        vt = _load(v, start, N, vn, EW, BN, BE, bit, dtype)
+        if not CAUSAL:
+            qt = _load(q, start, N, qn, DW, BN, BD, bit, dtype)
+        gt = (_load(grad, start, N, on, EW, BN, BE) * scale).to(dtype)
         if CAUSAL:
-            gt = (_load(grad, start, N, on, EW, BN, BE) * scale).to(dtype)
             score = _masked_scores(gt, vt, BN, PRECISION)
             y = tl.dot(gt, tl.trans(state.to(dtype)), input_precision=PRECISION)
             y = tl.dot(score.to(dtype), kt, y, input_precision=PRECISION)
             _store(gq, start, N, gqn, DW, y, BN, BD)
-            state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
-        else:
-            qt = _load_spikes(q, start, N, qn, DW, step, BN, BD, dtype, PACKED)
-            gt = (_load(grad, start, N, on, EW, BN, BE) * scale).to(dtype)
-            state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
+        state = tl.dot(tl.trans(kt), vt, state, input_precision=PRECISION)
+        if not CAUSAL:
             other = tl.dot(tl.trans(qt), gt, other, input_precision=PRECISION)
     for passed in range(0, N, BN):
-        start = passed
+        start = (tl.cdiv(N, BN) - 1) * BN - passed if CAUSAL else passed
         if CAUSAL:
-            start = (tl.cdiv(N, BN) - 1) * BN - passed
-            qt = _load_spikes(q, start, N, qn, DW, step, BN, BD, dtype, PACKED)
-            kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
-            vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
-            gt = (_load(grad, start, N, on, EW, BN, BE) * scale).to(dtype)
+            qt = _load(q, start, N, qn, DW, BN, BD, bit, dtype)
+            kt = _load(k, start, N, kn, DW, BN, BD, bit, dtype)
+            vt = _load(v, start, N, vn, EW, BN, BE, bit, dtype)
+        gt = (_load(grad, start, N, on, EW, BN, BE) * scale).to(dtype)
+        if CAUSAL:
             score = _masked_scores(gt, vt, BN, PRECISION)
         else:
-            gt = (_load(grad, start, N, on, EW, BN, BE) * scale).to(dtype)
             y = tl.dot(gt, tl.trans(state.to(dtype)), input_precision=PRECISION)
             _store(gq, start, N, gqn, DW, y, BN, BD)
-            vt = _load_spikes(v, start, N, vn, EW, step, BN, BE, dtype, PACKED)
+            vt = _load(v, start, N, vn, EW, BN, BE, bit, dtype)
         y = tl.dot(vt, tl.trans(other.to(dtype)), input_precision=PRECISION)
         if CAUSAL:
             y = tl.dot(tl.trans(score.to(dtype)), qt, y, input_precision=PRECISION)
@@ -153,27 +153,15 @@ def _attention_backward(
         if CAUSAL:
             score = _masked_scores(qt, kt, BN, PRECISION)
         else:
-            kt = _load_spikes(k, start, N, kn, DW, step, BN, BD, dtype, PACKED)
+            kt = _load(k, start, N, kn, DW, BN, BD, bit, dtype)
         y = tl.dot(kt, other.to(dtype), input_precision=PRECISION)
         if CAUSAL:
             y = tl.dot(tl.trans(score.to(dtype)), gt, y, input_precision=PRECISION)
-        if EXTRA:
+        if extra is not None:
             y += _load(extra, start, N, xn, EW, BN, BE).to(tl.float32)
         _store(gv, start, N, gvn, EW, y, BN, BE)
         if CAUSAL:
             other = tl.dot(tl.trans(qt), gt, other, input_precision=PRECISION)
-
-
-def _options(q: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
-    _, heads, tokens, d = q.shape
-    e = v.shape[-1]
-    bd, be = (max(16, triton.next_power_of_2(width)) for width in (d, e))
-    block = max(16, min(64, triton.next_power_of_2(tokens)))
-    precision = "ieee" if q.dtype == torch.float32 else "tf32"
-    return {
-        "HEADS": heads, "CAUSAL": causal, "DW": d, "EW": e, "BN": block, "BD": bd, "BE": be, "PRECISION": precision,
-        "num_warps": 8 if bd * be > 4096 else 4, "num_stages": 1,
-    }  # fmt: skip
 
 
 def _dense_rows(x: Tensor) -> Tensor:
@@ -184,67 +172,47 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [s for t in tensors for s in t.stride()[:3]]
 
 
-def _empty_heads(like: Tensor) -> Tensor:
-    """`[batch, heads, N, width]` in the memory of `[batch, N, heads, width]`."""
-    batch, heads, tokens, width = like.shape
-    return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
+class SpikeAttention(torch.autograd.Function):
+    """`scale` q (k^T v) for `[batch, heads, N, d]`, batch = T * B, `d` and `e` up to 256. `packed` holds the same
+    spikes as one byte per neuron, `[B, heads, N, d]`. With `fork`, `v` comes back as a second output, for whatever
+    else reads it: that gradient is then added where the gradient of `v` is made."""
 
-
-def _gradients(grad: Tensor, d: int, side_by_side: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Empty gradients of q, k `[batch, heads, N, d]` and v, like `grad` `[batch, heads, N, e]`: heads side by side in
-    a row, and the rows of all three in one if those of q, k and v are."""
-    batch, heads, tokens, e = grad.shape
-    sizes = [heads * d, heads * d, heads * e]
-    if side_by_side:
-        parts = grad.new_empty(batch, tokens, sum(sizes)).split(sizes, -1)
-    else:
-        parts = tuple(grad.new_empty(batch, tokens, size) for size in sizes)
-    gq, gk, gv = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
-    return gq, gk, gv
-
-
-class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, packed: Packed | None, fork: bool
     ) -> Any:  # fmt: skip
         given = v
         q, k, v = _dense_rows(q), _dense_rows(k), _dense_rows(v)
-        out = _empty_heads(v)
-        _attention_forward[(q.shape[0] * q.shape[1],)](
-            q, k, v, out, scale, q.shape[2], *_strides(q, k, v, out), **_options(q, v, causal)
-        )
+        (batch, heads, tokens, d), e = q.shape, v.shape[-1]
+        out = v.new_empty(batch, tokens, heads, e).transpose(1, 2)
+        bn, bd, be = (max(16, triton.next_power_of_2(size)) for size in (min(tokens, 64), d, e))
+        options = {
+            "HEADS": heads, "CAUSAL": causal, "DW": d, "EW": e, "BN": bn, "BD": bd, "BE": be, "num_stages": 1,
+            "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "num_warps": 8 if bd * be > 4096 else 4,
+        }  # fmt: skip
+        _attention_forward[(batch * heads,)](q, k, v, out, scale, tokens, *_strides(q, k, v, out), **options)
         ctx.save_for_backward(*((q, k, v) if packed is None else (_dense_rows(x) for x in packed)))
-        ctx.given = (scale, causal, packed is not None, q.stride(2) > q.shape[1] * q.shape[3])
+        ctx.given = (scale, options, packed is not None, q.stride(2) > heads * d)
         return (out, given.view_as(given)) if fork else out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         first_derivative_only()
         q, k, v = ctx.saved_tensors
-        scale, causal, packed, side_by_side = ctx.given
+        scale, options, packed, side_by_side = ctx.given
         grad = _dense_rows(grads[0])
         extra = _dense_rows(grads[1]) if len(grads) > 1 else None
-        batch, heads, tokens, d = (grad.shape[0], *q.shape[1:])
-        gq, gk, gv = _gradients(grad, d, side_by_side)
+        batch, heads, tokens, e = grad.shape
+        # Heads side by side in a row, and the rows of all three in one if those of q, k and v are.
+        sizes = [heads * q.shape[3], heads * q.shape[3], heads * e]
+        if side_by_side:
+            parts = grad.new_empty(batch, tokens, sum(sizes)).split(sizes, -1)
+        else:
+            parts = [grad.new_empty(batch, tokens, size) for size in sizes]
+        gq, gk, gv = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
         _attention_backward[(batch * heads,)](
             q, k, v, grad, gq, gk, gv, extra, scale, tokens, q.shape[0], *_strides(q, k, v, grad),
             gq.stride(0), gq.stride(2), gv.stride(0), gv.stride(2), *_strides(grad if extra is None else extra),
-            PACKED=packed, EXTRA=extra is not None, **_options(gq, gv, causal),
+            PACKED=packed, **options,
         )  # fmt: skip
         return gq, gk, gv, None, None, None, None
-
-
-def spike_attention_triton(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    causal: bool = False,
-    packed: Packed | None = None,
-    fork: bool = False,
-) -> Any:
-    """`scale` q (k^T v) for `[batch, heads, N, d]`, batch = T * B, `d` and `e` up to 256. `packed` holds the same
-    spikes as one byte per neuron, `[B, heads, N, d]`. With `fork`, `v` comes back as a second output, for whatever
-    else reads it: that gradient is then added where the gradient of `v` is made."""
-    return _Attention.apply(q, k, v, scale, causal, packed, fork)

@@ -1,13 +1,61 @@
-"""Spikes as bits over channels: eight channels of one bit plane in a byte. Bits over time steps are in `step_bits`."""
+"""Spikes as bits: over time steps, as kernels keep them for a backward pass, and over channels, to save memory.
+
+Over time steps one byte holds a neuron, bit t for time step t. The kernels leave these bytes with the spikes they
+write, and later kernels keep them instead of the spikes; a change of the spikes in place makes them stale, and then
+they are not used. Over channels a byte holds eight channels of one bit plane.
+"""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lrfdyn.ops.dispatch import use_triton
+
+# Times eight bytes of 0 or 1, seen as one integer, this leaves bit i of the highest byte where byte i was 1: the
+# products 2^(8 i + 56 - 7 j) are all different, so nothing is carried.
+GATHER = sum(1 << (56 - 7 * i) for i in range(8))
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version  # inference tensors do not count their changes
+
+
+def attach_step_bits(spikes: Any, bits: Tensor | None) -> None:
+    """Leaves the bytes `bits` `[B, ...]`, if there are any, with the spikes `[T, B, ...]` that they stand for."""
+    if bits is not None:
+        spikes.packed = (bits, _version(spikes))
+
+
+def step_bits_of(spikes: Tensor) -> Tensor | None:
+    """The bytes `[B, ...]` of `spikes` `[T, B, ...]`, if they came with any and are what they were."""
+    bits, version = getattr(spikes, "packed", (None, None))
+    return bits if bits is not None and version == _version(spikes) else None
+
+
+def packed_width(channels: int) -> int:
+    """How many bytes hold a bit of each of so many channels."""
+    return -(-channels // 8)
+
+
+def pack_channels(spikes: Tensor, out: Tensor | None = None) -> Tensor:
+    """Bytes `[..., ceil(C / 8)]` of `spikes` `[..., C]`, where all that is not 0 is a spike. Rows of `out` must follow
+    each other without a gap."""
+    if use_triton(spikes):
+        from lrfdyn.ops.bits_triton import pack_channels_triton
+
+        return pack_channels_triton(spikes, out)
+    fires = (spikes != 0).contiguous()
+    if spikes.shape[-1] % 8:
+        fires = F.pad(fires, (0, -spikes.shape[-1] % 8))
+    # Flat first: strides of dimensions of size 1 are anything, and a view of other elements minds them.
+    eights = fires.flatten().view(torch.int64).view(*fires.shape[:-1], -1)
+    packed = eights.mul(GATHER).bitwise_right_shift_(56).to(torch.uint8)
+    return packed if out is None else out.copy_(packed)
 
 
 @cache
@@ -18,41 +66,14 @@ def _spread(device: torch.device, dtype: torch.dtype) -> Tensor:
         return ((bytes_ >> torch.arange(8, device=device)) & 1).to(dtype)
 
 
-# Times eight bytes of 0 or 1, seen as one integer, this leaves bit i of the highest byte where byte i was 1: the
-# products 2^(8 i + 56 - 7 j) are all different, so nothing is carried.
-GATHER = sum(1 << (56 - 7 * i) for i in range(8))
-
-
-def packed_width(channels: int) -> int:
-    """How many bytes hold a bit of each of so many channels."""
-    return -(-channels // 8)
-
-
-def pack_channels(spikes: Tensor, out: Tensor | None = None) -> Tensor:
-    """Bytes `[..., ceil(C / 8)]` of `spikes` `[..., C]`, where all that is not 0 is a spike."""
-    if use_triton(spikes):
-        from lrfdyn.ops.channel_bits.triton import pack_channels_triton
-
-        return pack_channels_triton(spikes, out)
-    channels = spikes.shape[-1]
-    fires = (spikes != 0).contiguous()
-    if channels % 8:
-        fires = torch.nn.functional.pad(fires, (0, -channels % 8))
-    # Flat first: strides of dimensions of size 1 are anything, and a view of other elements minds them.
-    eights = fires.flatten().view(torch.int64).view(*fires.shape[:-1], -1)
-    packed = eights.mul(GATHER).bitwise_right_shift_(56).to(torch.uint8)
-    return packed if out is None else out.copy_(packed)
-
-
 def unpack_channels(packed: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
     """The spikes `[..., C]`, as 0 and 1 in `dtype`, of the bytes `packed` `[..., ceil(C / 8)]`."""
     table = _spread(packed.device, dtype)
     if use_triton(table):
-        from lrfdyn.ops.channel_bits.triton import unpack_channels_triton
+        from lrfdyn.ops.bits_triton import unpack_channels_triton
 
         return unpack_channels_triton(packed, channels, dtype)
-    spread = torch.nn.functional.embedding(packed.int(), table).flatten(-2)
-    return spread if spread.shape[-1] == channels else spread[..., :channels]
+    return F.embedding(packed.int(), table).flatten(-2)[..., :channels]
 
 
 def pack_integers(codes: Tensor, out: Tensor) -> None:

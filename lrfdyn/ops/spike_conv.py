@@ -14,7 +14,7 @@ from lrfdyn.ops.gradient_memory import learn_reference_counts, may_overwrite
 __all__ = ["spike_conv"]
 
 
-def _channels_last(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
     """`[T, B, C, H, W]` in the memory of `[T, B, H, W, C]`: itself where it is so."""
     rows = x.permute(0, 1, 3, 4, 2)
     return x if rows.is_contiguous() else rows.contiguous().permute(0, 1, 4, 2, 3)
@@ -33,15 +33,14 @@ class _SpikeConv(torch.autograd.Function):
     ) -> Any:  # fmt: skip
         learn_reference_counts()
         ctx.set_materialize_grads(False)  # a shortcut that nobody took has no gradient
-        given, x = x, _channels_last(x)
+        given, x = x, channels_last(x)
+        # Pointwise is a matrix product in channels-last memory. But in float32 the library may compute convolutions in
+        # TF32, not matrix products: then it is several times as fast, and equal to the plain layer.
         pointwise = weight.shape[2:] == (1, 1) and set(stride) == {1} and set(padding) == {0} and groups == 1
-        # In float32 the library may compute convolutions in TF32, but not matrix products: then it is several times as
-        # fast, and equal to the plain layer.
         pointwise = pointwise and not (x.is_cuda and x.dtype == torch.float32 and torch.backends.cudnn.allow_tf32)
         ctx.save_for_backward(x if packed is None else packed, weight)
         ctx.given = (x.shape, x.stride(), x.dtype, packed is not None, pointwise, stride, padding, groups)
         if pointwise:
-            # A matrix product in channels-last memory.
             y = (_rows(x) @ weight.flatten(1).T).view(*x.shape[:2], *x.shape[3:], -1).permute(0, 1, 4, 2, 3)
         else:
             y = F.conv2d(x.flatten(0, 1), weight, None, stride, padding, groups=groups).unflatten(0, x.shape[:2])
@@ -56,13 +55,13 @@ class _SpikeConv(torch.autograd.Function):
         mine = other is not None and may_overwrite(grads[1])
         if grads[0] is None:
             return other, None, None, None, None, None, None
-        grad = _channels_last(grads[0])
+        grad = channels_last(grads[0])
         for_x, _, for_weight = ctx.needs_input_grad[:3]
+        grad_x = grad_weight = None
         if packed and (for_weight or not pointwise):
-            from lrfdyn.ops.spike_conv.triton import unpack_steps
+            from lrfdyn.ops.bits_triton import unpack_steps
 
             saved = unpack_steps(saved, shape[0], dtype)
-        grad_x = grad_weight = None
         if pointwise:
             rows, matrix = _rows(grad), weight.flatten(1)
             if for_weight:
@@ -100,8 +99,7 @@ def spike_conv(
     - `x`: `[T, B, C, H, W]`, best in channels-last memory.
     - `weight`: `[D, C / groups, kernel, kernel]`.
     - `stride`, `padding`, `groups`: As in `torch.nn.functional.conv2d`.
-    - `packed`: `[B, C, H, W]` bytes, bit t for time step t of binary `x`: kept for the backward pass instead of
-      `x`.
+    - `packed`: `[B, C, H, W]` bytes, bit t for time step t of binary `x`: kept for the backward pass instead of `x`.
     - `fork`: Whether `x` is a second output, for a shortcut around the layers that follow: the gradient of the
       shortcut is then added inside the product that makes the gradient of `x`.
 

@@ -1,4 +1,4 @@
-"""Spikes to bits over channels and back, in one pass over memory each."""
+"""Spikes to bits and back, in one pass over memory each; see `bits.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 256  # bytes per program, eight spikes each
+from lrfdyn.ops.tiles_triton import block_of_program, spike_values
+
+# Bytes per program, over channels and over time steps.
+BLOCK, STEP_BLOCK = 256, 2048
 
 
 @triton.jit
@@ -54,7 +57,6 @@ def _frames(x: Tensor) -> Tensor:
 
 
 def pack_channels_triton(spikes: Tensor, out: Tensor | None = None) -> Tensor:
-    """Bytes `[..., ceil(C / 8)]` of `spikes` `[..., C]`. Rows of `out` must follow each other without a gap."""
     given = _frames(spikes)
     outer, frames, n, channels = given.shape
     if out is None:
@@ -68,7 +70,6 @@ def pack_channels_triton(spikes: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def unpack_channels_triton(packed: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
-    """The spikes `[..., C]` of the bytes `packed` `[..., ceil(C / 8)]`."""
     out = torch.empty(*packed.shape[:-1], channels, dtype=dtype, device=packed.device)
     given = _frames(packed)
     outer, frames, n, width = given.shape
@@ -76,3 +77,22 @@ def unpack_channels_triton(packed: Tensor, channels: int, dtype: torch.dtype) ->
         given, out, n, frames, *given.stride(), C=channels, WIDTH=width, BLOCK=BLOCK
     )
     return out
+
+
+@triton.jit
+def _unpack_steps(packed, out, n, T: tl.constexpr, BLOCK: tl.constexpr):
+    start, at, mask = block_of_program(n, BLOCK)
+    bits = tl.load(packed + start + at, mask=mask, other=0)
+    out += start
+    for t in tl.static_range(T):
+        tl.store(out + at, spike_values(bits, t, True).to(out.dtype.element_ty), mask=mask)
+        out += n
+
+
+def unpack_steps(packed: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """Spikes `[T, B, C, H, W]` of one byte per neuron, `[B, C, H, W]`, both in channels-last memory."""
+    rows = packed.permute(0, 2, 3, 1).contiguous()
+    out = torch.empty(steps, *rows.shape, dtype=dtype, device=packed.device)
+    n = rows.numel()
+    _unpack_steps[(triton.cdiv(n, STEP_BLOCK),)](rows, out, n, T=steps, BLOCK=STEP_BLOCK)
+    return out.permute(0, 1, 4, 2, 3)
