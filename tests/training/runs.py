@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lrfdyn.files import read_json_lines
-from lrfdyn.io import checkpoints
+from lrfdyn.io.weights import list_checkpoints, read_checkpoint
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.logs import Reporter
 from lrfdyn.training.recipes import dump_yaml, merge, parse_config
@@ -49,7 +49,7 @@ def train(config: TrainConfig, out: Path, **options: Any) -> dict[str, Any]:
 
 def final_state(out: Path) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
     """Tensors, JSON and log at the end of a run, without what a clock said."""
-    tensors, meta = checkpoints.read_checkpoint(checkpoints.list_checkpoints(out / "checkpoints")[0])
+    tensors, meta = read_checkpoint(list_checkpoints(out / "checkpoints")[0])
     log = [{k: v for k, v in record.items() if k not in TIMES} for record in read_json_lines(out / "log.jsonl")]
     return tensors, {k: v for k, v in meta.items() if k not in TIMES}, log
 

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("accelerate")
 from lrfdyn.errors import LrfdynError
-from lrfdyn.io.checkpoints import list_checkpoints
+from lrfdyn.io.weights import list_checkpoints
 from lrfdyn.training.processes import keep_numbers
 from tests.training.runs import assert_same_end, final_state, launch, tiny, train, write_recipe
 

@@ -14,7 +14,7 @@ import pytest
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json_lines
-from lrfdyn.io import checkpoints
+from lrfdyn.io.weights import list_checkpoints
 from lrfdyn.training.logs import Reporter
 from lrfdyn.training.processes import TIME_IS_UP, Stop, Stopped
 from tests.data.make import write_folder
@@ -56,7 +56,7 @@ def test_a_stop_loses_nothing(step, whole, tmp_path):
     with pytest.raises(Stopped, match=f"stopped at step {step} of 22 .the time is up.; .* --resume auto") as stopped:
         train(tiny(**RARELY), tmp_path, stop=stop, reporter=Clock(stop))
     assert stopped.value.code == 0
-    assert [p.name for p in checkpoints.list_checkpoints(tmp_path / "checkpoints")] == [f"step-{step:09d}.safetensors"]
+    assert [p.name for p in list_checkpoints(tmp_path / "checkpoints")] == [f"step-{step:09d}.safetensors"]
     assert not (tmp_path / "summary.json").exists()
     train(tiny(**RARELY), tmp_path, resume="auto")
     assert_same_end(tmp_path, whole)
@@ -83,7 +83,7 @@ def test_signal_from_outside(whole, tmp_path):
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGTERM
     assert "(SIGTERM); the same command with --resume auto goes on" in said
-    assert checkpoints.list_checkpoints(out / "checkpoints")
+    assert list_checkpoints(out / "checkpoints")
     assert main(command) == 0  # here, since another process would take seconds to start
     assert_same_end(out, whole)
 
@@ -116,7 +116,7 @@ def test_workers_do_not_die_of_a_signal_to_all(tmp_path):
     os.killpg(process.pid, signal.SIGTERM)
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGTERM, said
-    assert len(checkpoints.list_checkpoints(out / "checkpoints")) == 1
+    assert len(list_checkpoints(out / "checkpoints")) == 1
 
 
 def test_minutes_on_the_command_line(tmp_path, capsys):
