@@ -7,39 +7,16 @@ import io
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
-from lrfdyn.commands import (
-    analyze,
-    evaluate,
-    export,
-    figure_segmentation,
-    models,
-    predict,
-    profile,
-    recipes,
-    reproduce,
-    sweep,
-    theory,
-    train,
-)
 from lrfdyn.errors import LrfdynError, unknown_name
 from lrfdyn.version import __version__
 
-COMMANDS = {
-    "reproduce": reproduce,
-    "models": models,
-    "recipes": recipes,
-    "train": train,
-    "sweep": sweep,
-    "evaluate": evaluate,
-    "figure-segmentation": figure_segmentation,
-    "analyze": analyze,
-    "theory": theory,
-    "profile": profile,
-    "export": export,
-    "predict": predict,
-}
+COMMANDS = (
+    "reproduce", "models", "recipes", "train", "sweep", "evaluate", "figure-segmentation", "analyze", "theory",
+    "profile", "export", "predict",
+)  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,14 +36,10 @@ def build_parser() -> Parser:
     parser = Parser(prog="lrfdyn", description="Spiking vision transformers with neural dynamics self-attention.")
     parser.add_argument("--version", action="version", version=f"lrfdyn {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in COMMANDS.items():
+    for name in COMMANDS:
+        module = import_module(f"lrfdyn.commands.{name.replace('-', '_')}")
         doc = (module.__doc__ or "").strip()
-        sub = commands.add_parser(
-            name,
-            help=doc.splitlines()[0],
-            description=doc,
-            formatter_class=HelpFormatter,
-        )
+        sub = commands.add_parser(name, help=doc.splitlines()[0], description=doc, formatter_class=HelpFormatter)
         module.add_arguments(sub)
         sub.set_defaults(run=module.run, options=list(sub._option_string_actions))
     return parser
@@ -76,16 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold letters that its encoding lacks
     warnings.formatwarning = lambda message, *_: f"lrfdyn: {message}\n"  # not the line of code that it is from
-    arguments, unknown = build_parser().parse_known_args(argv)
+    args, unknown = build_parser().parse_known_args(argv)
     try:
         if unknown:
-            raise unknown_name("option", unknown[0].partition("=")[0], arguments.options)
-        return arguments.run(arguments) or 0  # a command may end with an exit code of its own
+            raise unknown_name("option", unknown[0].partition("=")[0], args.options)
+        return args.run(args) or 0  # a command may end with an exit code of its own
     except LrfdynError as error:
-        print(f"lrfdyn {arguments.command}: error: {error}", file=sys.stderr)
+        print(f"lrfdyn {args.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\nlrfdyn {arguments.command}: interrupted", file=sys.stderr)
+        print(f"\nlrfdyn {args.command}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of a pipe went away
         sys.stderr.close()

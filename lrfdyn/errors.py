@@ -46,11 +46,10 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_integer(name: str, value: object, minimum: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise LrfdynError(f"{name}: expected an integer >= {minimum}, got {value!r}")
+    integer = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+    require(integer, f"{name}: expected an integer >= {minimum}, got {value!r}")
 
 
 def require_integers(name: str, values: object) -> None:
     integers = isinstance(values, Sequence) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
-    if not integers:
-        raise LrfdynError(f"{name}: expected a sequence of integers, got {values!r}")
+    require(integers, f"{name}: expected a sequence of integers, got {values!r}")

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent."""
+"""Files that are either whole or absent, folders, and the error stream."""
 
 from __future__ import annotations
 
@@ -26,21 +26,17 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _flush_folder(path.parent)
+        with suppress(OSError), _opened(path.parent) as folder:  # some file systems cannot do this and need not
+            os.fsync(folder)  # the new name survives the machine too
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _flush_folder(path: Path) -> None:
-    """The new name survives the machine too; some file systems cannot do this and need not."""
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
+        yield handle
     finally:
         os.close(handle)
 
@@ -64,13 +60,11 @@ def write_json(path: Path, value: Any) -> None:
 
 def finite(value: Any) -> Any:
     """`value` with null for the numbers that JSON does not have (nan, inf)."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Path, argument: str) -> Any:
@@ -82,13 +76,11 @@ def read_json(path: Path, argument: str) -> Any:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a file of JSON lines; one that was cut short is left out, and without a file there are
-    none."""
+    """The whole records of a file of JSON lines, which need not be there; one that was cut short is left out."""
     records = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError):
-                records.append(json.loads(line))
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            records.append(json.loads(line))
     return records
 
 
@@ -96,21 +88,16 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 def sole_user(path: Path) -> Iterator[None]:
     """Makes the folder, and keeps it from other processes that ask for it in this way. The system ends the claim with
     the process, however that ends; file systems without locks do not protect."""
-    writable_folder(path, "out")
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        import fcntl
+    with _opened(writable_folder(path, "out")) as handle:
+        try:
+            import fcntl
 
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise LrfdynError(f"out: another process is using {path}; wait for it, or take another folder") from None
-    except (ImportError, OSError):
-        pass
-    try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LrfdynError(f"out: another process is using {path}; wait for it, or take another folder") from None
+        except (ImportError, OSError):
+            pass
         yield
-    finally:
-        os.close(handle)
 
 
 def writable_folder(path: Path, argument: str) -> Path:
@@ -122,3 +109,16 @@ def writable_folder(path: Path, argument: str) -> Path:
     except OSError as error:
         raise LrfdynError(f"{argument}: cannot write in the folder {path} ({error.strerror})") from None
     return path
+
+
+@contextmanager
+def discard_stderr() -> Iterator[None]:
+    """Discards what is written to the error stream of the process, by libraries in C too."""
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

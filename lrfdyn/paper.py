@@ -12,18 +12,6 @@ class Row(NamedTuple):
     accuracy: float
 
 
-class SegmentationRow(NamedTuple):
-    """A model of the segmentation table: millions of parameters as they are printed, backbone + head where they are
-    apart, and mIoU in percent. `model` and `attention` are ours of the same row."""
-
-    name: str
-    model: str
-    attention: str | None
-    parameters: str
-    time_steps: int
-    miou: float
-
-
 # ImageNet-1k, by model and method: "base" is the host as published, with its own attention or none.
 IMAGENET: dict[str, dict[str, Row]] = {
     "spikformer_8_512": {"base": Row(29.68, 73.38), "lrf_ssa": Row(29.71, 74.62), "lrf_dyn": Row(29.71, 74.51)},
@@ -47,18 +35,19 @@ TABLE3 = {
     "causal SSA": (74.30, 75.30, 76.20, 76.50),
 }
 
-# ADE20K, 150 classes.
-SEGMENTATION = (
-    SegmentationRow("ResNet-18", "timm/resnet18", None, "15.5", 1, 32.9),
-    SegmentationRow("ResNet-50", "timm/resnet50", None, "28.5", 1, 36.7),
-    SegmentationRow("PVT-Small", "timm/pvt_v2_b2", None, "28.2", 1, 39.8),
-    SegmentationRow("PVT-Medium", "timm/pvt_v2_b3", None, "48.0", 1, 41.6),
-    SegmentationRow("SDT-V3-S", "sdt_v3_s", "ssa", "5.1 + 1.4", 4, 33.6),
-    SegmentationRow("SDT-V3-L", "sdt_v3_l", "ssa", "18.99 + 1.4", 4, 41.3),
-    SegmentationRow("SDT-V3-S, LRF-SSA", "sdt_v3_s", "lrf_ssa", "5.1 + 1.4", 4, 36.2),
-    SegmentationRow("SDT-V3-L, LRF-SSA", "sdt_v3_l", "lrf_ssa", "10.0 + 1.4", 4, 43.5),
-    SegmentationRow("SDT-V3-S, LRF-Dyn", "sdt_v3_s", "lrf_dyn", "5.24 + 1.4", 4, 36.3),
-    SegmentationRow("SDT-V3-L, LRF-Dyn", "sdt_v3_l", "lrf_dyn", "19.25 + 1.4", 4, 43.1),
-)
+# ADE20K, 150 classes, by our model and attention: name, millions of parameters as printed (backbone + head where they
+# are apart), time steps, and mIoU in percent.
+SEGMENTATION: dict[tuple[str, str | None], tuple[str, str, int, float]] = {
+    ("timm/resnet18", None): ("ResNet-18", "15.5", 1, 32.9),
+    ("timm/resnet50", None): ("ResNet-50", "28.5", 1, 36.7),
+    ("timm/pvt_v2_b2", None): ("PVT-Small", "28.2", 1, 39.8),
+    ("timm/pvt_v2_b3", None): ("PVT-Medium", "48.0", 1, 41.6),
+    ("sdt_v3_s", "ssa"): ("SDT-V3-S", "5.1 + 1.4", 4, 33.6),
+    ("sdt_v3_l", "ssa"): ("SDT-V3-L", "18.99 + 1.4", 4, 41.3),
+    ("sdt_v3_s", "lrf_ssa"): ("SDT-V3-S, LRF-SSA", "5.1 + 1.4", 4, 36.2),
+    ("sdt_v3_l", "lrf_ssa"): ("SDT-V3-L, LRF-SSA", "10.0 + 1.4", 4, 43.5),
+    ("sdt_v3_s", "lrf_dyn"): ("SDT-V3-S, LRF-Dyn", "5.24 + 1.4", 4, 36.3),
+    ("sdt_v3_l", "lrf_dyn"): ("SDT-V3-L, LRF-Dyn", "19.25 + 1.4", 4, 43.1),
+}
 
 MEMORY_SAVED = 49.4  # percent of the memory of inference

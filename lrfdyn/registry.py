@@ -1,8 +1,5 @@
-"""Things by name: attentions, models, data sets and tasks, those of other packages included.
-
-A package adds its own by an entry point of the group `lrfdyn.plugins` that names a module; importing that module runs
-its `register_...` decorators.
-"""
+"""Things by name: attentions, models, data sets and tasks, those of other packages included: modules that an entry
+point of the group `lrfdyn.plugins` names and whose import runs their `register_...` decorators."""
 
 from __future__ import annotations
 
@@ -13,32 +10,21 @@ from typing import TypeVar
 
 from lrfdyn.errors import first_line, require, unknown_name
 
-PLUGIN_GROUP = "lrfdyn.plugins"
 Item = TypeVar("Item")
-_loaded = False
+_plugins = iter(entry_points(group="lrfdyn.plugins"))  # every call goes on with those that are left
 
 
 def load_plugins() -> None:
     """Imports what installed packages offer, once; a package that cannot be imported is a warning, not an error."""
-    global _loaded
-    if _loaded:
-        return
-    _loaded = True  # before the imports: a plugin may look up names itself
-    for point in entry_points(group=PLUGIN_GROUP):
+    for point in _plugins:
         try:
             point.load()
         except Exception as error:  # another package's, so anything
             warnings.warn(f"plugin {point.name!r} ({point.value}) is left out: {first_line(error)}", stacklevel=2)
 
 
-def _place(item: object) -> tuple[str, str] | None:
-    """Where a class or function is defined."""
-    return (item.__module__, item.__qualname__) if hasattr(item, "__qualname__") else None
-
-
 class Registry(Mapping[str, Item]):
-    """A mapping from names to `what` they stand for, in the order of registration. An unknown name is an error that
-    lists the near matches."""
+    """A mapping from names to `what` they stand for. An unknown name is an error that lists the near matches."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -47,10 +33,12 @@ class Registry(Mapping[str, Item]):
     def add(self, name: str, item: Item) -> Item:
         """Makes `item` known as `name`, which must be free, and returns it."""
         require(isinstance(name, str) and bool(name), f"{self.what}: expected a name, got {name!r}")
-        known = self._items.get(name, item)
-        # A module that is loaded again brings the same thing again.
-        same = known is item or _place(known) == _place(item) is not None
-        require(same, f"{self.what}: the name {name!r} is taken")
+        # A module that is loaded again brings the same class or function again.
+        known, new = (
+            (getattr(thing, "__module__", None), getattr(thing, "__qualname__", thing))
+            for thing in (self._items.get(name, item), item)
+        )
+        require(known == new, f"{self.what}: the name {name!r} is taken")
         self._items[name] = item
         return item
 

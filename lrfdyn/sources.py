@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,19 @@ from torch import Tensor, nn
 from lrfdyn.attention import attention_options
 from lrfdyn.errors import LrfdynError, near_names, require
 from lrfdyn.files import read_json, read_json_lines
-from lrfdyn.io.checkpoints import list_checkpoints, model_weights, newest_checkpoint, read_checkpoint
 from lrfdyn.io.hub import CONFIG_FILE, REPO_ID, WEIGHTS_FILE, build_trained
-from lrfdyn.io.weights import check_fit, load_tensors
+from lrfdyn.io.weights import check_fit, find_checkpoint, list_checkpoints, load_tensors, model_weights, read_checkpoint
 from lrfdyn.models import SpikingModel, create_model, list_models
 from lrfdyn.models.registry import model_class
 
 EXPORTED = {"onnx": ".onnx", "executorch": ".pte"}  # runtimes and the endings of their files
 PAPER_ORDER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")  # reference, base, ours
-RECIPE_FILE = "recipe.yaml"  # of a run
 WEIGHTS_ENDING = ".safetensors"
 
 
 @dataclass(frozen=True)
 class Source:
-    """One model that `find_source` has found. Its weights are read by `load` and `weights`.
+    """One model that `find_source` has found; `load` and `weights` read it.
 
     `kind` is "name", "hub", "saved" (a folder of `save_pretrained`), "weights", "checkpoint", "onnx" or "executorch".
     `run` is the folder of the run that it is part of; `seed`, `accuracy` (0 to 1), `curve` (a record per epoch) and
@@ -62,7 +61,7 @@ class Source:
     @property
     def recipe(self) -> Path | None:
         """The recipe.yaml of its run."""
-        path = None if self.run is None else self.run / RECIPE_FILE
+        path = None if self.run is None else self.run / "recipe.yaml"
         return path if path is not None and path.is_file() else None
 
     def load(self, seed: int = 0) -> SpikingModel:
@@ -79,8 +78,7 @@ class Source:
             return build_trained(config, tensors, self.path, self.path, host=SpikingModel)
 
     def weights(self, raw: bool = False) -> dict[str, Tensor]:
-        """The trained weights by name. Of a checkpoint they are the moving average where it has one, or with `raw`
-        the weights themselves."""
+        """The trained weights by name; of a checkpoint its moving average where it has one, unless `raw`."""
         require(self.trained, f"{self.argument}: {self.origin} names a model without weights; expected a trained one")
         with self._errors():
             return self.load().state_dict() if self.kind == "hub" else self._read(raw)[0]
@@ -93,10 +91,8 @@ class Source:
 
     def _read(self, raw: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and the configuration of their model."""
-        require(
-            self.kind not in EXPORTED,
-            f"source: {self.origin} is an exported file, which lrfdyn predict runs; expected the model it was made of",
-        )
+        exported = f"{self.origin} is an exported file, which lrfdyn predict runs; expected the model it was made of"
+        require(self.kind not in EXPORTED, f"source: {exported}")
         if self.kind == "checkpoint":
             tensors, meta = read_checkpoint(self.path)
             return model_weights(tensors, raw), meta.get("model_config", {})
@@ -111,20 +107,11 @@ class Source:
             raise LrfdynError(re.sub(r"^source:", f"{self.argument}:", str(error))) from error
 
 
-Say = Callable[[str], None]
-
-
-def say_on_stderr(message: str) -> None:
-    print(message, file=sys.stderr)
-
-
-def find_source(
-    text: str | os.PathLike[str], argument: str = "model", say: Say = say_on_stderr, **options: Any
-) -> Source:
+def find_source(text: str | os.PathLike[str], argument: str = "model", **options: Any) -> Source:
     """Finds the one model that a path or name stands for; several in a folder are an error that names one of them.
 
-    `argument` is what errors call the text, and `say` hears of a run that has not ended, whose newest whole checkpoint
-    is taken. `options` are those of `create_model` and go with the name of a model.
+    `argument` is what errors call the text. Of a run that has not ended the newest whole checkpoint is taken, which is
+    said on the error stream. `options` are those of `create_model`, None for its default, for the name of a model.
 
         model = find_source("runs/cifar100").load()
         model = find_source("spikformer_4_384:lrf_dyn", num_classes=10).load(seed=1)
@@ -133,93 +120,82 @@ def find_source(
     inner = _models_in(path)
     if inner:
         require(len(inner) == 1, f"{argument}: {origin} holds {len(inner)} models; name one, such as {inner[0]}")
-        return find_source(inner[0], argument, say, **options)
-    if path.is_dir():
-        source = _find_folder(origin, path, argument, say)
-    elif path.exists():
-        source = _find_file(origin, path, argument, say)
-    else:
-        source = _find_name(origin, path, argument)
-    if options:
-        names = ", ".join(options)
-        require(not source.trained, f"{names}: only for the name of a model, whose weights are random; got {origin}")
-    return replace(source, options={**source.options, **options})
+        return find_source(inner[0], argument, **options)
+    find = _find_folder if path.is_dir() else _find_file if path.exists() else _find_name
+    source = replace(find(origin, path, argument), argument=argument)
+    given = {key: value for key, value in options.items() if value is not None}
+    untrained = not given or not source.trained
+    require(untrained, f"{', '.join(given)}: only for the name of a model, whose weights are random; got {origin}")
+    return replace(source, options={**source.options, **given})
 
 
-def find_sources(text: str | os.PathLike[str], argument: str = "model", say: Say = say_on_stderr) -> list[Source]:
+def find_sources(text: str | os.PathLike[str]) -> list[Source]:
     """Finds all models that a path or name stands for: those of the runs in the folder of a sweep or of `lrfdyn
     reproduce`, runs without a checkpoint left out, else the one that `find_source` finds."""
-    return [find_source(path, argument, say) for path in _models_in(Path(text).expanduser()) or [Path(text)]]
+    return [find_source(path) for path in _models_in(Path(text).expanduser()) or [Path(text)]]
 
 
-def _is_model(path: Path) -> bool:
-    """Whether a path is a run with a model or a checkpoint, the checkpoints of one, a saved model or a weight file."""
-    saved = any((path / inner).is_file() for inner in (CONFIG_FILE, f"model/{CONFIG_FILE}"))
-    checkpoints = list_checkpoints(path) or list_checkpoints(path / "checkpoints")
-    return saved or path.suffix == WEIGHTS_ENDING or bool(checkpoints)
+def _folders(path: Path) -> tuple[Path, ...]:
+    """Where a model or checkpoints can be: in a folder, or in the parts of a run."""
+    return (path, path / "model", path / "checkpoints")
 
 
 def _models_in(folder: Path) -> list[Path]:
     """The models in a folder that is none itself, in the paper's order."""
-    places = [place for place in (folder / "runs", folder) if place.is_dir()]
-    if not places or _is_model(folder):
+
+    def is_model(path: Path) -> bool:
+        found = ((inner / CONFIG_FILE).is_file() or list_checkpoints(inner) for inner in _folders(path))
+        return path.suffix == WEIGHTS_ENDING or any(found)
+
+    def paper_order(path: Path) -> tuple[int, str]:
+        kind = path.stem.rpartition("-seed")[0]
+        return (*PAPER_ORDER, kind).index(kind), path.stem
+
+    if not folder.is_dir() or is_model(folder):
         return []
-    found = ([path for path in place.iterdir() if _is_model(path)] for place in places)
-    return sorted(next(filter(None, found), []), key=_paper_order)
+    found = (list(filter(is_model, folder.glob(inner))) for inner in ("runs/*", "*"))
+    return sorted(next(filter(None, found), []), key=paper_order)
 
 
-def _paper_order(path: Path) -> tuple[int, str]:
-    kind = path.stem.rpartition("-seed")[0]
-    return (PAPER_ORDER.index(kind) if kind in PAPER_ORDER else len(PAPER_ORDER), path.stem)
-
-
-def _find_folder(origin: str, path: Path, argument: str, say: Say) -> Source:
-    for folder, run in ((path, path.parent), (path / "model", path)):
+def _find_folder(origin: str, path: Path, argument: str) -> Source:
+    say = partial(print, file=sys.stderr)
+    for folder in _folders(path):
         if (folder / CONFIG_FILE).is_file():
-            facts = _training_facts(run) if folder.name == "model" else {}
-            return Source(origin, "saved", folder / WEIGHTS_FILE, argument, **facts)
-    run = path.parent if list_checkpoints(path) else path
-    found = newest_checkpoint(run / "checkpoints", say)
-    if found is None:
-        raise LrfdynError(f"{argument}: {origin} holds no model: no {CONFIG_FILE}, {WEIGHTS_ENDING} file or checkpoint")
-    if run == path:
-        say(f"{argument}: {origin} is a run that has not ended; its newest checkpoint is taken, {found[0].name}")
-    return Source(origin, "checkpoint", found[0], argument, **_training_facts(run))
+            facts = _training_facts(folder.parent) if folder.name == "model" else {}
+            return Source(origin, "saved", folder / WEIGHTS_FILE, **facts)
+        found = find_checkpoint(folder, say)
+        if found is not None:
+            if folder != path:
+                say(f"{argument}: {origin} is a run that has not ended; its newest checkpoint is taken, {found.name}")
+            return Source(origin, "checkpoint", found, **_training_facts(folder.parent))
+    raise LrfdynError(f"{argument}: {origin} holds no model: no {CONFIG_FILE}, {WEIGHTS_ENDING} file or checkpoint")
 
 
 def _training_facts(run: Path) -> dict[str, Any]:
     """What a run says of itself."""
     summary = read_json(run / "summary.json", "model") if (run / "summary.json").is_file() else {}
+
+    def accuracy(record: dict[str, Any]) -> float | None:
+        return None if record.get("top1") is None else record["top1"] / 100
+
     curve = [
-        {
-            "epoch": record["epoch"],
-            "train_loss": record.get("train_loss"),
-            "test_loss": record.get("test_loss"),
-            "test_accuracy": None if record.get("top1") is None else record["top1"] / 100,
-        }
-        for record in read_json_lines(run / "log.jsonl")
-        if record.get("kind") == "epoch"
+        {"epoch": r["epoch"], **{key: r.get(key) for key in ("train_loss", "test_loss")}, "test_accuracy": accuracy(r)}
+        for r in read_json_lines(run / "log.jsonl")
+        if r.get("kind") == "epoch"
     ]
-    accuracy = None if summary.get("top1") is None else summary["top1"] / 100
-    seconds = summary.get("wall_s")
-    return {"run": run, "seed": summary.get("seed"), "accuracy": accuracy, "curve": curve, "train_seconds": seconds}
+    facts = {"accuracy": accuracy(summary), "train_seconds": summary.get("wall_s")}
+    return {"run": run, "seed": summary.get("seed"), "curve": curve, **facts}
 
 
-def _find_file(origin: str, path: Path, argument: str, say: Say) -> Source:
-    for kind, ending in EXPORTED.items():
-        if path.suffix == ending:
-            return Source(origin, kind, path, argument)
-    endings = ", ".join((WEIGHTS_ENDING, *EXPORTED.values()))
-    require(
-        path.suffix == WEIGHTS_ENDING,
-        f"{argument}: expected a folder, a file that ends in {endings}, or the name of a model, got {origin}",
-    )
+def _find_file(origin: str, path: Path, argument: str) -> Source:
+    kinds = {WEIGHTS_ENDING: "weights", **{ending: kind for kind, ending in EXPORTED.items()}}
+    expected = f"expected a folder, a file that ends in {', '.join(kinds)}, or the name of a model"
+    require(path.suffix in kinds, f"{argument}: {expected}, got {origin}")
     if path.name == WEIGHTS_FILE and path.with_name(CONFIG_FILE).is_file():
-        return _find_folder(origin, path.parent, argument, say)
-    _, meta = load_tensors(path)
-    if "checksum" in meta:
-        return Source(origin, "checkpoint", path, argument, run=path.parent.parent)
-    return Source(origin, "weights", path, argument)
+        return _find_folder(origin, path.parent, argument)
+    if path.suffix == WEIGHTS_ENDING and "checksum" in load_tensors(path)[1]:
+        return Source(origin, "checkpoint", path, run=path.parent.parent)
+    return Source(origin, kinds[path.suffix], path)
 
 
 def _find_name(origin: str, path: Path, argument: str) -> Source:
@@ -230,13 +206,14 @@ def _find_name(origin: str, path: Path, argument: str) -> Source:
             attention_options(kind)  # an unknown kind is an error
             has_one = "attention" in model_class(name).options()
             require(has_one, f"{argument}: {name} has no attention, got {origin!r}")
-        return Source(origin, "name", argument=argument, options={"attention": kind} if kind else {})
+        return Source(origin, "name", options={"attention": kind} if kind else {})
     is_file = path.suffix in (WEIGHTS_ENDING, *EXPORTED.values())
     if origin.count("/") == 1 and REPO_ID.fullmatch(origin) and not is_file and not path.parent.is_dir():
-        return Source(origin, "hub", path, argument)
+        return Source(origin, "hub", path)
     if is_file or "/" in origin:
         near = get_close_matches(path.name, [other.name for other in path.parent.glob("*")])
         hint = f"; did you mean {' or '.join(str(path.with_name(other)) for other in near)}?" if near else ""
         raise LrfdynError(f"{argument}: no such file or folder: {origin}{hint}")
-    near_models = near_names(name, list_models())
-    raise LrfdynError(f"{argument}: {origin!r} is no file or folder here and no model; {near_models}")
+    raise LrfdynError(
+        f"{argument}: {origin!r} is no file or folder here and no model; {near_names(name, list_models())}"
+    )

@@ -10,7 +10,6 @@ import torch
 
 import lrfdyn
 from lrfdyn.cli import main
-from lrfdyn.commands.reproduce import one_thread
 
 HOST = "{dim: 8, heads: 1, depth: 1}"
 SMALL = ["--model.options", HOST, "--model.time_steps", "1", "--run.batch_size", "256", "--seeds", "0,1"]
@@ -60,7 +59,13 @@ def test_everything_is_written(finished):
 
 def test_second_call_trains_nothing_again(finished, capsys):
     before = {p: p.stat().st_mtime_ns for p in finished.glob("runs/*/*")}
-    assert main(["reproduce", "--out", str(finished), "--figures", "none", *SMALL]) == 0
+    torch.set_num_threads(2)
+    try:
+        assert main(["reproduce", "--out", str(finished), "--figures", "none", *SMALL]) == 0
+        assert torch.get_num_threads() == 2, "as it was; measured is with one"
+    finally:
+        torch.set_num_threads(1)
+    assert json.loads((finished / "results.json").read_text())["machine"]["threads"] == 1
     assert before == {p: p.stat().st_mtime_ns for p in finished.glob("runs/*/*")}
     assert "LRF-Dyn" in capsys.readouterr().out
 
@@ -72,16 +77,6 @@ def test_other_settings_are_refused_and_nothing_is_lost(finished, capsys):
     assert "out:" in error
     assert "schedule.epochs: 2 there, 3 here" in error
     assert sorted(p.name for p in finished.rglob("*")) == before
-
-
-def test_measures_with_one_thread():
-    torch.set_num_threads(2)
-    try:
-        with one_thread():
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(

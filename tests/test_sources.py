@@ -14,8 +14,7 @@ from PIL import Image
 from lrfdyn.cli import main
 from lrfdyn.deploy.export.write import export_model
 from lrfdyn.errors import LrfdynError
-from lrfdyn.io.checkpoints import list_checkpoints
-from lrfdyn.io.weights import load_tensors, save_tensors
+from lrfdyn.io.weights import list_checkpoints, load_tensors, save_tensors
 from lrfdyn.segmentation.model import create_segmenter, load_backbone
 from lrfdyn.sources import find_source, find_sources
 from lrfdyn.training.trainer import Trainer
@@ -160,23 +159,20 @@ def test_backbone_of_a_segmenter(path):
 
 
 def test_a_run_that_has_not_ended_says_so(capsys):
-    said = []
-    source = find_source("begun", say=said.append)
-    assert said == [
-        "model: begun is a run that has not ended; its newest checkpoint is taken, step-000000011.safetensors"
-    ]
+    source = find_source("begun")
+    said = "model: begun is a run that has not ended; its newest checkpoint is taken, step-000000011.safetensors\n"
+    assert capsys.readouterr().err == said
     assert (source.seed, source.accuracy, len(source.curve)) == (None, None, 1)
     assert main(["predict", "x.png", "--model", "begun"]) == 0
     assert "begun is a run that has not ended" in capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys):
     shutil.copytree("begun", tmp_path / "run")
     newest, older = list_checkpoints(tmp_path / "run" / "checkpoints")
     newest.write_bytes(newest.read_bytes()[:-9])
-    said = []
-    assert find_source(tmp_path / "run", say=said.append).path == older
-    assert "falling back to the one before" in said[0]
+    assert find_source(tmp_path / "run").path == older
+    assert "falling back to the one before" in capsys.readouterr().err.splitlines()[0]
 
 
 def test_what_a_run_knows_of_its_training():

@@ -18,7 +18,6 @@ ORDER = ("ssa", "lrf_ssa", "lrf_dyn")
 
 def parameters() -> str:
     """Backbone and head of every recipe, in millions, next to the paper's."""
-    paper = {(row.model, row.attention): row.parameters for row in SEGMENTATION}
 
     def order(row: dict[str, Any]) -> tuple[Any, ...]:
         """The ANNs, then ours by size and attention."""
@@ -36,7 +35,7 @@ def parameters() -> str:
                 name,
                 attention_label(row["attention"]) if row["attention"] else "",
                 *counts,
-                paper.get((row["model"], row["attention"]), ""),
+                SEGMENTATION.get((row["model"], row["attention"]), ("", ""))[1],
                 stride_2,
             ]
         )
@@ -87,7 +86,7 @@ def class_ious(path: Path) -> list[float]:
 
 
 def paper() -> str:
-    rows = [[row.name, row.parameters, str(row.time_steps), f"{row.miou:.1f}"] for row in SEGMENTATION]
+    rows = [[name, count, str(steps), f"{miou:.1f}"] for name, count, steps, miou in SEGMENTATION.values()]
     return table(["model", "parameters (M)", "T", "mIoU %"], rows)
 
 

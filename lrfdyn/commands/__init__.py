@@ -1,2 +1,1 @@
-"""One module per sub-command: its first docstring line is the help, `add_arguments` and `run` the rest. `bar` is
-shared."""
+"""One module per sub-command: its docstring is the help, `add_arguments` and `run` the rest; `shared` is for all."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from typing import Any
 
+from lrfdyn.commands.shared import MIB
 from lrfdyn.deploy.export.write import export_model, settle_norms
 from lrfdyn.deploy.predict import expand_images
-from lrfdyn.errors import require
+from lrfdyn.errors import require, require_integer
 from lrfdyn.sources import find_source
-
-MEGA = 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,40 +30,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    require(arguments.check >= 1, f"check: expected an integer >= 1, got {arguments.check}")
-    require(arguments.max_batch >= 1, f"max-batch: expected an integer >= 1, got {arguments.max_batch}")
-    require(arguments.tolerance > 0, f"tolerance: expected a positive number, got {arguments.tolerance}")
-    images = expand_images(arguments.images)[: arguments.check] if arguments.images else []
-    options = {key: getattr(arguments, key) for key in ("attention", "token") if getattr(arguments, key) is not None}
-    source = find_source(arguments.model, **options)
+def run(args: argparse.Namespace) -> None:
+    require_integer("check", args.check, 1)
+    require_integer("max-batch", args.max_batch, 1)
+    require(args.tolerance > 0, f"tolerance: expected a positive number, got {args.tolerance}")
+    images = expand_images(args.images)[: args.check] if args.images else []
+    source = find_source(args.model, attention=args.attention, token=args.token)
     model, weights = source.load().float(), source.origin if source.trained else "random weights"
     if not source.trained:
         settle_norms(model)
-    made = export_model(
-        model,
-        arguments.out,
-        format=arguments.format,
-        weights=weights,
-        images=images,
-        random_images=arguments.check,
-        most_images=arguments.max_batch,
-        tolerance=arguments.tolerance,
-    )
-    facts: dict[str, Any] = {
-        "file": str(made.path),
-        "format": made.format,
-        "weights": weights,
-        "file_mib": made.bytes / MEGA,
-        "preprocessing_assumed": model.preprocessing is None,
-        **asdict(made.check),
-    }
-    if arguments.json:
-        print(json.dumps(facts, indent=1))
+    how = {"images": images, "random_images": args.check, "most_images": args.max_batch, "tolerance": args.tolerance}
+    made = export_model(model, args.out, format=args.format, weights=weights, **how)
+    size, assumed = made.bytes / MIB, model.preprocessing is None
+    if args.json:
+        facts = {"file": str(made.path), "format": made.format, "weights": weights, "file_mib": size}
+        print(json.dumps({**facts, "preprocessing_assumed": assumed, **asdict(made.check)}, indent=1))
         return
-    print(f"{made.path}: {made.format}, {made.bytes / MEGA:.1f} MiB")
+    print(f"{made.path}: {made.format}, {size:.1f} MiB")
     print(f"verified on {made.check}")
     if not source.trained:
         print("the weights are random: this file shows size and speed, it does not recognise anything")
-    if model.preprocessing is None:
+    if assumed:
         print("the model does not say how images are preprocessed; the file states the usual: ImageNet's or -1 to 1")

@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from lrfdyn.errors import require
+from lrfdyn.errors import require, require_integer
 from lrfdyn.files import finite, writable_folder
 from lrfdyn.segmentation.predict import choose_pairs, segmentation_figure
 
@@ -26,24 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the pixel accuracies as JSON")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    require(arguments.count >= 1, f"count: expected an integer >= 1, got {arguments.count}")
-    writable_folder(arguments.out.parent, "out")
-    require(not arguments.out.is_dir(), f"out: expected a file, got the folder {arguments.out}")
+def run(args: argparse.Namespace) -> None:
+    require_integer("count", args.count, 1)
+    writable_folder(args.out.parent, "out")
+    require(not args.out.is_dir(), f"out: expected a file, got the folder {args.out}")
     models: dict[str, str] = {}
-    for title, model in map(titled, arguments.models):
+    for text in args.models:
+        title, _, model = text.partition("=") if "=" in text else (Path(text).name, "", text)
         require(title not in models, f"models: several are called {title!r}; put a title in front: A={model}")
         models[title] = model
-    pairs = choose_pairs(arguments.root, arguments.scenes, arguments.count)
-    accuracy = segmentation_figure(models, pairs, arguments.out, device=arguments.device)
-    if arguments.json:
-        scenes = [pair.image.stem for pair in pairs]
-        found = {"figure": str(arguments.out), "scenes": scenes, "pixel_accuracy": accuracy}
+    pairs = choose_pairs(args.root, args.scenes, args.count)
+    accuracy = segmentation_figure(models, pairs, args.out, device=args.device)
+    if args.json:
+        found = {"figure": str(args.out), "scenes": [pair.image.stem for pair in pairs], "pixel_accuracy": accuracy}
         print(json.dumps(finite(found), indent=1))
-        return
-    print(f"{arguments.out}: {len(pairs)} scenes, {', '.join(models)}")
-
-
-def titled(text: str) -> tuple[str, str]:
-    title, equals, model = text.partition("=")
-    return (title, model) if equals else (Path(text).name, text)
+    else:
+        print(f"{args.out}: {len(pairs)} scenes, {', '.join(models)}")

@@ -8,26 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
-from lrfdyn.errors import LrfdynError, require, unknown_name
+from lrfdyn.commands.shared import make_table, number, plain_console
+from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
 from lrfdyn.models import SpikingModel, list_models
 from lrfdyn.models.registry import model_class
-from lrfdyn.models.summary import Layer, count_parameters, meta_model, summarize
+from lrfdyn.models.summary import count_parameters, meta_model, summarize
 from lrfdyn.paper import IMAGENET
 
 METHODS = ("base", "lrf_ssa", "lrf_dyn")
 SORTS = ("name", "parameters", "input", "accuracy")
-NONE = "-"
-TABLE: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
-WIDTH = 80  # the tables fit it; a narrower terminal breaks lines itself rather than losing columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,36 +32,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    if arguments.attention is not None:
-        attention_options(arguments.attention)  # an unknown kind is an error even where no model takes one
-    known = list_models()
-    if arguments.pattern in known:
-        show_model(arguments)
+def run(args: argparse.Namespace) -> None:
+    if args.attention is not None:
+        attention_options(args.attention)  # an unknown kind is an error even where no model takes one
+    known, names = list_models(), list_models(args.pattern)
+    if args.pattern in known:
+        show_model(args)
         return
-    names = list_models(arguments.pattern)
-    if not names and any(sign in arguments.pattern for sign in "*?["):
-        raise LrfdynError(f"pattern: no model matches {arguments.pattern!r}; known: {', '.join(known)}")
+    if not names and any(sign in args.pattern for sign in "*?["):
+        raise LrfdynError(f"pattern: no model matches {args.pattern!r}; known: {', '.join(known)}")
     if not names:
-        raise unknown_name("model", arguments.pattern, known)
-    rows = [model_row(name, build(name, arguments.attention)) for name in names]
-    rows.sort(key=lambda row: sort_key(row, arguments.sort, arguments.attention))
-    if arguments.json:
+        raise unknown_name("model", args.pattern, known)
+    rows = [model_row(build(name, args.attention)) for name in names]
+    rows.sort(key=lambda row: sort_key(row, args.sort, args.attention))
+    if args.json:
         print(json.dumps(rows, indent=1))
         return
-    console = wide_console()
-    console.print(models_table(rows))
-    console.print(
+    columns = ("model", ">parameters", ">input", ">T", "attention")
+    table = make_table(*columns, ">paper:\nbase", ">paper:\nLRF-SSA", ">paper:\nLRF-Dyn")
+    for row in rows:
+        counts = (f"{row['parameters']:,}", str(row["input_size"][-1]), str(row["time_steps"]))
+        accuracies = (number(row["paper"].get(method, {}).get("accuracy"), ".2f") for method in METHODS)
+        table.add_row(row["name"], *counts, row["attention"] or "-", *accuracies)
+    plain_console(80).print(
+        table,
         "Top-1 accuracy in % on ImageNet-1k as the paper reports it, not measured here. "
         f"Every model with an attention takes {', '.join(ATTENTIONS)}; listed is "
-        f"{'the default' if arguments.attention is None else 'the one counted'}.",
-        highlight=False,
+        f"{'the default' if args.attention is None else 'the one counted'}.",
     )
-
-
-def wide_console(width: int = WIDTH) -> Console:
-    """A console on which the tables fit."""
-    return Console(width=max(width, Console().width))
 
 
 def build(name: str, attention: str | None) -> SpikingModel:
@@ -77,9 +68,9 @@ def build(name: str, attention: str | None) -> SpikingModel:
     return meta_model(name, **({"attention": attention} if takes else {}))
 
 
-def model_row(name: str, model: SpikingModel) -> dict[str, Any]:
+def model_row(model: SpikingModel) -> dict[str, Any]:
     """What the list and the JSON say of a model."""
-    default = model.options().get("attention")
+    name, default = model.name or "", model.options().get("attention")
     return {
         "name": name,
         "parameters": count_parameters(model),
@@ -93,69 +84,29 @@ def model_row(name: str, model: SpikingModel) -> dict[str, Any]:
     }
 
 
-def sort_key(row: dict[str, Any], by: str, attention: str | None) -> tuple[Any, str]:
+def sort_key(row: dict[str, Any], by: str, attention: str | None) -> float:
     """What a list is sorted by; the accuracy is that with `attention`, or of the host as published."""
     paper = row["paper"].get(attention if attention in METHODS else "base", {})
-    keys = {
-        "name": 0,
-        "parameters": row["parameters"],
-        "input": row["input_size"][-1],
-        "accuracy": -paper.get("accuracy", 0),
-    }
-    return keys[by], row["name"]
+    return (0, row["parameters"], row["input_size"][-1], -paper.get("accuracy", 0))[SORTS.index(by)]
 
 
-def add_columns(table: Table, left: Sequence[str], right: Sequence[str]) -> None:
-    """Columns of words, which may be folded, and of numbers."""
-    for header in left:
-        table.add_column(header, overflow="fold")
-    for header in right:
-        table.add_column(header, justify="right", no_wrap=True)
-
-
-def models_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(**TABLE)
-    add_columns(table, ["model"], ["parameters", "input", "T"])
-    add_columns(table, ["attention"], ["paper:\nbase", "paper:\nLRF-SSA", "paper:\nLRF-Dyn"])
-    for row in rows:
-        accuracies = (row["paper"].get(method, {}).get("accuracy") for method in METHODS)
-        table.add_row(
-            row["name"],
-            f"{row['parameters']:,}",
-            str(row["input_size"][-1]),
-            str(row["time_steps"]),
-            row["attention"] or NONE,
-            *(NONE if accuracy is None else f"{accuracy:.2f}" for accuracy in accuracies),
-        )
-    return table
-
-
-def show_model(arguments: argparse.Namespace) -> None:
+def show_model(args: argparse.Namespace) -> None:
     """Prints the layers and facts of one model."""
-    name, attention = arguments.pattern, arguments.attention
-    require(arguments.depth >= 1, f"depth: expected an integer >= 1, got {arguments.depth}")
-    takes = "attention" in model_class(name).options()
-    require(attention is None or takes, f"attention: {name} has none, got {attention!r}")
-    model = build(name, attention)
-    row, layers = model_row(name, model), summarize(model, arguments.depth)
-    if arguments.json:
+    require_integer("depth", args.depth, 1)
+    model = build(args.pattern, args.attention)
+    fits = args.attention in (None, model.config.get("attention"))
+    require(fits, f"attention: {args.pattern} has none, got {args.attention!r}")
+    row, layers = model_row(model), summarize(model, args.depth)
+    if args.json:
         print(json.dumps({**row, "config": model.config, "layers": [asdict(layer) for layer in layers]}, indent=1))
         return
-    console = wide_console()
-    console.print(layers_table(layers, row["parameters"]))
-    for line in facts(model, row):
-        console.print(line, highlight=False, markup=False)
-
-
-def layers_table(layers: list[Layer], total: int) -> Table:
-    table = Table(**TABLE)
-    add_columns(table, ["layer", "kind"], ["output", "parameters", "share"])
+    table = make_table("layer", "kind", ">output", ">parameters", ">share")
     for layer in layers:
-        shape = NONE if layer.output is None else "x".join(map(str, layer.output))
-        table.add_row(layer.path, layer.kind, shape, f"{layer.parameters:,}", f"{layer.parameters / total:.1%}")
+        shape, share = "x".join(map(str, layer.output or ("-",))), layer.parameters / row["parameters"]
+        table.add_row(layer.path, layer.kind, shape, f"{layer.parameters:,}", f"{share:.1%}")
     table.add_section()
-    table.add_row("all", "", "", f"{total:,}", "100.0%")
-    return table
+    table.add_row("all", "", "", f"{row['parameters']:,}", "100.0%")
+    plain_console(80).print(table, *facts(model, row), sep="\n")
 
 
 def facts(model: SpikingModel, row: dict[str, Any]) -> list[str]:

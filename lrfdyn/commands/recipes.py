@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from itertools import groupby
 
-from lrfdyn.commands.arguments import add_keys, given_keys
+from lrfdyn.commands.shared import add_keys, given_keys
 from lrfdyn.training.recipes import dump_yaml, list_recipes, load_recipe, recipe_notes
 
 
@@ -18,11 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_keys(parser)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    if arguments.name is None:
+def run(args: argparse.Namespace) -> None:
+    if args.name is None:
         print_recipes()
     else:
-        print(dump_yaml(load_recipe(arguments.name, given_keys(arguments)).as_dict()), end="")
+        print(dump_yaml(load_recipe(args.name, given_keys(args)).as_dict()), end="")
 
 
 def print_recipes() -> None:

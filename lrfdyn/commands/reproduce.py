@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -17,11 +16,10 @@ import torch
 from lrfdyn.analysis.analyze import find_sources
 from lrfdyn.analysis.measure.observe import load_images
 from lrfdyn.analysis.report.drawings import NEEDED
-from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib, write_all
+from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib
 from lrfdyn.attention import ATTENTIONS, attention_options
-from lrfdyn.commands.analyze import analyze_with_bar, table
-from lrfdyn.commands.arguments import add_keys, comma_list, command_line, given_keys, integer_list
-from lrfdyn.commands.models import wide_console
+from lrfdyn.commands.analyze import analyze_with_bar, models_table, write_and_print
+from lrfdyn.commands.shared import add_keys, comma_list, command_line, given_keys, integer_list, plain_console
 from lrfdyn.commands.sweep import run_with_bars, sweep_table
 from lrfdyn.errors import require
 from lrfdyn.sources import PAPER_ORDER
@@ -32,8 +30,6 @@ NOTES = (
     "natural images. Differences of less than a percent are within the spread of the seeds.",
     "Accuracy is that of the last epoch, never the best one.",
 )
-TEST_IMAGES = 360  # all of them
-MEASURED_AT_ONCE = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,51 +47,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_keys(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    formats, out = check_formats(arguments.figures), arguments.out
-    sweep = Sweep(plan(arguments), out, together=arguments.together, threads=1, command=command_line())
-    console = wide_console(100)
-    rows = run_with_bars(sweep, console, arguments.restart)
+def run(args: argparse.Namespace) -> int:
+    formats = check_formats(args.figures)
+    sweep = Sweep(plan(args), args.out, together=args.together, threads=1, command=command_line())
+    console = plain_console(100)
+    rows = run_with_bars(sweep, console, args.restart)
     console.print(sweep_table(rows))
     if sweep.failed:
         return 1
-    with one_thread():
-        images = load_images("digits", None, TEST_IMAGES, MEASURED_AT_ONCE, torch.device("cpu"))
+    with ExitStack() as stack:
+        # As the trainings: such small layers gain little from a second thread, and on a busy machine threads that wait
+        # for each other take ten times as long.
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        images = load_images("digits", None, count=360, batch_size=64, device=torch.device("cpu"))  # all test images
         sources = [source for each in sweep.runs for source in find_sources(str(sweep.folder(each)), images)]
         results = analyze_with_bar(sources, images, console, title="Spikformer on digits", notes=NOTES)
-    written = write_all(results, out, formats)
-    console.print(table(results))
-    if not has_matplotlib():
-        console.print(f"figures: {NEEDED}", highlight=False, markup=False)
-    console.print(written, highlight=False, soft_wrap=True)
+    lines = [] if has_matplotlib() else [f"figures: {NEEDED}"]
+    write_and_print(results, args.out, formats, console, models_table(results), lines)
     return 0
 
 
-def plan(arguments: argparse.Namespace) -> list[SweepRun]:
+def plan(args: argparse.Namespace) -> list[SweepRun]:
     """The recipe of the digits with every attention and seed; an error for what cannot be trained."""
     from lrfdyn.training.estimate import estimate  # its imports take a second
 
-    kinds = arguments.attentions
-    for name, values in (("attentions", kinds), ("seeds", arguments.seeds)):
+    for name, values in (("attentions", args.attentions), ("seeds", args.seeds)):
         require(len(values) > 0, f"{name}: expected at least one")
         require(len({*values}) == len(values), f"{name}: expected different ones, got {values}")
-    for kind in kinds:
+    for kind in args.attentions:
         attention_options(kind)
-    entries = [{"recipe": "digits", "attention": kind} for kind in kinds]
-    runs = plan_runs(
-        {"seeds": arguments.seeds, "epochs": arguments.epochs, "runs": entries}, given_keys(arguments), "reproduce"
-    )
+    entries = [{"recipe": "digits", "attention": kind} for kind in args.attentions]
+    sweep = {"seeds": args.seeds, "epochs": args.epochs, "runs": entries}
+    runs = plan_runs(sweep, given_keys(args), "reproduce")
     estimate(runs[0].config, memory=False)
     return runs
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """As the trainings have: such small layers gain little from a second thread, and on a busy machine threads that
-    wait for each other take ten times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

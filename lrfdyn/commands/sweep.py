@@ -12,19 +12,19 @@ import argparse
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.progress import TaskID
+from rich.progress import Progress
 from rich.table import Table
 
-from lrfdyn.commands.arguments import add_keys, command_line, given_keys
-from lrfdyn.commands.bar import bars
-from lrfdyn.commands.models import wide_console
+from lrfdyn.commands.shared import add_keys, bars, command_line, given_keys, make_table, number, plain_console
 from lrfdyn.training.sweep import Sweep, SweepReporter, SweepRun, group_rows, load_sweep
 from lrfdyn.training.tasks import describe_results
+
+NUMBERS = {"accuracy": ".2f", "best": ".2f", "parameters": ",.0f", "images_per_s": ",.0f", "wall_s": ",.0f"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,31 +40,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_keys(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    out = arguments.out or Path("results") / "sweeps" / arguments.file.stem
-    sweep = Sweep(
-        load_sweep(arguments.file, given_keys(arguments)), out, together=arguments.together, command=command_line()
-    )
-    if arguments.dry_run:
+def run(args: argparse.Namespace) -> int:
+    out, runs = args.out or Path("results") / "sweeps" / args.file.stem, load_sweep(args.file, given_keys(args))
+    sweep = Sweep(runs, out, together=args.together, command=command_line())
+    if args.dry_run:
         for each in sweep.runs:
             state = " (ended)" if sweep.summary(each) else ""
             print(f"{each.name}{state}: {shlex.join(['lrfdyn', *each.command(sweep.folder(each))])}")
         return 0
-    rows = run_with_bars(sweep, Console(stderr=arguments.json), arguments.restart)
-    if arguments.keep is not None:
-        sweep.keep(arguments.keep)
-    if arguments.json:
+    rows = run_with_bars(sweep, plain_console(stderr=args.json), args.restart)
+    if args.keep is not None:
+        sweep.keep(args.keep)
+    if args.json:
         print(json.dumps({"runs": rows, "groups": group_rows(rows)}, indent=1))
     else:
-        wide_console(100).print(sweep_table(rows))
+        plain_console(100).print(sweep_table(rows))
     return 1 if sweep.failed else 0
 
 
 def run_with_bars(sweep: Sweep, console: Console, restart: bool) -> list[dict[str, Any]]:
     """Makes the runs of a sweep with a bar for each, and returns the rows of its table."""
     try:
-        with Bars(sweep, console) as reporter:
-            return sweep.run(reporter, restart)
+        with bars(console) as shown:
+            return sweep.run(Bars(sweep, shown), restart)
     except KeyboardInterrupt:
         console.print(f"Stopped. The same command goes on from here; checkpoints are in {sweep.out}.")
         raise
@@ -73,21 +71,11 @@ def run_with_bars(sweep: Sweep, console: Console, restart: bool) -> list[dict[st
 class Bars(SweepReporter):
     """A bar for every run, of its epochs, and a line where a run ends."""
 
-    def __init__(self, sweep: Sweep, console: Console) -> None:
-        self.sweep, self.shown = sweep, bars(console)
-        self.tasks: dict[str, TaskID] = {}
+    def __init__(self, sweep: Sweep, shown: Progress) -> None:
+        self.sweep, self.shown = sweep, shown
         self.tested: dict[str, str] = {}
-
-    def __enter__(self) -> Bars:
-        width = max(len(each.name) for each in self.sweep.runs)
-        for each in self.sweep.runs:
-            total = each.config.schedule.total_epochs
-            self.tasks[each.name] = self.shown.add_task(each.name.ljust(width), start=False, total=total, news="")
-        self.shown.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shown.stop()
+        width, add = max(len(run.name) for run in sweep.runs), partial(shown.add_task, start=False, news="")
+        self.tasks = {r.name: add(r.name.ljust(width), total=r.config.schedule.total_epochs) for r in sweep.runs}
 
     def progress(self, run: SweepRun, record: Mapping[str, Any]) -> None:
         ended = record["kind"] == "epoch"
@@ -99,37 +87,24 @@ class Bars(SweepReporter):
         self.shown.update(self.tasks[run.name], completed=record["epoch"] - (not ended), news=news)
 
     def end(self, run: SweepRun, row: Mapping[str, Any]) -> None:
-        task = self.tasks[run.name]
-        if row["state"] == "failed":
-            text = f"{run.name}: failed, see {self.sweep.console(run)}"
-        else:
+        task, text = self.tasks[run.name], f"failed, see {self.sweep.console(run)}"
+        if row["state"] != "failed":
             results = describe_results({row["measure"]: row["accuracy"]}, num_classes=0)
-            text = f"{run.name}: {results}, {row['wall_s']:,.0f} s"
+            text = f"{results}, {row['wall_s']:,.0f} s"
             self.shown.update(task, completed=run.config.schedule.total_epochs, news=results)
         self.shown.stop_task(task)
-        self.shown.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.shown.console.print(f"{run.name}: {text}", soft_wrap=True)
 
 
 def sweep_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The runs, and behind those of several seeds their mean and standard deviation."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("run", "attention"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("options", overflow="fold")
-    for name in ("accuracy", "best", "parameters", "images/s", "wall s"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = (">" + key.replace("_per_", "/").replace("_", " ") for key in NUMBERS)
+    table = make_table("run", "attention", "options", *columns)
     for group in group_rows(rows):
-        members = [row for row in rows if row["group"] == group["group"]]
-        for row in members:
-            numbers = [_number(row[key], form) for key, form in
-                       (("accuracy", ".2f"), ("best", ".2f"), ("parameters", ","), ("images_per_s", ",.0f"),
-                        ("wall_s", ",.0f"))]  # fmt: skip
+        for row in (row for row in rows if row["group"] == group["group"]):
+            numbers = (number(row[key], form) for key, form in NUMBERS.items())
             table.add_row(row["name"], row["attention"] or "", row["options"], *numbers)
         if group["accuracy_std"] is not None:
             mean = f"{group['accuracy_mean']:.2f} ± {group['accuracy_std']:.2f}"
             table.add_row(f"{group['group']}, mean of {group['runs']}", "", "", mean, style="bold")
     return table
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

@@ -8,13 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
+from lrfdyn.analysis.report.write import FORMATS, check_formats
 from lrfdyn.analysis.theory_report import TheorySettings, theory_results
-from lrfdyn.commands.arguments import comma_list, command_line, integer_list
+from lrfdyn.commands.analyze import write_and_print
+from lrfdyn.commands.shared import comma_list, command_line, integer_list, make_table, plain_console
 from lrfdyn.files import writable_folder
 
 DEFAULT = TheorySettings()
@@ -31,21 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--figures", type=comma_list, default=",".join(FORMATS), metavar="A,B", help="formats, or none")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    formats = check_formats(arguments.figures)
-    settings = TheorySettings(
-        arguments.tokens, arguments.beta, arguments.alpha, arguments.share, tuple(arguments.dilations)
-    )
-    writable_folder(arguments.out, "out")
+def run(args: argparse.Namespace) -> None:
+    formats = check_formats(args.figures)
+    settings = TheorySettings(args.tokens, args.beta, args.alpha, args.share, tuple(args.dilations))
+    writable_folder(args.out, "out")
     results = theory_results(settings, command_line())
-    written = write_all(results, arguments.out, formats)
-    console = Console()
-    table = Table("quantity", box=box.SIMPLE_HEAD, title=f"N = {settings.n}, beta = {settings.beta:g}")
-    for name in ("sum", "closed form", "difference"):
-        table.add_column(name, justify="right")
+    title = f"N = {settings.n}, beta = {settings.beta:g}"
+    table = make_table("quantity", ">sum", ">closed form", ">difference", title=title)
     for row in results["checks"]:
         table.add_row(row["name"], f"{row['sum']:.9f}", f"{row['closed_form']:.9f}", f"{row['difference']:.1e}")
-    console.print(table)
-    for note in results["notes"]:
-        console.print(note, highlight=False)
-    console.print(written, highlight=False, soft_wrap=True)
+    write_and_print(results, args.out, formats, plain_console(), table, results["notes"])

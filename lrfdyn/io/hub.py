@@ -19,26 +19,25 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from lrfdyn.attention import attention_label
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import LrfdynError, first_line, require, unknown_name
 from lrfdyn.files import read_json, writable_folder, write_atomic, write_json
-from lrfdyn.io.model_card import CARD_MARK, model_card
 from lrfdyn.io.weights import check_fit, load_tensors, save_tensors
 from lrfdyn.registry import load_plugins
 from lrfdyn.version import __version__
 
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
+# A card without this line belongs to whoever took it out.
+CARD_MARK = "<!-- Made by lrfdyn, and made anew by every save. Remove this line to keep your changes. -->"
 FORMAT = 1
+OURS = {"library_name": "lrfdyn", "library_version": __version__}  # what the hub is told of its caller
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class HubMixin(nn.Module):
     """What a model needs to be saved, loaded and uploaded: `SpikingModel` inherits it, and every class below that is a
-    host that a configuration can name.
-
-    It is written on huggingface_hub's functions instead of inherited from its PyTorchModelHubMixin: that is a base
-    class, so the package could not be imported without huggingface_hub.
-    """
+    host that a configuration can name. huggingface_hub's own mixin would make that package a need of every import."""
 
     pipeline_tag: ClassVar[str] = "image-classification"  # what the hub calls the task
     config: dict[str, Any]  # the constructor's arguments
@@ -63,12 +62,7 @@ class HubMixin(nn.Module):
         raise NotImplementedError
 
     def save_pretrained(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        description: str = "",
-        source: str = "path/to/this/folder",
-        **card: Any,
+        self, folder: str | os.PathLike[str], *, description: str = "", source: str = "path/to/this/folder", **card: Any
     ) -> None:
         """Saves the model to a folder: config.json, model.safetensors and a model card, README.md.
 
@@ -79,9 +73,13 @@ class HubMixin(nn.Module):
             model.save_pretrained("my_model", license="mit")
             model = lrfdyn.from_pretrained("my_model")
         """
-        place = writable_folder(Path(folder), "folder")
-        config = model_config(self)
-        check_rebuilds(self, config, place / CONFIG_FILE)
+        place, config = writable_folder(Path(folder), "folder"), model_config(self)
+        # A model whose layers were changed behind its configuration could not be loaded.
+        both = (self, _build(config, {}, type(self), place / CONFIG_FILE))
+        own, rebuilt = ({(name, value.shape) for name, value in m.state_dict().items()} for m in both)
+        wrong = ", ".join(sorted({name for name, _ in own ^ rebuilt})[:3])
+        what = f"a {type(self).__name__} of its configuration has other weights ({wrong})"
+        require(not wrong, f"model: cannot be saved, because {what}; were its layers changed?")
         text = model_card(self, config, source, description, card)
         try:
             # The weights carry the configuration too: of a save that was cut short, the two do not agree.
@@ -117,13 +115,13 @@ class HubMixin(nn.Module):
 
             address = model.push_to_hub("someone/my_model", private=True, license="mit")
         """
-        with _huggingface_hub(f"repo_id: cannot upload to {repo_id!r}") as hub, tempfile.TemporaryDirectory() as folder:
+        how = {"commit_message": commit_message, "revision": revision, "create_pr": create_pr}
+        with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, description=description, source=repo_id, **card)
-            api = hub.HfApi(token=token, library_name="lrfdyn", library_version=__version__)
-            rights = {} if private is None else {"private": private}
-            address = api.create_repo(repo_id, exist_ok=True, **rights)
-            how = {"commit_message": commit_message, "revision": revision, "create_pr": create_pr}
-            api.upload_folder(repo_id=repo_id, folder_path=folder, **how)
+            with _huggingface_hub(f"repo_id: cannot upload to {repo_id!r}") as hub:
+                api = hub.HfApi(token=token, **OURS)
+                address = api.create_repo(repo_id, private=private, exist_ok=True)
+                api.upload_folder(repo_id=repo_id, folder_path=folder, **how)
         return str(address)
 
 
@@ -150,17 +148,18 @@ def from_pretrained(
         model = lrfdyn.from_pretrained("runs/cifar100/model", device="cuda")
         logits = model(images)  # [B, C, H, W] to [B, classes]
     """
-    folder, how = Path(source), {"cache_dir": cache_dir, "local_files_only": local_files_only}
+    folder, name = Path(source), os.fspath(source)
     if not folder.is_dir():
-        folder = _download(source, revision=revision, token=token, **how)
+        require(REPO_ID.fullmatch(name) is not None, f"source: no such folder: {name}")
+        how: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir, **OURS}
+        how |= {"local_files_only": local_files_only, "allow_patterns": [CONFIG_FILE, WEIGHTS_FILE]}
+        with _huggingface_hub(f"source: no folder {name!r} here, and the Hugging Face hub does not give it") as hub:
+            folder = Path(hub.snapshot_download(name, **how))
     path, weights = folder / CONFIG_FILE, folder / WEIGHTS_FILE
-    config = read_json(path, "source")
-    tensors, header = load_tensors(weights)
-    require(
-        header.get("library_name") is None or header == config,
-        f"source: {path} and {weights} were not saved together; "
-        "save the model again, or pass changed options to from_pretrained",
-    )
+    config, (tensors, header) = read_json(path, "source"), load_tensors(weights)
+    together = header.get("library_name") is None or header == config
+    hint = "save the model again, or pass changed options to from_pretrained"
+    require(together, f"source: {path} and {weights} were not saved together; {hint}")
     return build_trained(config, tensors, path, weights, host=host, **options).to(device)
 
 
@@ -171,11 +170,9 @@ def build_trained(
     mode. What does not fit is an error that names the file."""
     known = isinstance(config, dict) and config.get("library_name") == "lrfdyn"
     require(known and isinstance(config.get("options"), dict), f"source: {path} is not a configuration of lrfdyn")
-    require(
-        config.get("format") == FORMAT,
-        f"source: {path} has format {config.get('format')!r}, written by lrfdyn {config.get('lrfdyn_version')}; "
-        f"lrfdyn {__version__} reads format {FORMAT}",
-    )
+    found = f"format {config.get('format')!r}, written by lrfdyn {config.get('lrfdyn_version')}"
+    readable = config.get("format") == FORMAT
+    require(readable, f"source: {path} has {found}; lrfdyn {__version__} reads format {FORMAT}")
     model = _build(config, options, host, path)
     check_fit(weights, model, tensors)
     # The model has no memory yet; it takes over the file's tensors, types included. They are copied because those of
@@ -203,33 +200,18 @@ def model_config(model: HubMixin) -> dict[str, Any]:
         raise LrfdynError(f"model: its configuration cannot be written as JSON ({error})") from None
 
 
-def check_rebuilds(model: HubMixin, config: dict[str, Any], path: Path) -> None:
-    """An error for a model whose layers were changed behind its configuration: nobody could load it."""
-    own, rebuilt = (
-        {(name, value.shape) for name, value in m.state_dict().items()}
-        for m in (model, _build(config, {}, type(model), path))
-    )
-    wrong = ", ".join(sorted({name for name, _ in own ^ rebuilt})[:3])
-    what = f"a {type(model).__name__} of its configuration has other weights ({wrong})"
-    require(not wrong, f"model: cannot be saved, because {what}; were its layers changed?")
-
-
 def known_hosts() -> dict[str, type[HubMixin]]:
     """All host classes by name: what is below the classes that inherit the mixin, those of users and plugins too."""
     load_plugins()
-    hosts: dict[str, type[HubMixin]] = {}
     classes = [host for base in HubMixin.__subclasses__() for host in base.__subclasses__()]
-    while classes:
-        hosts.setdefault(classes[0].__name__, classes[0])
-        classes += classes.pop(0).__subclasses__()
-    return hosts
+    for host in classes:  # which grows meanwhile
+        classes += host.__subclasses__()
+    return {host.__name__: host for host in reversed(classes)}  # of several with one name the first
 
 
 def _build(config: dict[str, Any], options: dict[str, Any], wanted: type[Host], path: Path) -> Host:
-    """The configured model on the meta device: a wrong configuration costs no memory, and nothing is drawn at
-    random."""
-    hosts = known_hosts()
-    name = config.get("host")
+    """The configured model on the meta device: a wrong configuration costs no memory, and nothing is random."""
+    hosts, name = known_hosts(), config.get("host")
     if name not in hosts:
         raise unknown_name(f"source: {path}: host", name, hosts)
     host = hosts[name]
@@ -253,26 +235,17 @@ def _build(config: dict[str, Any], options: dict[str, Any], wanted: type[Host], 
 
 def class_names_of(config: Mapping[str, Any], num_classes: int, where: str) -> tuple[str, ...] | None:
     """The names of the classes; none where there are none, or where an option gave the model other classes."""
-    names = config.get("class_names")
-    if names is None:
-        return None
+    names = config.get("class_names") or []
     valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
     require(valid, f"{where}: class_names: expected a list of names, got {names!r}")
-    return tuple(names) if len(names) == num_classes else None
+    return tuple(names) if names and len(names) == num_classes else None
 
 
 def _tuples(value: Any) -> Any:
     """JSON has lists only; the constructors' arguments are tuples."""
     if isinstance(value, dict):
         return {key: _tuples(item) for key, item in value.items()}
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def _download(source: str | os.PathLike[str], **arguments: Any) -> Path:
-    repo_id, ours = os.fspath(source), {"library_name": "lrfdyn", "library_version": __version__}
-    require(REPO_ID.fullmatch(repo_id) is not None, f"source: no such folder: {repo_id}")
-    with _huggingface_hub(f"source: no folder {repo_id!r} here, and the Hugging Face hub does not give it") as hub:
-        return Path(hub.snapshot_download(repo_id, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE], **ours, **arguments))
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @contextmanager
@@ -282,9 +255,46 @@ def _huggingface_hub(problem: str) -> Iterator[ModuleType]:
         import huggingface_hub
 
         yield huggingface_hub
-    except LrfdynError:
-        raise
     except ImportError:
         raise LrfdynError(f"{problem}; it needs huggingface_hub: pip install 'lrfdyn[hub]'") from None
     except Exception as error:  # connection, rights, names: the library has many kinds
         raise LrfdynError(f"{problem} ({first_line(error)})") from error
+
+
+def model_card(
+    model: HubMixin, config: Mapping[str, Any], source: str, description: str, header: Mapping[str, Any]
+) -> str:
+    """The README.md of a model. `source` is where a reader loads the model from, `header` holds further entries of the
+    header that the hub reads: YAML, every value as JSON, which is YAML too and quotes itself."""
+    tags = ["lrfdyn", "spiking-neural-network", "vision"]
+    entries = {"library_name": "lrfdyn", "pipeline_tag": model.pipeline_tag, "tags": tags, **header}
+    for key, value in entries.items():
+        valid = re.fullmatch(r"[\w-]+", key) is not None
+        require(valid, f"card: expected names of letters, digits, - and _, got {key!r}")
+        try:
+            entries[key] = json.dumps(value, ensure_ascii=False)
+        except TypeError:
+            kind = type(value).__name__
+            raise LrfdynError(f"card: {key}: expected text, numbers or lists of them, got {kind}") from None
+    channels, height, width = model.input_size
+    attention, steps = model.config.get("attention"), model.time_steps
+    host = type(model).__name__ + (f" with {attention_label(attention)} attention" if attention else "")
+    size = f"images of {height}x{width} pixels and {channels} channels"
+    classes = f"{model.num_classes} classes" if model.num_classes else "no classifier"
+    facts = f"{host}, a spiking vision network: {size}, {steps} time step{'' if steps == 1 else 's'}, {classes}."
+    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    counts["all"] = sum(p.numel() for p in model.parameters())
+    use = f"logits = model(images)  # [B, {channels}, {height}, {width}]\n"
+    if model.pipeline_tag == "image-segmentation":  # of any size that its stride divides
+        use = f"scores = model(images)  # [B, {channels}, H, W] to [B, {model.num_classes}, H, W], of image files:\n"
+        use += "# lrfdyn predict --task segmentation --model FOLDER --out MASKS IMAGE...\n"
+    parts = [
+        "---\n" + "".join(f"{key}: {text}\n" for key, text in entries.items()) + f"---\n{CARD_MARK}\n",
+        f"# {model.name or type(model).__name__}\n\n{facts}\n",
+        description.strip() and description.strip() + "\n",
+        "| part | parameters |\n|---|---:|\n" + "".join(f"| {key} | {n:,} |\n" for key, n in counts.items() if n),
+        "## Use\n\n```python\nfrom lrfdyn import from_pretrained\n\n"
+        f"model = from_pretrained({json.dumps(source)})\n{use}```\n",
+        f"## Configuration\n\n```json\n{json.dumps(config, indent=1)}\n```\n",
+    ]
+    return "\n".join(filter(None, parts))

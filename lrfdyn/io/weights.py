@@ -1,17 +1,21 @@
-"""Weight files: tensors and JSON in one safetensors file, never code."""
+"""Weight files, tensors and JSON in one safetensors file and never code. A checkpoint of `lrfdyn train` holds tensors
+(`model.*`, `optimizer.*`, and `ema.*` where there is a moving average) and JSON (position, settings, configuration of
+the model) with a checksum over both."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lrfdyn.errors import LrfdynError
+from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import write_atomic
 
 
@@ -36,18 +40,56 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def check_fit(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """An error that names the file and the first entry that is missing, unknown or of another shape or kind."""
-    own = model.state_dict()
+    own, problem = model.state_dict(), f"weights: {path} does not fit the model:"
     for name in [*own, *tensors]:
-        if name not in tensors or name not in own:
-            where = "is missing" if name in own else "is unknown to the model"
-            raise LrfdynError(f"weights: {path} does not fit the model: {name} {where}")
-        ours, theirs = own[name], tensors[name]
-        if theirs.shape != ours.shape or theirs.is_floating_point() != ours.is_floating_point():
-            raise LrfdynError(
-                f"weights: {path} does not fit the model: {name} expected {_kind(ours)}, got {_kind(theirs)}"
-            )
+        require(name in tensors, f"{problem} {name} is missing")
+        require(name in own, f"{problem} {name} is unknown to the model")
+        ours, theirs = (
+            f"{list(tensor.shape)}{'' if tensor.is_floating_point() else ' of integers'}"
+            for tensor in (own[name], tensors[name])
+        )
+        require(ours == theirs, f"{problem} {name} expected {ours}, got {theirs}")
 
 
-def _kind(tensor: Tensor) -> str:
-    kind = "" if tensor.is_floating_point() else f" of {tensor.dtype}"
-    return f"{list(tensor.shape)}{kind}"
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The newest first."""
+    return sorted(folder.glob("step-*.safetensors"), reverse=True)
+
+
+def checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and JSON, verified."""
+    tensors, meta = load_tensors(path)
+    expected = meta.pop("checksum", None)
+    require(expected is not None, f"checkpoint: {path} is not a checkpoint of lrfdyn train (it has no checksum)")
+    require(checksum(tensors, meta) == expected, f"checkpoint: {path} is damaged (its checksum does not fit)")
+    return tensors, meta
+
+
+def find_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is whole; `say` hears of those that are not."""
+    for path in list_checkpoints(folder):
+        try:
+            read_checkpoint(path)
+            return path
+        except LrfdynError as error:
+            say(f"{error}; falling back to the one before")
+    require(not list_checkpoints(folder), f"resume: every checkpoint in {folder} is damaged; begin anew with --restart")
+    return None
+
+
+def model_weights(tensors: Mapping[str, Tensor], raw: bool = False) -> dict[str, Tensor]:
+    """What is evaluated: the moving average where there is one, or with `raw` the weights themselves."""
+    return (not raw and tensors_under(tensors, "ema.")) or tensors_under(tensors, "model.")
+
+
+def tensors_under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""The whole state of a training: what a checkpoint (see `lrfdyn.io.checkpoints`) holds is enough to go on as if nothing
+"""The whole state of a training: what a checkpoint (see `lrfdyn.io.weights`) holds is enough to go on as if nothing
 had happened. A file is put in place in one step, and the last two are kept."""
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 
 from lrfdyn.data import DataSource
 from lrfdyn.errors import require
-from lrfdyn.io.checkpoints import checkpoint_path, checksum, list_checkpoints, tensors_under
-from lrfdyn.io.weights import save_tensors
+from lrfdyn.io.weights import checksum, list_checkpoints, save_tensors, tensors_under
 from lrfdyn.training.optim import NOT_CAPTURED, MovingAverage, without_warning
 
 WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -29,7 +28,7 @@ def write_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], met
     """Puts the file in place and removes those before the last two, and those of later steps: they are damaged, or of a
     course that was given up when the run went on from an earlier one. A full disk is an OSError and changes nothing."""
     meta = json.loads(json.dumps(meta))
-    path = checkpoint_path(folder, step)
+    path = folder / f"step-{step:09d}.safetensors"
     try:
         save_tensors(path, tensors, {**meta, "checksum": checksum(tensors, meta)})
     except SafetensorError as error:  # its way to say that the system refused to write

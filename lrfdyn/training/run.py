@@ -15,8 +15,7 @@ from torch import Tensor
 from lrfdyn.devices import device_name
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
-from lrfdyn.io.checkpoints import list_checkpoints, model_weights, newest_checkpoint, read_checkpoint
-from lrfdyn.io.weights import check_fit
+from lrfdyn.io.weights import check_fit, find_checkpoint, list_checkpoints, model_weights, read_checkpoint
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.logs import Reporter, discard_run
 from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, launch_name
@@ -63,8 +62,8 @@ def _begin(trainer: Trainer, resume: str, restart: bool) -> None:
         with trainer.writing():
             resume = claim_folder(trainer.out, resume, restart)
         if resume == "auto":
-            found = newest_checkpoint(trainer.out / "checkpoints", trainer.reporter.say)
-            path = None if found is None else str(found[0])
+            found = find_checkpoint(trainer.out / "checkpoints", trainer.reporter.say)
+            path = None if found is None else str(found)
     # The first process decides, so that all of them take the same.
     path = gather(path, trainer.processes)[0]
     if path is not None:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from lrfdyn.data import Batch
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.io.checkpoints import read_checkpoint
 from lrfdyn.io.hub import model_config
+from lrfdyn.io.weights import read_checkpoint
 from lrfdyn.models import SpikingModel
 from lrfdyn.sources import find_source
 from lrfdyn.training import checkpoint

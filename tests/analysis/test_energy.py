@@ -129,6 +129,14 @@ def test_sdsa_by_hand():
     assert plain(host_layer("sdsa").operation_counts(spikes, GRID)) == {"k * v": (2, 0)}
 
 
+def test_layers_are_in_the_order_of_the_computation():
+    """What an attention computes stands between its projections and its last layer, also after several batches."""
+    layers = energy(digits_model("lrf_ssa"), list(torch.randn(4, 1, 8, 8).split(2)))["layers"]
+    inside = [layer["name"].removeprefix("blocks.0.attn.") for layer in layers if ".0.attn." in layer["name"]]
+    assert inside == ["q.conv", "k.conv", "v.conv", "k^T v", "q (k^T v)", "lrf", "proj.conv"]
+    assert layers[-1]["name"] == "head"
+
+
 def test_lrf_by_hand():
     spikes = projected(v=[(0, 4), (2, 0)])
     counts = plain(host_layer("lrf_ssa", dilations=(1,)).operation_counts(spikes, GRID))

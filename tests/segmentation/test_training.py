@@ -16,7 +16,7 @@ from PIL import Image
 from lrfdyn.cli import main
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.errors import LrfdynError
-from lrfdyn.io import checkpoints
+from lrfdyn.io.weights import list_checkpoints, read_checkpoint
 from lrfdyn.models import create_model
 from lrfdyn.segmentation import metric
 from lrfdyn.segmentation.task import Segmentation
@@ -70,8 +70,7 @@ def test_a_run_that_was_interrupted_ends_the_same(shapes, tmp_path):
     stopped.save()
     run_training(config, tmp_path / "parts", recipe="x", resume="auto")
     whole, parts = (
-        checkpoints.read_checkpoint(checkpoints.list_checkpoints(tmp_path / name / "checkpoints")[0])[0]
-        for name in ("whole", "parts")
+        read_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[0])[0] for name in ("whole", "parts")
     )
     assert whole.keys() == parts.keys()
     for name, value in whole.items():

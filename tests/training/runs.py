@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lrfdyn.files import read_json_lines
-from lrfdyn.io import checkpoints
+from lrfdyn.io.weights import list_checkpoints, read_checkpoint
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.logs import Reporter
 from lrfdyn.training.recipes import dump_yaml, merge, parse_config
@@ -49,15 +49,15 @@ def train(config: TrainConfig, out: Path, **options: Any) -> dict[str, Any]:
 
 def final_state(out: Path) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
     """Tensors, JSON and log at the end of a run, without what a clock said."""
-    tensors, meta = checkpoints.read_checkpoint(checkpoints.list_checkpoints(out / "checkpoints")[0])
+    tensors, meta = read_checkpoint(list_checkpoints(out / "checkpoints")[0])
     log = [{k: v for k, v in record.items() if k not in TIMES} for record in read_json_lines(out / "log.jsonl")]
     return tensors, {k: v for k, v in meta.items() if k not in TIMES}, log
 
 
-def assert_same_end(out: Path, expected: Path) -> None:
+def assert_same_end(out: Path, expected: Path, steps: int = STEPS) -> None:
     tensors, meta, log = final_state(out)
     other, other_meta, other_log = final_state(expected)
-    assert meta["step"] == STEPS
+    assert meta["step"] == steps
     assert tensors.keys() == other.keys()
     for name, value in tensors.items():
         assert value.equal(other[name]), name

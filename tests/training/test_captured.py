@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lrfdyn.files import read_json_lines
-from lrfdyn.io import checkpoints
+from lrfdyn.io.weights import list_checkpoints
 from lrfdyn.training import checkpoint
 from lrfdyn.training.config import OptimizerConfig
 from lrfdyn.training.logs import Reporter
@@ -139,11 +139,11 @@ def test_checkpoints_at_intervals(tmp_path):
 
     class Watch(Reporter):
         def epoch(self, record):
-            written.append(len(checkpoints.list_checkpoints(tmp_path / "checkpoints")))
+            written.append(len(list_checkpoints(tmp_path / "checkpoints")))
 
     train(config, tmp_path, reporter=Watch())
     assert written == [0, 1, 1, 2, 2]
-    names = [int(p.stem.removeprefix("step-")) for p in checkpoints.list_checkpoints(tmp_path / "checkpoints")]
+    names = [int(p.stem.removeprefix("step-")) for p in list_checkpoints(tmp_path / "checkpoints")]
     assert names == [5 * 11, 4 * 11]
 
 

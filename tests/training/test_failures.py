@@ -14,7 +14,7 @@ import lrfdyn.io.weights
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json_lines
-from lrfdyn.io import checkpoints
+from lrfdyn.io.weights import list_checkpoints, read_checkpoint
 from lrfdyn.training import checkpoint
 from lrfdyn.training.logs import Reporter
 from tests.training.runs import STEPS, final_state, tiny, train, write_recipe
@@ -65,7 +65,7 @@ def test_loss_that_is_no_number(step, log_steps, message, tmp_path):
     config = tiny(run={"log_steps": log_steps})
     with pytest.raises(LrfdynError, match=f"^{message}.*the last good checkpoint is .*step-000000004"):
         train(config, tmp_path, reporter=Poison(step))
-    tensors, meta = checkpoints.read_checkpoint(checkpoints.list_checkpoints(tmp_path / "checkpoints")[0])
+    tensors, meta = read_checkpoint(list_checkpoints(tmp_path / "checkpoints")[0])
     assert meta["step"] == 4
     assert not checkpoint.not_finite(tensors)
     train(config, tmp_path, resume="auto")

@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json_lines
-from lrfdyn.io import checkpoints
+from lrfdyn.io.weights import list_checkpoints
 from lrfdyn.training.config import differences
 from lrfdyn.training.processes import Stop, Stopped, launch_name
 from lrfdyn.training.recipes import merge, parse_config
@@ -77,7 +77,7 @@ def test_killed_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):
         assert in_child(lambda: train(tiny(), tmp_path)) == signal.SIGKILL
     assert list((tmp_path / "checkpoints").glob(".*.tmp"))
     (tmp_path / "checkpoints" / ".tmp8KttAR").touch()  # what safetensors leaves, killed a moment earlier
-    assert [p.name for p in checkpoints.list_checkpoints(tmp_path / "checkpoints")] == ["step-000000004.safetensors"]
+    assert [p.name for p in list_checkpoints(tmp_path / "checkpoints")] == ["step-000000004.safetensors"]
     train(tiny(), tmp_path, resume="auto")
     assert not list((tmp_path / "checkpoints").glob(".*"))
     assert_same_end(tmp_path, whole)
@@ -115,7 +115,7 @@ def test_accumulated_run_goes_on_with_the_batches_that_follow(tmp_path):
 
 def test_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(whole, tmp_path):
     assert in_child(lambda: train(tiny(), tmp_path, reporter=Killer(14))) == signal.SIGKILL
-    newest, older = checkpoints.list_checkpoints(tmp_path / "checkpoints")
+    newest, older = list_checkpoints(tmp_path / "checkpoints")
     assert newest.name == "step-000000012.safetensors"
     content = bytearray(newest.read_bytes())
     content[-100] ^= 1  # one bit of one weight: the file can be read, but is not what was written
@@ -155,7 +155,7 @@ def test_folder_of_an_earlier_run_needs_a_word(whole, tmp_path):
 
 
 def test_resume_from_a_named_checkpoint(whole, tmp_path):
-    train(tiny(), tmp_path, resume=str(checkpoints.list_checkpoints(whole / "checkpoints")[1]))
+    train(tiny(), tmp_path, resume=str(list_checkpoints(whole / "checkpoints")[1]))
     for (name, value), other in zip(
         final_state(tmp_path)[0].items(), final_state(whole)[0].values(), strict=True
     ):  # fmt: skip
@@ -168,9 +168,9 @@ def test_course_that_was_given_up_does_not_outlive_the_new_one(whole, tmp_path):
     assert in_child(lambda: train(tiny(), early, reporter=Killer(5))) == signal.SIGKILL
     out = tmp_path / "out"
     shutil.copytree(whole, out)
-    named = str(checkpoints.checkpoint_path(early / "checkpoints", 4))
+    named = str(early / "checkpoints" / "step-000000004.safetensors")
     assert in_child(lambda: train(tiny(), out, resume=named, reporter=Killer(9))) == signal.SIGKILL
-    assert [path.name for path in checkpoints.list_checkpoints(out / "checkpoints")] == ["step-000000008.safetensors"]
+    assert [path.name for path in list_checkpoints(out / "checkpoints")] == ["step-000000008.safetensors"]
 
 
 def test_other_data_under_the_same_settings_is_refused(tmp_path, capsys):
@@ -230,7 +230,7 @@ def test_results_without_their_checkpoints_are_not_trained_over(whole, tmp_path)
 
 
 def test_end_of_a_run_whose_log_is_gone(whole, tmp_path):
-    last = checkpoints.list_checkpoints(whole / "checkpoints")[0]
+    last = list_checkpoints(whole / "checkpoints")[0]
     with pytest.raises(LrfdynError, match=r"is the end of its run, .* lrfdyn evaluate .* measures them"):
         train(tiny(), tmp_path, resume=str(last))
 

@@ -9,19 +9,21 @@ import torch
 
 pytest.importorskip("accelerate")
 from lrfdyn.errors import LrfdynError
-from lrfdyn.io.checkpoints import list_checkpoints
+from lrfdyn.io.weights import list_checkpoints
 from lrfdyn.training.processes import keep_numbers
 from tests.training.runs import assert_same_end, final_state, launch, tiny, train, write_recipe
 
 # No stochastic depth: every process draws its own.
-EXACT = {"model": {"drop_path": 0.0}, "run": {"precision": "fp64"}}
+RUN = {"precision": "fp64", "batch_size": 256, "checkpoint_steps": 2}
+EXACT = {"model": {"drop_path": 0.0}, "run": RUN}
+STEPS = 10  # 2 epochs of 1,437 images in batches of 256
 SHORT = {"schedule": {"epochs": 1, "warmup_epochs": 0}}
-HALF = {**EXACT, **SHORT, "run": {"precision": "bf16"}}
+HALF = {**EXACT, **SHORT, "run": {**RUN, "precision": "bf16"}}
 TRUST = {
     **EXACT,
     **SHORT,
     "optimizer": {"name": "lamb", "ema_decay": None},
-    "run": {"precision": "fp64", "accumulate": 2},
+    "run": {**RUN, "accumulate": 2},
 }
 
 DRIVER = """
@@ -70,7 +72,7 @@ exact, half, trust, stopped = sys.argv[1:]
 for recipe in (exact, half, trust):
     train(recipe, recipe + ".sharded")
 try:
-    train(exact, stopped, at=14)  # behind a test, which leaves weights whole
+    train(exact, stopped, at=7)  # behind a test, which leaves weights whole
 except Stopped as error:
     print(error, flush=True)
 train(exact, stopped, resume="auto")
@@ -87,9 +89,9 @@ def test_a_sharded_run_equals_one_that_is_not_and_goes_on_where_it_stopped(tmp_p
     options = ["--num_processes", "2", "--use_fsdp", "--fsdp_version", "2", *blocks]
     said = launch("accelerate.commands.launch", *options, str(driver), *map(str, recipes.values()), str(stopped))
     assert said.count("3 units") == 5, "two blocks and the rest"
-    assert "stopped at step 14" in said
-    assert "resuming at step 14" in said
-    assert_same_end(stopped, tmp_path / "exact.sharded")
+    assert "stopped at step 7" in said
+    assert "resuming at step 7" in said
+    assert_same_end(stopped, tmp_path / "exact.sharded", STEPS)
     earlier = list_checkpoints(tmp_path / "exact.sharded" / "checkpoints")[1]
     train(tiny(**EXACT), tmp_path / "exact.alone", resume=str(earlier))
     for name, end in (("exact", "sharded"), ("exact", "alone"), ("trust", "sharded")):

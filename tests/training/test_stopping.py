@@ -14,7 +14,7 @@ import pytest
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json_lines
-from lrfdyn.io import checkpoints
+from lrfdyn.io.weights import list_checkpoints
 from lrfdyn.training.logs import Reporter
 from lrfdyn.training.processes import TIME_IS_UP, Stop, Stopped
 from tests.data.make import write_folder
@@ -56,7 +56,7 @@ def test_a_stop_loses_nothing(step, whole, tmp_path):
     with pytest.raises(Stopped, match=f"stopped at step {step} of 22 .the time is up.; .* --resume auto") as stopped:
         train(tiny(**RARELY), tmp_path, stop=stop, reporter=Clock(stop))
     assert stopped.value.code == 0
-    assert [p.name for p in checkpoints.list_checkpoints(tmp_path / "checkpoints")] == [f"step-{step:09d}.safetensors"]
+    assert [p.name for p in list_checkpoints(tmp_path / "checkpoints")] == [f"step-{step:09d}.safetensors"]
     assert not (tmp_path / "summary.json").exists()
     train(tiny(**RARELY), tmp_path, resume="auto")
     assert_same_end(tmp_path, whole)
@@ -83,7 +83,7 @@ def test_signal_from_outside(whole, tmp_path):
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGTERM
     assert "(SIGTERM); the same command with --resume auto goes on" in said
-    assert checkpoints.list_checkpoints(out / "checkpoints")
+    assert list_checkpoints(out / "checkpoints")
     assert main(command) == 0  # here, since another process would take seconds to start
     assert_same_end(out, whole)
 
@@ -116,7 +116,7 @@ def test_workers_do_not_die_of_a_signal_to_all(tmp_path):
     os.killpg(process.pid, signal.SIGTERM)
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGTERM, said
-    assert len(checkpoints.list_checkpoints(out / "checkpoints")) == 1
+    assert len(list_checkpoints(out / "checkpoints")) == 1
 
 
 def test_minutes_on_the_command_line(tmp_path, capsys):
@@ -131,15 +131,36 @@ def test_minutes_on_the_command_line(tmp_path, capsys):
     assert "minutes: expected a positive number, got 0.0" in capsys.readouterr().err
 
 
+# Commands in the same two processes, since each would take seconds to start; they leave after the last.
+COMMANDS = """
+import sys
+from pathlib import Path
+from torch import distributed
+from lrfdyn.training import processes
+
+leave, processes.leave_together = processes.leave_together, lambda code=0: None
+from lrfdyn.cli import main
+
+recipe, out = sys.argv[1:]
+train = ["train", recipe, "--out", out, "--resume", "auto"]
+for command in ([*train, "--minutes", "1e-9"], train, ["evaluate", out]):
+    assert main(command) == 0
+    distributed.barrier()
+    if distributed.get_rank() == 0:
+        print("summary there:", (Path(out) / "summary.json").exists(), flush=True)
+leave()
+"""
+
+
 def test_processes_stop_at_the_same_step(tmp_path):
-    recipe, out = write_recipe(tmp_path / "tiny.yaml", run={"log_steps": 2}), tmp_path / "out"
-    command = ("-m", "lrfdyn", "train", str(recipe), "--out", str(out), "--resume", "auto")
-    assert "stopped at step 2 of 22" in torchrun(*command, "--minutes", "1e-9")
-    assert not (out / "summary.json").exists()
-    assert "resuming at step 2" in torchrun(*command)
-    assert (out / "summary.json").exists()
-    said = torchrun("-m", "lrfdyn", "evaluate", str(out))
-    assert said.count("top-1") == 1, "one process speaks for all"
+    recipe, driver = write_recipe(tmp_path / "tiny.yaml", run={"log_steps": 2}), tmp_path / "driver.py"
+    driver.write_text(COMMANDS)
+    said = torchrun(str(driver), str(recipe), str(tmp_path / "out"))
+    stopped, _, rest = said.partition("summary there: False\n")
+    resumed, _, evaluated = rest.partition("summary there: True\n")
+    assert "stopped at step 2 of 22" in stopped
+    assert "resuming at step 2" in resumed
+    assert evaluated.count("top-1") == 1, "one process speaks for all"
 
 
 def test_one_run_at_a_time(tmp_path):

@@ -17,7 +17,7 @@ import pytest
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import sole_user
-from lrfdyn.io.checkpoints import list_checkpoints
+from lrfdyn.io.weights import list_checkpoints
 from lrfdyn.training.processes import PARENT, Stop
 from lrfdyn.training.recipes import dump_yaml
 from lrfdyn.training.sweep import Sweep, SweepReporter, group_rows, load_sweep, plan_runs

@@ -26,9 +26,9 @@ from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.deploy import LowMemoryModel, compile_for_inference
 from lrfdyn.devices import device_name
 from lrfdyn.errors import require
+from lrfdyn.files import discard_stderr
 from lrfdyn.models import SpikingModel
 from lrfdyn.ops.dispatch import plain_operations
-from lrfdyn.stderr import discard_stderr
 
 SPAN = "memory span: "
 Terms = list[dict[str, Any]]

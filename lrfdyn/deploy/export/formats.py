@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 from lrfdyn.errors import LrfdynError, first_line, require
-from lrfdyn.files import read_json, write_json
-from lrfdyn.stderr import discard_stderr
+from lrfdyn.files import discard_stderr, read_json, write_json
 
 METADATA_KEY = "lrfdyn"  # one JSON object, which a reader in any language can take apart
 INPUT, OUTPUT = "images", "logits"

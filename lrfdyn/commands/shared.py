@@ -1,0 +1,76 @@
+"""What commands share: arguments, tables, consoles and progress bars."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, JustifyMethod
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from lrfdyn.training.config import key_help, key_types
+from lrfdyn.training.recipes import SHORT_NAMES, type_name
+
+MIB = 2**20
+
+
+def comma_list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def integer_list(text: str) -> tuple[int, ...]:
+    return tuple(map(int, comma_list(text)))
+
+
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    """Makes every key of a recipe an option, `--section.key VALUE` and its short name."""
+    parser.allow_abbrev = False  # a shortened key would silently be another one tomorrow
+    group = parser.add_argument_group("keys of the recipe", "lrfdyn train RECIPE --dry-run prints their values")
+    short = {key: name for name, key in SHORT_NAMES.items()}
+    for key, kind in key_types().items():
+        flags = [f"--{name}" for name in (short.get(key), key) if name]
+        group.add_argument(*flags, dest=key, default=argparse.SUPPRESS, metavar=type_name(kind), help=key_help()[key])
+
+
+def given_keys(args: argparse.Namespace) -> dict[str, str]:
+    """The keys of the recipe that were given, as texts."""
+    return {key: value for key, value in vars(args).items() if "." in key}
+
+
+def command_line() -> str:
+    """The command as it was given, for the record."""
+    return shlex.join(["lrfdyn", *sys.argv[1:]])
+
+
+def plain_console(width: int = 0, stderr: bool = False) -> Console:
+    """A console that prints texts as they are, at least `width` wide: the terminal breaks lines, no column is lost."""
+    return Console(width=max(width, Console().width) if width else None, stderr=stderr, highlight=False, markup=False)
+
+
+def make_table(*headers: str, title: str | None = None) -> Table:
+    """An empty table. Columns whose header begins with `>` hold numbers, the others texts that may be folded."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for header in headers:
+        justify: JustifyMethod = "right" if header.startswith(">") else "left"
+        table.add_column(header.lstrip(">"), justify=justify, no_wrap=justify == "right", overflow="fold")
+    return table
+
+
+def number(value: float | None, form: str, unit: float = 1) -> str:
+    """A cell of a table, with a dash for what is not known."""
+    return "-" if value is None else format(value / unit, form)
+
+
+def bar(visible: bool = True) -> Progress:
+    """A progress bar on the error stream, and only where a person sees it."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not visible or not console.is_terminal)
+
+
+def bars(console: Console) -> Progress:
+    """Bars whose tasks have a description and a field `news` for what was last heard of them."""
+    news, times = TextColumn("{task.fields[news]}"), (TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), news, *times, console=console)
