@@ -5,23 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import PurePath
+from reprlib import Repr
 
 MOST_NAMES = 30  # that an error lists
+LONGEST = 800  # characters of an error
+_brief = Repr()
+_brief.maxlevel, _brief.maxstring, _brief.maxother = 2, 80, 80
 
 
 class LrfdynError(ValueError):
-    """Bad input. The command line prints it as one line and exits with code 2."""
+    """Bad input. The command line prints it as one line and exits with code 2. Whatever is put into it, it stays one
+    line of visible characters, of which the middle is left out where they are very many."""
+
+    def __init__(self, message: str) -> None:
+        if len(message) > LONGEST:
+            message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 4 :]}"
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: in full where it is short, its type where it is no plain value."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes, list, tuple, dict, set, PurePath)):
+        try:
+            return _brief.repr(value)
+        except ValueError:  # Python writes no integer of more than 4,300 digits
+            return "a very long integer"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> LrfdynError:
     """An error for a name that is not in a registry, with the near matches."""
-    return LrfdynError(f"{what}: unknown name {name!r}; {near_names(name, known)}")
+    return LrfdynError(f"{what}: unknown name {shown(name)}; {near_names(name, known)}")
 
 
 def near_names(name: object, known: Iterable[str]) -> str:
     """The known names that are near to one that is not known, or else all of them, in words."""
     names = sorted(known)
-    near = get_close_matches(str(name), names, n=3, cutoff=0.5)
+    near = get_close_matches(name, names, n=3, cutoff=0.5) if isinstance(name, str) and len(name) < 100 else []
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names[:MOST_NAMES])}{more}"
 
@@ -45,11 +66,12 @@ def require(condition: bool, message: str) -> None:
         raise LrfdynError(message)
 
 
-def require_integer(name: str, value: object, minimum: int) -> None:
-    integer = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
-    require(integer, f"{name}: expected an integer >= {minimum}, got {value!r}")
+def require_integer(name: str, value: object, minimum: int, most: int | None = None) -> None:
+    integer = isinstance(value, int) and not isinstance(value, bool) and minimum <= value
+    require(integer, f"{name}: expected an integer >= {minimum}, got {shown(value)}")
+    require(most is None or value <= most, f"{name}: expected at most {most}, got {shown(value)}")  # type: ignore[operator]
 
 
 def require_integers(name: str, values: object) -> None:
     integers = isinstance(values, Sequence) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
-    require(integers, f"{name}: expected a sequence of integers, got {values!r}")
+    require(integers, f"{name}: expected a sequence of integers, got {shown(values)}")

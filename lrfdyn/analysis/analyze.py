@@ -22,6 +22,7 @@ from lrfdyn.analysis.measure.observe import RANDOM, Images, observe
 from lrfdyn.analysis.measure.spikes import EnergyModel, FiringRates, SynapticOperations
 from lrfdyn.analysis.report.write import results_head
 from lrfdyn.attention import Attention, attention_label, attention_options
+from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models import SpikingModel
 from lrfdyn.models.registry import model_class
@@ -50,6 +51,7 @@ Tell = Callable[..., None]  # of what is measured, and how many images of it are
 PASSES = 3  # over the images: one that observes, two for the gradients, with and without those of attention
 
 
+@checked
 def find_sources(text: str, images: Images) -> list[Source]:
     """All models that `text` stands for (see `lrfdyn.sources`). One that is named is made for the images."""
     first, *others = known.find_sources(text)
@@ -58,6 +60,7 @@ def find_sources(text: str, images: Images) -> list[Source]:
     return [replace(first, options={**first.options, **facts}), *others]
 
 
+@checked
 def analyze(
     sources: Sequence[Source],
     images: Images,
@@ -154,6 +157,7 @@ def _training_settings(source: Source) -> dict[str, Any]:
         return {}
 
 
+@checked
 def measure_model(
     model: SpikingModel, batches: Sequence[Tensor], energy: EnergyModel | None = None, progress: Tell = lambda *_: None
 ) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from typing import Any, TypeVar
 
 from lrfdyn.attention.registry import attention_options, option_takers, unknown_option
+from lrfdyn.checks import check_types, checked, hints_of
 from lrfdyn.errors import unknown_name
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.registry import Registry
@@ -17,6 +18,7 @@ _HOSTS: Registry[type[SpikingModel]] = Registry("model")
 _PRESETS: dict[str, dict[str, Any]] = {}
 
 
+@checked
 def register_model(name: str, **preset: Any) -> Callable[[Host], Host]:
     """Makes a host class known to `create_model`, `list_models` and all commands as `name`, built with the options of
     `preset` in the place of its defaults. A class may have several names.
@@ -35,6 +37,7 @@ def register_model(name: str, **preset: Any) -> Callable[[Host], Host]:
     return register
 
 
+@checked
 def list_models(pattern: str = "*") -> list[str]:
     """The sorted names that `create_model` takes, of those that a shell pattern such as "spikformer_8_*" matches."""
     return sorted(name for name in _HOSTS if fnmatch(name, pattern))
@@ -49,7 +52,8 @@ def host_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `create_model` as the host class takes them: those of its attention in `attention_options`. An
     unknown one is an error that names those who take it, or the near matches."""
     known = {**model_class(name).options(), **_PRESETS[name]}
-    host = dict(options)
+    host, config_class = dict(options), model_class(name).config_class
+    check_types({key: host[key] for key in ("attention", "attention_options") if key in host}, hints_of(config_class))
     kind = host.get("attention", known.get("attention"))
     kind_options = {} if kind is None else attention_options(kind)
     own = {key: host.pop(key) for key in options if key in kind_options}
@@ -61,6 +65,7 @@ def host_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**host, "attention_options": own} if own else host
 
 
+@checked
 def create_model(name: str, **options: Any) -> SpikingModel:
     """Builds a model with random weights.
 

@@ -20,6 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lrfdyn.checks import checked
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.files import read_json, read_json_lines, sole_user, write_json, write_table
 from lrfdyn.training.config import TrainConfig, differences, key_types
@@ -69,6 +70,7 @@ class SweepReporter:
         """The run has ended, now or in an earlier call, or it has failed."""
 
 
+@checked
 def load_sweep(path: Path, overrides: Mapping[str, str] | None = None) -> list[SweepRun]:
     """The runs of a sweep file; `overrides` are keys of the recipe for all of them, as on a command line."""
     return plan_runs(read_yaml(path, "sweep"), overrides, f"sweep: {path}")
@@ -133,6 +135,7 @@ class Sweep:
     """The runs of a list in `out`: `runs/NAME/` is the folder of each, sweep.json and table.csv say how they ended.
     `together` runs are under way at a time, each with `threads` (default: one where several run, else all)."""
 
+    @checked
     def __init__(
         self, runs: Sequence[SweepRun], out: Path, *, together: int = 1, threads: int | None = None, command: str = ""
     ) -> None:
