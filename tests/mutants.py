@@ -161,18 +161,18 @@ def drawn(rooms: list[str], seed: int) -> list[tuple[str, Mutant]]:
     return [queue[i] for i in range(most) for queue in queues if i < len(queue)]
 
 
-def test_files(room: str, module: str) -> list[list[str]]:
-    """The tests of a room in five steps: the quick ones that name the module, quick ones that name its package, slow
-    ones that name the module, other quick ones, other slow ones."""
+def test_files(folder: Path, room: str, module: str) -> list[list[str]]:
+    """The tests of a room in the copy `folder`, in five steps: the quick ones that name the module, quick ones that name
+    its package, slow ones that name the module, other quick ones, other slow ones."""
     files: list[str] = []
     for place in TESTS[room]:
-        found = sorted((ROOT / place).glob("test_*.py")) if (ROOT / place).is_dir() else [ROOT / place]
-        files += [str(file.relative_to(ROOT)) for file in found if file.stem != "test_gpu"]
+        found = sorted((folder / place).glob("test_*.py")) if (folder / place).is_dir() else [folder / place]
+        files += [str(file.relative_to(folder)) for file in found if file.stem != "test_gpu"]
     dotted = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package = dotted.rpartition(".")[0]
     steps: list[list[str]] = [[], [], [], [], []]
     for file in files:
-        text = (ROOT / file).read_text(encoding="utf-8")
+        text = (folder / file).read_text(encoding="utf-8")
         exact, near = dotted in text, package in text and package != f"lrfdyn.{room}"
         slow, quick = (2 if exact else 4), (0 if exact else 1 if near else 3)
         steps[slow if file in SLOW else quick].append(file)
@@ -239,7 +239,7 @@ def try_mutant(room: str, mutant: Mutant, folder: Path, slow: bool) -> dict[str,
     try:
         path.write_text(original[: mutant.start] + mutant.after + original[mutant.end :], encoding="utf-8")
         os.utime(path, (dated + 1e6, dated + 1e6))  # so that the compiled file of the original is not taken
-        for files in test_files(room, mutant.path)[: 5 if slow else 4]:
+        for files in test_files(folder, room, mutant.path)[: 5 if slow else 4]:
             noticed = noticed or (run_tests(folder, files) if files else None)
     finally:
         path.write_text(original, encoding="utf-8")
@@ -249,8 +249,8 @@ def try_mutant(room: str, mutant: Mutant, folder: Path, slow: bool) -> dict[str,
     return {"room": room, **mutant._asdict(), "before": before, "noticed": noticed, "seconds": seconds}
 
 
-def work(jobs: Sequence[tuple[str, Mutant]], out: Path, deadline: float, slow: bool) -> None:
-    """Tries mutants in a copy of the repository until the time is over; adds a line to `out` for each."""
+def work(jobs: Sequence[tuple[str, Mutant]], given: argparse.Namespace, deadline: float) -> None:
+    """Tries mutants in a copy of the repository until the time is over; adds a line to the file for each."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / ROOT.name
         ignored = shutil.ignore_patterns(".git", ".venv", "demo", "site", "__pycache__")
@@ -260,8 +260,8 @@ def work(jobs: Sequence[tuple[str, Mutant]], out: Path, deadline: float, slow: b
         for room, mutant in jobs:
             if time.monotonic() > deadline:
                 return
-            record = try_mutant(room, mutant, folder, slow)
-            with out.open("a", encoding="utf-8") as file:
+            record = {"seed": given.seed, **try_mutant(room, mutant, folder, given.again)}
+            with given.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
             if record["noticed"] is None:
                 print(f"survived: {mutant.path}:{mutant.line}: {record['before']!r} -> {mutant.after!r}", flush=True)
@@ -310,7 +310,7 @@ def main() -> int:
     for i in range(given.together):
         if (worker := os.fork()) == 0:
             try:
-                work(todo[i :: given.together], given.out, deadline, given.again)
+                work(todo[i :: given.together], given, deadline)
             finally:
                 os._exit(0)
         workers.append(worker)
