@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
@@ -47,6 +48,7 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold letters that its encoding lacks
+    warnings.formatwarning = lambda message, *_: f"lrfdyn: {message}\n"  # not the line of code that it is from
     args, unknown = build_parser().parse_known_args(argv)
     try:
         if unknown:

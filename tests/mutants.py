@@ -162,8 +162,8 @@ def drawn(rooms: list[str], seed: int) -> list[tuple[str, Mutant]]:
 
 
 def test_files(folder: Path, room: str, module: str) -> list[list[str]]:
-    """The tests of a room in the copy `folder`, in five steps: the quick ones that name the module, quick ones that name
-    its package, slow ones that name the module, other quick ones, other slow ones."""
+    """The tests of a room in the copy `folder`, in five steps: the quick ones that name the module, quick ones that
+    name its package, slow ones that name the module, other quick ones, other slow ones."""
     files: list[str] = []
     for place in TESTS[room]:
         found = sorted((folder / place).glob("test_*.py")) if (folder / place).is_dir() else [folder / place]

@@ -18,6 +18,7 @@ Axes = tuple[dict[str, Any], dict[str, Any]]  # x and y
 Lines = dict[str, list[list[float]]]  # points by label
 POINTS, CELLS = 60, 48  # of a line, and a side of a map
 TOLERANCE = 1e-12  # in which two radii are equal
+MOST = 2**16  # tokens: every point of a chart is a sum over all of them
 
 REASON = (
     "Mixing adds up to h(λ) to the entropy, so the bound h(λ) + (1-λ)H(P) + λH(R) is below H(P) only where "
@@ -50,7 +51,8 @@ class TheorySettings:
     dilations: tuple[int, ...] = (3, 5)  # of the local weights
 
     def __post_init__(self) -> None:
-        require(self.n >= 8, f"n (tokens): expected an integer >= 8, got {self.n}")
+        sums = "as every point of a chart is a sum over all tokens"
+        require(8 <= self.n <= MOST, f"n (tokens): expected an integer in 8..{MOST}, {sums}, got {self.n}")
         require(0 < self.beta < math.inf, f"beta: expected a positive number, got {self.beta}")
         require(self.alpha is None or 0 < self.alpha < math.inf, f"alpha: expected a positive number, got {self.alpha}")
         require(0 <= self.share <= 1, f"share: expected a number in [0, 1], got {self.share}")

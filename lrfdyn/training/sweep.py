@@ -83,6 +83,9 @@ def plan_runs(values: Any, overrides: Mapping[str, str] | None = None, source: s
     entries = [{"recipe": entry} if isinstance(entry, str) else entry for entry in entries]
     for entry in entries:
         require(isinstance(entry, dict), f"{source}: runs: expected keys with values, got {entry!r}")
+    for keys in (common, *entries):
+        twice = [short for short, key in SHORT_NAMES.items() if short in keys and key in keys]
+        require(not twice, f"{source}: {', '.join(twice)}: stands there under its long name too")
     several = len({str({**common, **entry}.get("recipe")) for entry in entries}) > 1
     runs: list[SweepRun] = []
     for entry in entries:

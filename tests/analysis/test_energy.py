@@ -143,6 +143,14 @@ def test_the_sum_of_token_attention_by_hand():
     assert {part["accumulates"] for part in energy(layer, [frames])["layers"] if part["name"].endswith("q sum")} == {0}
 
 
+def test_layers_are_in_the_order_of_the_computation():
+    """What an attention computes stands between its projections and its last layer, also after several batches."""
+    layers = energy(digits_model("lrf_ssa"), list(torch.randn(4, 1, 8, 8).split(2)))["layers"]
+    inside = [layer["name"].removeprefix("blocks.0.attn.") for layer in layers if ".0.attn." in layer["name"]]
+    assert inside == ["q.conv", "k.conv", "v.conv", "k^T v", "q (k^T v)", "lrf", "proj.conv"]
+    assert layers[-1]["name"] == "head"
+
+
 def test_lrf_by_hand():
     spikes = projected(v=[(0, 4), (2, 0)])
     counts = plain(host_layer("lrf_ssa", dilations=(1,)).operation_counts(spikes, GRID))

@@ -213,6 +213,14 @@ def test_receptive_field_of_a_host():
     shares = [s["share"] for s in record["share_inside"]]
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1)
+    assert [s["side"] for s in record["share_inside"]] == [1, 3, 5, 7, 8]  # no square is larger than the image
+
+
+def test_squares_end_with_the_longer_side():
+    shares = share_inside(torch.ones(4, 12), (2, 4))  # up to 7 pixels from the centre, a square of 15
+    assert [s["side"] for s in shares] == [1, 3, 5, 7, 9, 11, 12]
+    assert shares[-1]["share"] == pytest.approx(1)
+    assert shares[-2]["share"] < 1
 
 
 def test_firing_rate_by_hand():

@@ -174,6 +174,9 @@ def test_command(tmp_path, capsys):
     assert (tmp_path / "tables" / "inequality_stencil.csv").read_text().startswith("β/α,λ,region")
     assert main(["theory", "--out", str(tmp_path), "--beta", "0"]) == 2
     assert "beta: expected a positive number" in capsys.readouterr().err
+    assert main(["theory", "--out", str(tmp_path), "--tokens", "1000000000"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "n (tokens): expected an integer in 8..65536" in line
 
 
 def test_bad_input():

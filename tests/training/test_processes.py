@@ -20,11 +20,12 @@ import torch.distributed as dist
 from lrfdyn.training.optim import without_warning
 from lrfdyn.training.processes import fresh_prefix, seed_generators
 from lrfdyn.training.trainer import OTHER_LAYOUT
-from tests.training.runs import STEPS, assert_same_end, ending, final_state, start, tiny, torchrun, train, write_recipe
+from tests.training.runs import assert_same_end, ending, final_state, start, tiny, torchrun, train, write_recipe
 
 # float64, because a spiking network turns a rounding error at a threshold into a whole spike. No stochastic depth:
 # every process draws its own.
-EXACT = {"model": {"drop_path": 0.0}, "run": {"precision": "fp64"}}
+EXACT = {"model": {"drop_path": 0.0}, "run": {"precision": "fp64", "batch_size": 256, "checkpoint_steps": 3}}
+STEPS = 10  # 2 epochs of 1,437 images in batches of 256
 
 # Kills once what the last argument says: the second process, or one of a node that may die, with the torchrun above it.
 DRIVER = """
@@ -41,7 +42,7 @@ class Dies(Reporter):
     def step(self, trainer):
         died = Path(recipe + victim)
         mortal = "MORTAL" in os.environ if victim == "node" else trainer.rank == 1
-        if mortal and trainer.done == 10 and not died.exists():
+        if mortal and trainer.done == 7 and not died.exists():
             died.touch()
             if victim == "node":
                 os.kill(os.getppid(), signal.SIGKILL)
@@ -93,8 +94,8 @@ def test_two_processes_equal_one(whole, tmp_path):
 
 
 def test_a_process_that_dies_leaves_no_trace(whole, driver):
-    assert "resuming at step 8" in torchrun("--max_restarts", "1", *driver, "process")
-    assert_same_end(Path(driver[2]), whole)
+    assert "resuming at step 6" in torchrun("--max_restarts", "1", *driver, "process")
+    assert_same_end(Path(driver[2]), whole, STEPS)
 
 
 class Nodes:
@@ -125,8 +126,8 @@ def test_a_process_that_dies_on_one_of_two_nodes_leaves_no_trace(whole, driver):
     """The nodes count restarts differently: one has seen a failure, the other a neighbour that came back."""
     nodes = Nodes(driver, "process")
     both = [nodes.start(), nodes.start()]
-    assert "resuming at step 8" in "".join(map(ending, both))
-    assert_same_end(Path(driver[2]), whole)
+    assert "resuming at step 6" in "".join(map(ending, both))
+    assert_same_end(Path(driver[2]), whole, STEPS)
 
 
 def test_a_node_that_dies_and_comes_back_leaves_no_trace(whole, driver):
@@ -135,8 +136,8 @@ def test_a_node_that_dies_and_comes_back_leaves_no_trace(whole, driver):
     nodes.wait_for_the_first()
     ending(nodes.start(MORTAL="1", **alone), code=-signal.SIGKILL)
     second = nodes.start(**alone)
-    assert "resuming at step 8" in ending(first) + ending(second)
-    assert_same_end(Path(driver[2]), whole)
+    assert "resuming at step 6" in ending(first) + ending(second)
+    assert_same_end(Path(driver[2]), whole, STEPS)
 
 
 def test_processes_share_a_prefix_that_the_dead_did_not_have():

@@ -66,6 +66,7 @@ def test_a_run_has_the_settings_of_its_recipe_its_entry_and_the_command(recipe):
         ({"runs": [{"recipe": "tiny", "seeds": [1, 1]}]}, r"seeds: expected different ones"),
         ({"runs": [{"recipe": "tiny", "run.seed": 1}]}, "run.seed: has a key of its own, seeds"),
         ({"runs": [{"recipe": "tiny", "epochs": "two"}]}, "epochs: expected an integer, got 'two'"),
+        ({"runs": [{"recipe": "tiny", "token": "qkv", "model.token": "value"}]}, "token: stands there under its long"),
         ({"runs": ["nothing"]}, "recipe: unknown name 'nothing'"),
         ("text", "expected a list of runs, or keys and `runs`, got 'text'"),
     ],

@@ -254,13 +254,15 @@ def receptive_field(
 
 
 def share_inside(field: Tensor, centre: Sequence[int]) -> list[dict[str, Any]]:
-    """The share of `field` `[H, W]` inside squares of side 1, 3, 5, ... around the pixel `centre`."""
+    """The share of `field` `[H, W]` inside squares of side 1, 3, 5, ... around the pixel `centre`. The last one is the
+    whole field, whose side is the longer one of `field`: no square is larger."""
     row, column = ((torch.arange(size) - at).abs() for size, at in zip(field.shape, centre, strict=True))
     ring = torch.maximum(row.unsqueeze(1), column)
     sums = torch.zeros(int(ring.max()) + 1, dtype=field.dtype).index_add_(0, ring.flatten(), field.flatten())
     total = field.sum()
     shares = sums.cumsum(0) / total if total > 0 else torch.zeros_like(sums)
-    return [{"side": 2 * r + 1, "share": float(share)} for r, share in enumerate(shares)]
+    inside = {min(2 * r + 1, max(field.shape)): float(share) for r, share in enumerate(shares)}
+    return [{"side": side, "share": share} for side, share in inside.items()]
 
 
 def receptive_field_record(

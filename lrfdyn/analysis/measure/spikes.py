@@ -177,14 +177,20 @@ class SynapticOperations:
 
     def record(self) -> dict[str, Any]:
         """Per image: operations and energy of every layer, in the order in which they run, and their sums."""
-        layers: list[dict[str, Any]] = []
+        order: list[str] = []
         for name, kind in self.kinds.items():
+            # What an attention computes inside is counted behind its last layer, which takes the outcome.
+            last = f"{name.rpartition('.')[0]}.proj"
+            places = (i for i, one in enumerate(order) if kind == "attention" and one.startswith(last))
+            order.insert(next(places, len(order)), name)
+        layers: list[dict[str, Any]] = []
+        for name in order:
             real = bool(self.real[name])
             accumulates = 0.0 if real else float(self.accumulates[name]) / self.images
             macs = self.dense[name] / self.images if real else 0.0
             picojoule = accumulates * self.energy.accumulate_pj + macs * self.energy.multiply_accumulate_pj
             values = {"accumulates": accumulates, "multiply_accumulates": macs, "energy_pj": picojoule}
-            layers.append({"name": name, "kind": kind, **values})
+            layers.append({"name": name, "kind": self.kinds[name], **values})
         keys = ("accumulates", "multiply_accumulates", "energy_pj")
         totals = {key: math.fsum(layer[key] for layer in layers) for key in keys}
         return {**totals, "layers": layers, "assumptions": self.energy.assumptions(), "notes": [*self.notes]}
