@@ -118,9 +118,7 @@ def test_distillation_is_the_sum_of_two_losses(kind, monkeypatch):
 
 def test_a_teacher_is_one_of_timm_s_own(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=pytest.fail))
-    with pytest.raises(
-        LrfdynError, match="distill.teacher: expected a name in timm's registry, got"
-    ):
+    with pytest.raises(LrfdynError, match=r"distill.teacher: expected a name in timm's registry, got"):
         build_distill(DistillConfig(teacher="hf-hub:some/one"), None, torch.device("cpu"))
 
 
