@@ -8,6 +8,7 @@ neighbours (2i, 2i+1), which every even slice keeps together. No state is carrie
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,9 +199,12 @@ def create_data(name: str, root: Path | str | None, augment: Augmentation, **opt
         given = getattr(augment, key)
         require(given == getattr(Augmentation, key), f"augmentation.{key}: is not for images of {name}, got {given}")
     check_options(name, options)
+    if root is not None and not source.needs_root:
+        warnings.warn(f"root: {name} is read from no folder, so {root} is not used", stacklevel=2)
+        root = None
     require(root is not None or not source.needs_root, f"root: {name} needs the folder of its files")
     folder = None if root is None else Path(root)
-    require(not source.needs_root or Path(folder or "").is_dir(), f"root: no such folder {folder}")
+    require(folder is None or folder.is_dir(), f"root: no such folder {folder}")
     return source(folder, augment, **options)
 
 

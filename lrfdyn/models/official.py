@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ Host = SpikingModel | type[SpikingModel]
 WRAPPERS = ("model", "state_dict", "model_state", "model_state_dict", "net", "network", "weights")
 AVERAGES = ("model_ema", "state_dict_ema", "ema", "ema_state_dict")
 PREFIXES = ("module.", "_orig_mod.", "model.")  # of parallel, compiled and wrapped models
+_READING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def _read(path: Path) -> Any:
     plain = path.suffix == ".safetensors"
     try:
         # Official checkpoints keep the arguments of the training script beside the weights. A Namespace is only data.
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+        # The list of what is safe is one for all threads, so they take turns.
+        with _READING, torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what matters comes as an error
             return load_file(path) if plain else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise anything

@@ -83,7 +83,7 @@ def parse_config(
         section, name = key.split(".")
         if isinstance(value, str):
             try:
-                value = _yaml().safe_load(value)
+                value = parse_yaml(value)
             except _yaml().YAMLError:
                 raise LrfdynError(f"--{key}: cannot read {value!r} as YAML") from None
         convert(value, key_types()[key], f"--{key}")
@@ -121,6 +121,7 @@ def convert(value: Any, kind: Any, key: str) -> Any:
         return None if value is None else convert(value, arguments[0], key)
     if origin is Literal:
         value = "off" if value is False and "off" in arguments else value  # YAML reads off as false
+        value = value.lower() if isinstance(value, str) else value
         if value not in arguments:
             raise unknown_name(key, value, arguments)
         return value
@@ -177,11 +178,27 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     return _yaml().safe_dump(dict(values), sort_keys=False, default_flow_style=None, width=100)
 
 
+def parse_yaml(text: str) -> Any:
+    """YAML as plain values. A key that stands twice in a mapping is an error: PyYAML would take the last one."""
+    yaml = _yaml()
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]  # a module that is known when it is there
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node, seen = super().compose_mapping_node(anchor), set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(problem=f"the key {key.value} stands twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+            return node
+
+    return yaml.load(text, Loader)
+
+
 def read_yaml(path: Path, argument: str = "recipe") -> Any:
     """The content of a YAML file; an error names `argument`."""
     yaml = _yaml()
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise LrfdynError(f"{argument}: cannot read {path} ({error.strerror})") from None
     except UnicodeDecodeError as error:

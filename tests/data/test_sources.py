@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from lrfdyn import LrfdynError
+from lrfdyn.analysis.measure.observe import load_images
+from lrfdyn.cli import main
 from lrfdyn.data import DATA, Augmentation, DataSource, create_data, data_class, register_data
 from lrfdyn.data.resident import ResidentData
 from lrfdyn.training.estimate import estimate
@@ -215,6 +218,17 @@ def test_no_folder(name: str, tmp_path: Path) -> None:
         create_data(name, tmp_path / "absent", Augmentation())
     with pytest.raises(LrfdynError, match=str(tmp_path)):
         create_data(name, tmp_path, Augmentation())
+
+
+def test_a_folder_that_is_not_read_is_said(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # which the command line replaces
+    with pytest.warns(UserWarning, match=f"root: digits is read from no folder, so {tmp_path} is not used"):
+        create_data("digits", tmp_path, Augmentation())
+    with pytest.raises(LrfdynError, match="data-root: random images are read from no folder"):
+        load_images("random", tmp_path, 1, 1, torch.device("cpu"))
+    with pytest.warns(UserWarning, match="root: digits is read from no folder, so here is not used"):
+        assert main(["train", "digits", "--dry-run", "--data.root", "here"]) == 0
+    assert warnings.formatwarning("text", UserWarning, "tasks.py", 1) == "lrfdyn: text\n", "one line, for a command"
 
 
 def test_own_data_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import pickle
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import lrfdyn
+from lrfdyn.models import official
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.official import OfficialReport
 from tests.golden_rule import images, load, official_state
@@ -159,6 +161,18 @@ def test_other_objects_are_refused_by_name(beside, name, tmp_path):
 def test_the_allowance_for_namespaces_ends_with_the_call(tmp_path):
     torch.save({"model": state(), "args": ARGUMENTS}, tmp_path / "file.pth")
     lrfdyn.load_official(build(), tmp_path / "file.pth")
+    assert argparse.Namespace not in torch.serialization.get_safe_globals()
+
+
+def test_honest_files_are_taken_in_many_threads(tmp_path):
+    """PyTorch's list of safe types is one for the process: a call that ended took it from those that were reading."""
+    torch.save({"model": {"x": torch.ones(2)}, "args": ARGUMENTS}, tmp_path / "file.pth")
+
+    def read_often(_: int) -> list[argparse.Namespace]:
+        return [official._read(tmp_path / "file.pth")["args"] for _ in range(20)]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(read_often, range(8))) == [[ARGUMENTS] * 20] * 8
     assert argparse.Namespace not in torch.serialization.get_safe_globals()
 
 

@@ -9,7 +9,7 @@ import pytest
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.training.config import ScheduleConfig
-from lrfdyn.training.recipes import find_recipe, load_recipe, parse_config
+from lrfdyn.training.recipes import find_recipe, load_recipe, parse_config, parse_yaml
 from tests.training.runs import TINY, tiny, write_recipe
 
 
@@ -91,6 +91,21 @@ def test_extends(tmp_path):
     (tmp_path / "bad.yaml").write_text("model:\n  name: [\n")
     with pytest.raises(LrfdynError, match=r"bad.yaml is not YAML in line 3"):
         load_recipe(tmp_path / "bad.yaml")
+
+
+def test_a_key_that_stands_twice_is_an_error(tmp_path, capsys):
+    """PyYAML takes the last one: half of what was edited would have no effect."""
+    path = write_recipe(tmp_path / "r.yaml")
+    path.write_text(path.read_text() + "schedule:\n  epochs: 3\n")
+    with pytest.raises(LrfdynError, match=r"r.yaml is not YAML in line \d+ \(the key schedule stands twice\)"):
+        load_recipe(path)
+    assert main(["train", "digits", "--dry-run", "--model.options", "{dim: 8, dim: 16}"]) == 2
+    assert "--model.options: cannot read '{dim: 8, dim: 16}' as YAML" in capsys.readouterr().err
+    assert parse_yaml("a: &a {x: 1, y: 2}\nb:\n  <<: *a\n  x: 3\nc: {<<: *a}") == {
+        "a": {"x": 1, "y": 2},
+        "b": {"x": 3, "y": 2},
+        "c": {"x": 1, "y": 2},
+    }, "keys that are merged in may be replaced"
 
 
 def test_unknown_recipe_and_option(capsys):

@@ -66,6 +66,7 @@ def test_a_run_has_the_settings_of_its_recipe_its_entry_and_the_command(recipe):
         ({"runs": [{"recipe": "tiny", "seeds": [1, 1]}]}, r"seeds: expected different ones"),
         ({"runs": [{"recipe": "tiny", "run.seed": 1}]}, "run.seed: has a key of its own, seeds"),
         ({"runs": [{"recipe": "tiny", "epochs": "two"}]}, "epochs: expected an integer, got 'two'"),
+        ({"runs": [{"recipe": "tiny", "token": "qkv", "model.token": "value"}]}, "token: stands there under its long"),
         ({"runs": ["nothing"]}, "recipe: unknown name 'nothing'"),
         ("text", "expected a list of runs, or keys and `runs`, got 'text'"),
     ],
@@ -158,7 +159,7 @@ def test_ctrl_c_and_again_gives_the_same_weights(tmp_path):
     assert process.returncode == 130, output
     assert "goes on from here" in output
     assert "Traceback" not in output
-    assert not list(out.glob("**/.*.tmp"))
+    assert not list(out.glob("**/.lrfdyn-*"))
     assert f"of {STEPS} (SIGTERM)" in (folder / "console.txt").read_text()
     assert not (folder / "summary.json").exists()
 

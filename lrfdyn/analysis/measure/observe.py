@@ -72,6 +72,7 @@ def load_images(
         require(value is None or value >= 1, f"{argument}: expected an integer >= 1, got {value}")
     size = {} if image_size is None else {"image_size": image_size}
     if name == RANDOM:
+        require(root is None, f"data-root: {RANDOM} images are read from no folder, got {root}")
         return Images(name, count, batch_size, device, size, [], [])
     if name not in DATA:
         raise unknown_name("data", name, [*DATA, RANDOM])
