@@ -153,7 +153,7 @@ def _models_in(folder: Path) -> list[Path]:
 
     if not folder.is_dir() or is_model(folder):
         return []
-    found = (list(filter(is_model, folder.glob(inner))) for inner in ("runs/*", "*"))
+    found = (list(filter(is_model, folder.glob(inner))) for inner in ("runs/[!.]*", "[!.]*"))
     return sorted(next(filter(None, found), []), key=paper_order)
 
 
