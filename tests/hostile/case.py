@@ -103,7 +103,7 @@ class Case:
         lines = err.splitlines()
         if code == 2 and not (lines and lines[-1].startswith("lrfdyn") and "error: " in lines[-1]):
             self.find(f"exit code 2 without a line that says why: {err[-300:]!r}")
-        for line in lines:
+        for line in filter(None, lines):
             self.check_message(line)
         if code == 0 and "--json" in argv and out:
             try:

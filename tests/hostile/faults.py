@@ -214,7 +214,7 @@ def output_fault(case: Case) -> None:
     code = ended(child(case, line, prepare))
     err = (case.folder / "err").read_text(errors="replace")
     case.check_end([], code, "", err, codes=(0, 2, 141))
-    if (case.folder / "r").exists():
+    if code == 0 and (case.folder / "r").exists():
         check_run(case, case.folder / "r")
 
 
