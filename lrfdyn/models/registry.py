@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from lrfdyn.attention.registry import attention_options, option_takers, unknown_option
+from lrfdyn.attention.registry import ATTENTIONS, attention_options, option_takers, unknown_option
 from lrfdyn.checks import check_types, checked, hints_of
 from lrfdyn.errors import unknown_name
 from lrfdyn.models.base import SpikingModel
@@ -39,8 +39,9 @@ def register_model(name: str, **preset: Any) -> Callable[[Host], Host]:
 
 @checked
 def list_models(pattern: str = "*") -> list[str]:
-    """The sorted names that `create_model` takes, of those that a shell pattern such as "spikformer_8_*" matches."""
-    return sorted(name for name in _HOSTS if fnmatch(name, pattern))
+    """The sorted names that `create_model` takes, of those that a shell pattern such as "spikformer_8_*" matches, with
+    capitals or without."""
+    return sorted(name for name in _HOSTS if fnmatchcase(name.lower(), pattern.lower()))
 
 
 def model_class(name: str) -> type[SpikingModel]:
@@ -51,9 +52,11 @@ def model_class(name: str) -> type[SpikingModel]:
 def host_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `create_model` as the host class takes them: those of its attention in `attention_options`. An
     unknown one is an error that names those who take it, or the near matches."""
-    known = {**model_class(name).options(), **_PRESETS[name]}
+    known = {**model_class(name).options(), **_PRESETS[_HOSTS.name_of(name)]}
     host, config_class = dict(options), model_class(name).config_class
     check_types({key: host[key] for key in ("attention", "attention_options") if key in host}, hints_of(config_class))
+    if host.get("attention") is not None:
+        host["attention"] = ATTENTIONS.name_of(host["attention"])
     kind = host.get("attention", known.get("attention"))
     kind_options = {} if kind is None else attention_options(kind)
     own = {key: host.pop(key) for key in options if key in kind_options}
@@ -77,6 +80,7 @@ def create_model(name: str, **options: Any) -> SpikingModel:
         model = lrfdyn.create_model("spikformer_4_384", attention="lrf_dyn", dilations=(1, 3), num_classes=10)
         logits = model(torch.randn(2, 3, 32, 32))  # [2, 10]
     """
+    name = _HOSTS.name_of(name)
     model = model_class(name)(**{**_PRESETS[name], **host_options(name, options)})
     model.name = name
     return model
