@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from lrfdyn.attention.base import Grid, require_grid
+from lrfdyn.checks import checked
 from lrfdyn.errors import require, require_integer
 from lrfdyn.nn.neurons import IntegerSpike
 from lrfdyn.ops.bits import pack_integers, packed_width, unpack_integers
@@ -48,6 +49,7 @@ class RowStream:
             ...
     """
 
+    @checked
     def __init__(
         self, attention: LRFDyn, time_steps: int = 1, batch: int = 1, grid: Grid | None = None, buffers: str = "spikes"
     ) -> None:

@@ -112,6 +112,7 @@ class Predictor:
             yield from records
 
 
+@checked
 def expand_images(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Files as they are, the images of folders (and of the folders in them) and the matches of glob patterns, each
     group sorted. A folder or pattern without images is an error; a file that is missing is left to the reader."""

@@ -90,7 +90,7 @@ class HubMixin(nn.Module):
             write_json(place / CONFIG_FILE, config)
             path = place / CARD_FILE
             if not path.exists() or CARD_MARK in path.read_text(encoding="utf-8"):
-                write_atomic(path, lambda file: file.write_text(text, encoding="utf-8"))
+                write_atomic(path, lambda file: file.write_text(text, encoding="utf-8", errors="replace"))
         except OSError as error:
             raise LrfdynError(f"folder: cannot write in {place} ({error.strerror})") from None
 

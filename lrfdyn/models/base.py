@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lrfdyn.checks import check_fields
-from lrfdyn.errors import require, require_integer
+from lrfdyn.errors import require, require_integer, shown
 from lrfdyn.io.hub import HubMixin
 from lrfdyn.nn.layers import init_weights
 from lrfdyn.nn.sections import Section
@@ -142,6 +142,7 @@ class SpikingModel(HubMixin):
 
     def to_time_major(self, images: Tensor) -> Tensor:
         """Checked images as `[T, B, C, H, W]` in channels-last memory; the steps of static ones share their memory."""
+        require(isinstance(images, Tensor), f"images: expected a tensor, got {shown(images)}")
         shape, channels, least = list(images.shape), self.in_channels, self.smallest_image
         require(len(shape) in (4, 5), f"images: expected [B, C, H, W] or [T, B, C, H, W], got {shape}")
         require(shape[-3] == channels, f"images: expected {channels} channels, got {shape[-3]} in {shape}")

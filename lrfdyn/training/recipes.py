@@ -78,7 +78,10 @@ def parse_config(
     values: Mapping[str, Any], source: str = "recipe", overrides: Mapping[str, Any] | None = None
 ) -> TrainConfig:
     """The configuration of nested `values`, with `overrides` as in `load_recipe`; errors name `source` and the key."""
-    for short, value in (overrides or {}).items():
+    overrides = {} if overrides is None else overrides
+    for where, given in (("the top level", values), ("overrides", overrides)):
+        require(isinstance(given, Mapping), f"{source}: {where}: expected keys with values, got {shown(given)}")
+    for short, value in overrides.items():
         key = SHORT_NAMES.get(short, short)
         if key not in key_types():
             raise unknown_name("option", f"--{key}", [f"--{known}" for known in (*key_types(), *SHORT_NAMES)])

@@ -62,7 +62,7 @@ def calls(case: Case) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         return lrfdyn.swap_attention(**{"model": lrfdyn.from_pretrained(case.ground / "saved"), **how})
 
     def recipe(key: Any = "model.dilations", value: Any = (3, 5), epochs: Any = 2, name: Any = "digits") -> Any:
-        return load_recipe(name, {key: value}, epochs)
+        return load_recipe(name, {key if isinstance(key, str) else "x": value}, epochs)
 
     augmentation = {
         "crop": "pad", "crop_padding": 1, "crop_scale": (0.1, 1.0), "crop_ratio": (0.8, 1.2), "flip": 0.5, "erase": 0.1,

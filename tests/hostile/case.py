@@ -105,7 +105,7 @@ class Case:
             self.find(f"exit code 2 without a line that says why: {err[-300:]!r}")
         for line in filter(None, lines):
             self.check_message(line)
-        if code == 0 and "--json" in argv and out:
+        if code == 0 and out and (argv[-1:] == ["--json"] or argv[-2:] == ["--json", "-"]):
             try:
                 json.loads(out, parse_constant=_no_constant)
             except ValueError as error:

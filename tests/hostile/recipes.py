@@ -57,7 +57,8 @@ def recipe_text(case: Case) -> str:
         if draw.random() < 0.1:
             parts = parts[:1]
         for part in parts[:-1]:
-            node = node[part] = dict(node.get(part) or {})
+            inner = node.get(part)
+            node[part] = node = dict(inner) if isinstance(inner, dict) else {}
         node[parts[-1]] = mark
         case.notes.append(f"{'.'.join(parts)}: {chosen[mark][:60]}")
     text = dump_yaml(recipe)

@@ -20,7 +20,7 @@ from lrfdyn.attention.base import Spikes
 from lrfdyn.checks import checked
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.data.base import DATA
-from lrfdyn.errors import require, unknown_name
+from lrfdyn.errors import require, shown, unknown_name
 from lrfdyn.models import SpikingModel
 from lrfdyn.ops.dispatch import plain_operations
 
@@ -145,5 +145,7 @@ def images_in(batch: Tensor) -> int:
 
 
 def as_batches(images: ImageTensors, batch_size: int = 64) -> Iterable[Tensor]:
-    """Split images `[n, C, H, W]`; an iterable of batches is returned as it is."""
-    return images.split(batch_size) if isinstance(images, Tensor) else images
+    """Split images `[n, C, H, W]`; an iterable of batches is returned as it is, each of them checked."""
+    for batch in images.split(batch_size) if isinstance(images, Tensor) and images.dim() else images:
+        require(isinstance(batch, Tensor), f"images: expected a tensor or batches of them, got {shown(batch)}")
+        yield batch
