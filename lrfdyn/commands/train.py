@@ -18,6 +18,7 @@ from rich.console import Console
 
 from lrfdyn.commands.recipes import print_recipes
 from lrfdyn.commands.shared import MIB, add_keys, bars, command_line, given_keys, plain_console
+from lrfdyn.io.hub import SIZES
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.logs import Reporter
 from lrfdyn.training.processes import Stop, Stopped, choose_threads, leave_together
@@ -83,7 +84,7 @@ def dry_run(config: TrainConfig, args: argparse.Namespace) -> None:
     for key, value in facts.items():
         print(f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
     if absent:
-        print(f"(train_images: of the whole data set, not counted: {absent})")
+        print(f"(images and classes: of the whole data set, not counted: {absent})")
     parts = ", ".join(f"{name} {size / MIB:,.0f}" for name, size in memory.items())
     print(f"memory per process, estimated: {sum(memory.values()) / MIB:,.0f} MiB ({parts})")
     print("(activations: what the plain operations keep; fused kernels on a GPU keep less)")
@@ -132,8 +133,8 @@ class Bar(Reporter, AbstractContextManager["Bar"]):
 
 
 def print_summary(summary: dict[str, Any], out: Path) -> None:
-    keys = ("recipe", "model", "attention", "token", "dilations", "epochs", "seed")
-    rows = {key: summary[key] for key in keys if summary[key] is not None}
+    keys = ("recipe", "model", *SIZES, "attention", "token", "dilations", "epochs", "seed")
+    rows = {key: summary[key] for key in keys if summary.get(key) is not None}
     rows |= shown_results(summary, summary["num_classes"])
     rows |= {"parameters": f"{summary['parameters']:,}", "images/s": f"{summary['images_per_s']:,.0f}"}
     for key, value in {**rows, "wall time": f"{summary['wall_s']:,.0f} s", "run": out}.items():

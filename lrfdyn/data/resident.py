@@ -54,7 +54,7 @@ class Digits(ResidentData):
     0..16 become whole levels 0..255, to be augmented like any others."""
 
     needs_root = False
-    num_classes, image_size, in_channels, train_images = 10, 8, 1, 1437
+    num_classes, image_size, in_channels, train_images, test_images = 10, 8, 1, 1437, 360
     class_names = tuple("0123456789")
 
     def __init__(self, root: Path | None, augment: Augmentation) -> None:
@@ -76,7 +76,7 @@ class Cifar(ResidentData):
     """`root` holds the official folder, or is it, or holds `cifar10.npz` / `cifar100.npz` with `x_train`, `y_train`,
     `x_test`, `y_test` (images HWC, uint8)."""
 
-    image_size, in_channels, train_images = 32, 3, 50_000
+    image_size, in_channels, train_images, test_images = 32, 3, 50_000, 10_000
     folder: ClassVar[str]
     labels: ClassVar[bytes]  # entries of the official files
     names: ClassVar[bytes]
