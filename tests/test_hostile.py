@@ -8,7 +8,7 @@ import pytest
 
 from tests.hostile import make_ground, run_case
 
-CASES = {"signals": 1}
+CASES = {"api": 200, "recipes": 50, "files": 30, "commands": 30, "faults": 4, "signals": 1}
 
 
 @pytest.fixture(scope="module")

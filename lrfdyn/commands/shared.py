@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from lrfdyn.files import finite
 from lrfdyn.training.config import key_help, key_types
 from lrfdyn.training.recipes import SHORT_NAMES, type_name
 
@@ -45,6 +48,11 @@ def command_line() -> str:
     return shlex.join(["lrfdyn", *sys.argv[1:]])
 
 
+def print_json(value: Any) -> None:
+    """Prints JSON, which has no nan and no inf: they become null."""
+    print(json.dumps(finite(value), indent=1, allow_nan=False))
+
+
 def plain_console(width: int = 0, stderr: bool = False) -> Console:
     """A console that prints texts as they are, at least `width` wide: the terminal breaks lines, no column is lost."""
     return Console(width=max(width, Console().width) if width else None, stderr=stderr, highlight=False, markup=False)
@@ -73,4 +81,5 @@ def bar(visible: bool = True) -> Progress:
 def bars(console: Console) -> Progress:
     """Bars whose tasks have a description and a field `news` for what was last heard of them."""
     news, times = TextColumn("{task.fields[news]}"), (TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), news, *times, console=console)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), news, *times)
+    return Progress(*columns, console=console, speed_estimate_period=600)

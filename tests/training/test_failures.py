@@ -14,8 +14,7 @@ import lrfdyn.io.weights
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json_lines
-from lrfdyn.io.weights import list_checkpoints, read_checkpoint
-from lrfdyn.training import checkpoint
+from lrfdyn.io.weights import list_checkpoints, not_finite, read_checkpoint
 from lrfdyn.training.logs import Reporter
 from tests.training.runs import STEPS, final_state, tiny, train, write_recipe
 
@@ -67,7 +66,7 @@ def test_loss_that_is_no_number(step, log_steps, message, tmp_path):
         train(config, tmp_path, reporter=Poison(step))
     tensors, meta = read_checkpoint(list_checkpoints(tmp_path / "checkpoints")[0])
     assert meta["step"] == 4
-    assert not checkpoint.not_finite(tensors)
+    assert not not_finite(tensors)
     train(config, tmp_path, resume="auto")
     assert final_state(tmp_path)[1]["step"] == STEPS
 
@@ -81,8 +80,14 @@ def test_summary_log_and_evaluation_agree(tmp_path, capsys):
     wanted = "recipe model attention token dilations epochs seed top1 parameters images_per_s wall_s command"
     assert set(wanted.split()) <= set(summary)
     assert (summary["recipe"], summary["seed"], summary["dilations"], summary["token"]) == ("tiny", 3, [3, 5], "value")
+    assert (summary["dim"], summary["depth"], summary["heads"]) == (8, 2, 2), "not of the model it is named after"
     last = read_json_lines(out / "log.jsonl")[-1]
     assert last["top1"] == summary["top1"]
+    card = (out / "model" / "README.md").read_text()
+    tested = (
+        f"(2 epochs, seed 3): top-1 {last['top1']:.2f} %, top-5 {last['top5']:.2f} % on the 360 test images of digits"
+    )
+    assert tested in card
     assert (out / "log.csv").read_text().count("\n") == 3
     assert list((out / "tensorboard").iterdir())
     assert main(["evaluate", str(out), "--json"]) == 0
