@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from lrfdyn.attention.registry import ATTENTIONS, attention_options, option_takers, unknown_option
 from lrfdyn.checks import check_types, checked, hints_of
@@ -53,7 +53,7 @@ def host_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `create_model` as the host class takes them: those of its attention in `attention_options`. An
     unknown one is an error that names those who take it, or the near matches."""
     known = {**model_class(name).options(), **_PRESETS[_HOSTS.name_of(name)]}
-    host, config_class = dict(options), model_class(name).config_class
+    host, config_class = dict(options), cast(Any, model_class(name).config_class)
     check_types({key: host[key] for key in ("attention", "attention_options") if key in host}, hints_of(config_class))
     if host.get("attention") is not None:
         host["attention"] = ATTENTIONS.name_of(host["attention"])
