@@ -45,10 +45,17 @@ class Registry(Mapping[str, Item]):
         self._items[name] = item
         return item
 
+    def name_of(self, given: str) -> str:
+        """The name in the registry that `given` is, with capitals or without."""
+        if given in self:
+            return given
+        for name in self:
+            if name.lower() == str(given).lower():
+                return name
+        raise unknown_name(self.what, given, self)
+
     def __getitem__(self, name: str) -> Item:
-        if name not in self:
-            raise unknown_name(self.what, name, self)
-        return self._items[name]
+        return self._items[self.name_of(name)]
 
     def __contains__(self, name: object) -> bool:
         load_plugins()
