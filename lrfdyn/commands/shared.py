@@ -73,4 +73,5 @@ def bar(visible: bool = True) -> Progress:
 def bars(console: Console) -> Progress:
     """Bars whose tasks have a description and a field `news` for what was last heard of them."""
     news, times = TextColumn("{task.fields[news]}"), (TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), news, *times, console=console)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), news, *times)
+    return Progress(*columns, console=console, speed_estimate_period=600)
