@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -22,10 +23,19 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> LrfdynError:
 
 def near_names(name: object, known: Iterable[str]) -> str:
     """The known names that are near to one that is not known, or else all of them, in words."""
-    names = sorted(known)
-    near = get_close_matches(str(name), names, n=3, cutoff=0.5)
+    names, given = sorted(known), str(name).lower()
+    lower = {known_name.lower(): known_name for known_name in names}
+    alike = [each for each in lower if _same_meaning(given, each)] or get_close_matches(given, lower, n=3, cutoff=0.5)
+    near = [lower[each] for each in alike[:3]]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names[:MOST_NAMES])}{more}"
+
+
+def _same_meaning(given: str, known: str) -> bool:
+    """Whether the last parts of two names (`a.b`, `--a.b`) are the same but for `_` and `-`, or one has the first
+    letters of the other's words: `lr` is `learning_rate`."""
+    word, words = (re.split(r"[_-]", name.strip("-*?").rpartition(".")[2]) for name in (given, known))
+    return bool(word[0]) and "".join(word) in ("".join(words), "".join(part[:1] for part in words if words[1:]))
 
 
 def first_line(error: BaseException) -> str:

@@ -8,32 +8,82 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 from lrfdyn.errors import LrfdynError, explain, require
 
 # What a summary.json says in numbers.
 MEASURES = {"top1", "miou", "seed", "parameters", "images_per_s", "wall_s"}
+TEMPORARY = ".lrfdyn-"  # how the names of temporary folders begin
 
 
 def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
     """`write` to a temporary file beside `path`, flush it to the disk, then put it in place in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with temporary_folder(path.parent) as folder:
+        temporary = folder / path.name
         temporary.touch()
         mode = temporary.stat().st_mode
-        write(temporary)
+        try:
+            write(temporary)
+        except OSError as error:
+            error.filename = str(path)  # and not the temporary one
+            raise
         temporary.chmod(mode)  # as any file here: safetensors makes its own, which only its owner can read
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        with suppress(OSError), _opened(path.parent) as folder:  # some file systems cannot do this and need not
-            os.fsync(folder)  # the new name survives the machine too
+    with suppress(OSError), _opened(path.parent) as handle:  # some file systems cannot do this and need not
+        os.fsync(handle)  # the new name survives the machine too
+
+
+@contextmanager
+def temporary_folder(place: Path) -> Iterator[Path]:
+    """A folder in `place` for files that are being written. A lock tells it from that of a killed process."""
+    folder, handle = _claim_new(place)
+    try:
+        yield folder
     finally:
-        temporary.unlink(missing_ok=True)
+        rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _claim_new(place: Path) -> tuple[Path, int]:
+    """A new temporary folder and the handle that holds its lock. Before it is locked, `remove_abandoned` in another
+    process may take it for an old one; then there is another."""
+    while True:
+        folder = Path(mkdtemp(prefix=TEMPORARY, dir=place))
+        with suppress(FileNotFoundError):
+            handle = os.open(folder, os.O_RDONLY)
+            if _lock(handle) is not False and folder.exists():
+                return folder, handle
+            os.close(handle)
+
+
+def remove_abandoned(place: Path, inside: str = "") -> None:
+    """Removes what killed processes left in `place`, or in its folders that fit the pattern `inside`, of files that
+    they were writing. What a live process writes stays."""
+    for folder in place.glob(f"{inside}{TEMPORARY}*"):
+        with suppress(OSError), _opened(folder) as handle:
+            if _lock(handle):
+                rmtree(folder, ignore_errors=True)
+
+
+def _lock(handle: int) -> bool | None:
+    """Whether an open folder is now this process's until it is closed; None where the system cannot say."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
 
 
 @contextmanager
@@ -132,18 +182,14 @@ def _is_number(value: object) -> bool:
 
 
 @contextmanager
-def sole_user(path: Path) -> Iterator[None]:
-    """Makes the folder, and keeps it from other processes that ask for it in this way. The system ends the claim with
+def sole_user(*folders: Path) -> Iterator[None]:
+    """Makes the folders, and keeps them from all others that ask for them in this way. The system ends the claim with
     the process, however that ends; file systems without locks do not protect."""
-    with _opened(writable_folder(path, "out")) as handle:
-        try:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LrfdynError(f"out: another process is using {path}; wait for it, or take another folder") from None
-        except (ImportError, OSError):
-            pass
+    with ExitStack() as stack:
+        for path in folders:
+            free = _lock(stack.enter_context(_opened(writable_folder(path, "out")))) is not False
+            require(free, f"out: another process is using {path}; wait for it, or take another folder")
+            remove_abandoned(path, "*/")
         yield
 
 
@@ -151,11 +197,11 @@ def writable_folder(path: Path, argument: str) -> Path:
     """Makes the folder and proves that a file can be written in it; an error names `argument`."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path / ".writable", lambda file: file.write_bytes(b""))
-        (path / ".writable").unlink()
+        remove_abandoned(path)
+        with temporary_folder(path):
+            return path
     except OSError as error:
         raise LrfdynError(f"{argument}: cannot write in the folder {path} ({error.strerror})") from None
-    return path
 
 
 @contextmanager

@@ -3,6 +3,7 @@ point of the group `lrfdyn.plugins` names and whose import runs their `register_
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
@@ -12,15 +13,17 @@ from lrfdyn.errors import first_line, require, unknown_name
 
 Item = TypeVar("Item")
 _plugins = iter(entry_points(group="lrfdyn.plugins"))  # every call goes on with those that are left
+_loading = threading.RLock()  # other threads wait for the names; a plugin may look up some itself
 
 
 def load_plugins() -> None:
     """Imports what installed packages offer, once; a package that cannot be imported is a warning, not an error."""
-    for point in _plugins:
-        try:
-            point.load()
-        except Exception as error:  # another package's, so anything
-            warnings.warn(f"plugin {point.name!r} ({point.value}) is left out: {first_line(error)}", stacklevel=2)
+    with _loading:
+        for point in _plugins:
+            try:
+                point.load()
+            except Exception as error:  # another package's, so anything
+                warnings.warn(f"plugin {point.name!r} ({point.value}) is left out: {first_line(error)}", stacklevel=2)
 
 
 class Registry(Mapping[str, Item]):
@@ -42,10 +45,17 @@ class Registry(Mapping[str, Item]):
         self._items[name] = item
         return item
 
+    def name_of(self, given: str) -> str:
+        """The name in the registry that `given` is, with capitals or without."""
+        if given in self:
+            return given
+        for name in self:
+            if name.lower() == str(given).lower():
+                return name
+        raise unknown_name(self.what, given, self)
+
     def __getitem__(self, name: str) -> Item:
-        if name not in self:
-            raise unknown_name(self.what, name, self)
-        return self._items[name]
+        return self._items[self.name_of(name)]
 
     def __contains__(self, name: object) -> bool:
         load_plugins()

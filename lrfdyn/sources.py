@@ -153,7 +153,7 @@ def _models_in(folder: Path) -> list[Path]:
 
     if not folder.is_dir() or is_model(folder):
         return []
-    found = (list(filter(is_model, folder.glob(inner))) for inner in ("runs/*", "*"))
+    found = (list(filter(is_model, folder.glob(inner))) for inner in ("runs/[!.]*", "[!.]*"))
     return sorted(next(filter(None, found), []), key=paper_order)
 
 
@@ -201,7 +201,7 @@ def _find_file(origin: str, path: Path, argument: str) -> Source:
 def _find_name(origin: str, path: Path, argument: str) -> Source:
     """The name of a model or of a hub repository: nothing has this path."""
     name, _, kind = origin.partition(":")
-    if name in list_models():
+    if name.lower() in map(str.lower, list_models()):
         if kind:
             attention_options(kind)  # an unknown kind is an error
             has_one = "attention" in model_class(name).options()

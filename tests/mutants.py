@@ -1,43 +1,57 @@
 """Changes one place of the package at a time and sees whether a test notices: `make mutants`.
 
     python tests/mutants.py --minutes 60 --together 2 --out mutants.jsonl
+    python tests/mutants.py --again --out mutants.jsonl
 
 Every mutant is one small change in a copy of the package: a comparison that takes its border or leaves it, a sign, a
-factor, a number, a condition, a statement that is left out. The tests of its room run until one fails; a mutant that
-none of them notices has survived, and is printed. The order is drawn with a seed, so a run goes on where the last one
-stopped.
+factor, a number, a condition, a statement that is left out. The quick tests of its room run until one fails, those that
+import the changed module first; a mutant that none of them notices has survived, and is printed. The order is drawn
+with a seed, so a run goes on where the last one stopped. `--again` tries the survivors of a file once more, with the
+slow tests too.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import random
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from queue import Queue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-# The tests of a room, those that notice most first.
+# The tests of a room: folders and files, in which the quick and those that notice most come first.
 TESTS = {
-    "ops": ["tests/ops", "tests/test_neurons.py", "tests/attention"],
+    "ops": ["tests/ops", "tests/test_neurons.py", "tests/deploy/test_kernels.py", "tests/models/test_fused.py"],
     "attention": ["tests/attention", "tests/analysis/test_energy.py", "tests/deploy/test_streaming.py"],
-    "training": ["tests/training", "tests/test_reproduce.py"],
+    "training": ["tests/training"],
     "deploy": ["tests/deploy", "tests/test_predict.py"],
-    "analysis": ["tests/analysis", "tests/test_reproduce.py"],
+    "analysis": ["tests/analysis"],
 }
+# Tests that start processes, export, or take long for another reason.
+SLOW = {
+    "tests/analysis/test_analyze.py", "tests/analysis/test_report_browser.py", "tests/attention/test_own_network.py",
+    "tests/deploy/test_export.py", "tests/deploy/test_exportable.py", "tests/deploy/test_profile.py",
+    "tests/training/test_captured.py", "tests/training/test_processes.py", "tests/training/test_sharding.py",
+    "tests/training/test_stopping.py", "tests/training/test_sweep.py",
+}  # fmt: skip
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*"}
-SLOWEST = 900  # seconds for the tests of one mutant; one that does not end is noticed
+# What changes speed or wording and no result.
+LAUNCH = {"num_warps", "num_stages"}
+WORDS = {"print", "warn", "info", "warning", "debug", "add_argument", "add_column", "add_row"}
+# Seconds of computing, and on the clock, for the tests of one mutant; one that does not end is noticed.
+LONGEST, LONGEST_WAIT = 240, 1800
 
 
 class Mutant(NamedTuple):
@@ -73,6 +87,14 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         at = span(left)[1] + gap.index(sign)
         return change(left, after, at, at + len(sign))
 
+    def called(function: ast.expr) -> str:
+        return getattr(function, "attr", None) or getattr(function, "id", "")
+
+    def tuning(node: ast.Assign) -> bool:
+        """Whether these are sizes of blocks of a kernel. Most of what a kernel can do is a limit, and stays."""
+        names = [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        return path.stem.endswith("triton") and all(n.isupper() and not n.startswith("MOST") for n in names)
+
     def visit(node: ast.AST) -> Iterator[Mutant]:
         match node:
             case ast.Raise() | ast.JoinedStr() | ast.Import() | ast.ImportFrom() | ast.Assert():
@@ -84,13 +106,21 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
                 if node.value is not None:
                     yield from visit(node.value)
                 return
+            case ast.FunctionDef(name="__repr__" | "extra_repr"):
+                return
             case ast.FunctionDef():
                 for statement in node.body:
                     yield from visit(statement)
                 return
+            case ast.keyword(arg=name) if name in LAUNCH:
+                return
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in WORDS:
+                return
+            case ast.Assign() if tuning(node):
+                return
             case ast.Expr(value=ast.Constant()):
                 return
-            case ast.Expr(value=ast.Call(func=func)) if not (isinstance(func, ast.Name) and func.id == "require"):
+            case ast.Expr(value=ast.Call(func=func)) if called(func) not in WORDS | {"require"}:
                 yield change(node, "pass")
             case ast.AugAssign():
                 yield change(node, "pass")
@@ -131,27 +161,122 @@ def drawn(rooms: list[str], seed: int) -> list[tuple[str, Mutant]]:
     return [queue[i] for i in range(most) for queue in queues if i < len(queue)]
 
 
-def try_mutant(room: str, mutant: Mutant, folder: Path) -> dict[str, object]:
+def test_files(folder: Path, room: str, module: str) -> list[list[str]]:
+    """The tests of a room in the copy `folder`, in five steps: the quick ones that name the module, quick ones that
+    name its package, slow ones that name the module, other quick ones, other slow ones."""
+    files: list[str] = []
+    for place in TESTS[room]:
+        found = sorted((folder / place).glob("test_*.py")) if (folder / place).is_dir() else [folder / place]
+        files += [str(file.relative_to(folder)) for file in found if file.stem != "test_gpu"]
+    dotted = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    package = dotted.rpartition(".")[0]
+    steps: list[list[str]] = [[], [], [], [], []]
+    for file in files:
+        text = (folder / file).read_text(encoding="utf-8")
+        exact, near = dotted in text, package in text and package != f"lrfdyn.{room}"
+        slow, quick = (2 if exact else 4), (0 if exact else 1 if near else 3)
+        steps[slow if file in SLOW else quick].append(file)
+    return steps
+
+
+class First:
+    """Remembers the first test that fails, for the process that started the tests."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and not self.file.exists():
+            self.file.write_text(report.nodeid, encoding="utf-8")
+
+    def pytest_collectreport(self, report: Any) -> None:
+        self.pytest_runtest_logreport(report)
+
+
+def run_tests(folder: Path, files: Sequence[str]) -> str | None:
+    """The first of the tests `files` that fails in `folder`, a copy of the repository. They run in a fork of this
+    process, which has imported all that takes long and nothing of the package."""
+    outcome = folder / "failed.txt"
+    outcome.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setsid()
+            os.chdir(folder)
+            sink = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(sink, stream)
+            os.environ.update(PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1")
+            sys.path[0], sys.dont_write_bytecode = str(folder), True
+            resource.setrlimit(resource.RLIMIT_CPU, (LONGEST, LONGEST))
+            import pytest
+
+            given = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
+            code = int(pytest.main(given, plugins=[First(outcome)]))
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + LONGEST_WAIT
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if ended[0]:
+        code = os.waitstatus_to_exitcode(ended[1])
+    else:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        code = -signal.SIGKILL
+    if code < 0:
+        return "did not end"
+    return (outcome.read_text(encoding="utf-8") if outcome.exists() else "ended") if code else None
+
+
+def try_mutant(room: str, mutant: Mutant, folder: Path, slow: bool) -> dict[str, object]:
     """Whether a test in `folder`, a copy of the repository, notices."""
     path = folder / mutant.path
-    original = path.read_text(encoding="utf-8")
-    path.write_text(original[: mutant.start] + mutant.after + original[mutant.end :], encoding="utf-8")
+    original, dated = path.read_text(encoding="utf-8"), path.stat().st_mtime
     began = time.perf_counter()
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *TESTS[room]]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    noticed = None
     try:
-        result = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SLOWEST, check=False
-        )
-        failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        noticed = (failed[0].split(" - ")[0] if failed else "ended") if result.returncode else None
-    except subprocess.TimeoutExpired:
-        noticed = "did not end"
+        path.write_text(original[: mutant.start] + mutant.after + original[mutant.end :], encoding="utf-8")
+        os.utime(path, (dated + 1e6, dated + 1e6))  # so that the compiled file of the original is not taken
+        for files in test_files(folder, room, mutant.path)[: 5 if slow else 4]:
+            noticed = noticed or (run_tests(folder, files) if files else None)
     finally:
         path.write_text(original, encoding="utf-8")
+        os.utime(path, (dated, dated))
     before = original[mutant.start : mutant.end]
     seconds = round(time.perf_counter() - began, 1)
     return {"room": room, **mutant._asdict(), "before": before, "noticed": noticed, "seconds": seconds}
+
+
+def work(jobs: Sequence[tuple[str, Mutant]], given: argparse.Namespace, deadline: float) -> None:
+    """Tries mutants in a copy of the repository until the time is over; adds a line to the file for each."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / ROOT.name
+        ignored = shutil.ignore_patterns(".git", ".venv", "demo", "site", "__pycache__")
+        shutil.copytree(ROOT, folder, ignore=ignored)
+        collect = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "tests"]
+        subprocess.run(collect, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True)
+        for room, mutant in jobs:
+            if time.monotonic() > deadline:
+                return
+            record = {"seed": given.seed, **try_mutant(room, mutant, folder, given.again)}
+            with given.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+            if record["noticed"] is None:
+                print(f"survived: {mutant.path}:{mutant.line}: {record['before']!r} -> {mutant.after!r}", flush=True)
+
+
+def read(out: Path) -> dict[Mutant, dict[str, Any]]:
+    """The newest line of every mutant that was tried."""
+    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+    records = [json.loads(line) for line in lines]
+    return {Mutant(*(record[name] for name in Mutant._fields)): record for record in records}
+
+
+def is_there(mutant: Mutant, record: dict[str, Any]) -> bool:
+    """Whether the code is still what it was when the mutant was tried."""
+    return (ROOT / mutant.path).read_text(encoding="utf-8")[mutant.start : mutant.end] == record["before"]
 
 
 def main() -> int:
@@ -161,40 +286,38 @@ def main() -> int:
     parser.add_argument("--together", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
+    parser.add_argument("--again", action="store_true", help="the survivors of the file, with the slow tests too")
     given = parser.parse_args()
-    done = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
-    tried = {(r["path"], r["start"], r["end"], r["after"]) for r in done}
-    todo = [(room, m) for room, m in drawn(given.rooms, given.seed) if (m.path, *m[2:]) not in tried]
+    done = read(given.out)
+    if given.again:
+        todo = [(r["room"], mutant) for mutant, r in done.items() if r["noticed"] is None and is_there(mutant, r)]
+    else:
+        todo = [job for job in drawn(given.rooms, given.seed) if job[1] not in done]
     print(f"{len(todo)} mutants, {len(done)} tried before", flush=True)
+    # Known to every fork: what takes long to import, and what tests/conftest.py sets before.
+    import hypothesis  # noqa: F401
+    import pytest  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+    with contextlib.suppress(ImportError):
+        import triton  # noqa: F401
     deadline = time.monotonic() + 60 * given.minutes
-    with tempfile.TemporaryDirectory() as scratch, given.out.open("a", encoding="utf-8") as file:
-        folders: Queue[Path] = Queue()
-        for i in range(given.together):
-            copy = Path(scratch) / str(i)
-            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "demo", "site", "__pycache__"))
-            folders.put(copy)
-
-        def work(job: tuple[str, Mutant]) -> None:
-            if time.monotonic() > deadline:
-                return
-            folder = folders.get()
+    workers = []
+    for i in range(given.together):
+        if (worker := os.fork()) == 0:
             try:
-                record = try_mutant(*job, folder)
+                work(todo[i :: given.together], given, deadline)
             finally:
-                folders.put(folder)
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            done.append(record)
-            if record["noticed"] is None:
-                print(
-                    f"survived: {record['path']}:{record['line']}: {record['before']!r} -> {record['after']!r}",
-                    flush=True,
-                )
-
-        with ThreadPoolExecutor(given.together) as pool:
-            list(pool.map(work, todo))
-    survived = sum(record["noticed"] is None for record in done)
-    print(f"{len(done)} mutants, {survived} survived")
+                os._exit(0)
+        workers.append(worker)
+    for worker in workers:
+        os.waitpid(worker, 0)
+    done = read(given.out)
+    print(f"{len(done)} mutants, {sum(r['noticed'] is None for r in done.values())} survived")
     return 0
 
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
+from tempfile import mkdtemp
+
 import pytest
 import torch
 
+from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
-from lrfdyn.files import read_json, writable_folder, write_atomic, write_json
+from lrfdyn.files import (
+    read_json,
+    remove_abandoned,
+    sole_user,
+    temporary_folder,
+    writable_folder,
+    write_atomic,
+    write_json,
+)
 from lrfdyn.io.weights import save_tensors
+from tests.training.runs import in_child, write_recipe
 
 
 def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
@@ -22,6 +37,51 @@ def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
         write_atomic(path, half)
     assert read_json(path, "out") == {"x": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(tmp_path):
+    def killed_in_the_middle(file):
+        file.write_text("{")
+        file.with_name(".tmp8KttAR").touch()  # safetensors writes to such a file first
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for place in (tmp_path, tmp_path / "model"):
+        assert in_child(lambda place=place: write_atomic(place / "a.json", killed_in_the_middle)) == signal.SIGKILL
+    assert len(list(tmp_path.rglob("*.json"))) == 2
+    with temporary_folder(tmp_path) as live, temporary_folder(tmp_path / "model") as inner, sole_user(tmp_path):
+        assert set(tmp_path.rglob("*")) == {tmp_path / "model", live, inner}
+    assert list(tmp_path.rglob("*")) == [tmp_path / "model"]
+
+
+def test_a_temporary_folder_that_was_taken_for_an_old_one(tmp_path, monkeypatch):
+    made = []
+
+    def taken_once(**where):
+        made.append(Path(mkdtemp(**where)))
+        if len(made) == 1:
+            remove_abandoned(tmp_path)
+        return str(made[-1])
+
+    monkeypatch.setattr("lrfdyn.files.mkdtemp", taken_once)
+    write_json(tmp_path / "a.json", {"x": 1})
+    assert len(made) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["train RECIPE", "train RECIPE --restart", "sweep SWEEP", "reproduce", "analyze spikformer_4_384", "theory"],
+)
+def test_commands_leave_a_folder_alone_that_another_process_has(command, tmp_path, capsys):
+    recipe, out = write_recipe(tmp_path / "tiny.yaml"), tmp_path / "out"
+    (tmp_path / "sweep.yaml").write_text(f"- {recipe}\n")
+    names = {"RECIPE": str(recipe), "SWEEP": str(tmp_path / "sweep.yaml")}
+    with sole_user(out):
+        assert main([names.get(word, word) for word in command.split()] + ["--out", str(out)]) == 2
+        assert capsys.readouterr().err.endswith(
+            f": error: out: another process is using {out}; wait for it, or take another folder\n"
+        )
+        assert not list(out.iterdir())
 
 
 def test_files_can_be_read_by_whom_the_folder_is_for(tmp_path):

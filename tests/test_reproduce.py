@@ -10,6 +10,8 @@ import torch
 
 import lrfdyn
 from lrfdyn.cli import main
+from lrfdyn.errors import LrfdynError
+from lrfdyn.files import sole_user
 
 HOST = "{dim: 8, heads: 1, depth: 1}"
 SMALL = ["--model.options", HOST, "--model.time_steps", "1", "--run.batch_size", "256", "--seeds", "0,1"]
@@ -54,7 +56,7 @@ def test_everything_is_written(finished):
     page = (finished / "report.html").read_text()
     assert "LRF-Dyn" in page
     assert not re.search(r"""(src|href)=["']?https?:""", page)
-    assert not list(finished.glob("**/.*.tmp"))
+    assert not list(finished.glob("**/.lrfdyn-*"))
 
 
 def test_second_call_trains_nothing_again(finished, capsys):
@@ -68,6 +70,26 @@ def test_second_call_trains_nothing_again(finished, capsys):
     assert json.loads((finished / "results.json").read_text())["machine"]["threads"] == 1
     assert before == {p: p.stat().st_mtime_ns for p in finished.glob("runs/*/*")}
     assert "LRF-Dyn" in capsys.readouterr().out
+
+
+def test_nobody_else_has_the_folders_while_they_are_measured(finished, monkeypatch):
+    def measure(*_, **__):
+        for folder in (finished, finished / "runs" / "ssa-seed0"):
+            with pytest.raises(LrfdynError, match=f"out: another process is using {folder};"), sole_user(folder):
+                pass
+        raise LrfdynError("measured")
+
+    monkeypatch.setattr("lrfdyn.commands.reproduce.analyze_with_bar", measure)
+    assert main(["reproduce", "--out", str(finished), *SMALL]) == 2
+    assert (finished / "runs" / "ssa-seed0" / "model" / "model.safetensors").is_file()
+
+
+def test_restart_beside_a_live_run_discards_nothing(finished, capsys):
+    before = sorted(finished.rglob("*"))
+    with sole_user(finished / "runs" / "lrf_dyn-seed1"):  # as `lrfdyn train` has it
+        assert main(["reproduce", "--out", str(finished), *SMALL, "--restart"]) == 2
+    assert "lrf_dyn-seed1; wait for it" in capsys.readouterr().err
+    assert sorted(finished.rglob("*")) == before
 
 
 def test_other_settings_are_refused_and_nothing_is_lost(finished, capsys):

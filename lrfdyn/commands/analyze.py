@@ -22,7 +22,7 @@ from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
 from lrfdyn.commands.shared import MIB, bars, comma_list, command_line, make_table, number, plain_console
 from lrfdyn.data.base import DATA
 from lrfdyn.devices import choose_device
-from lrfdyn.files import writable_folder
+from lrfdyn.files import sole_user
 from lrfdyn.sources import Source
 
 ENERGY = EnergyModel()
@@ -51,13 +51,13 @@ def run(args: argparse.Namespace) -> None:
     energy = EnergyModel(args.accumulate_pj, args.mac_pj, tuple(args.mac_layers), args.repeat_first)
     images = load_images(args.data, args.data_root, args.images, args.batch_size, device, args.image_size)
     sources = [source for text in args.models for source in find_sources(text, images)]
-    writable_folder(args.out, "out")
-    console = plain_console(100)
-    results = analyze_with_bar(sources, images, console, energy=energy)
-    first = next(iter(results["attentions"].values()))
-    lines = [f"energy: {line}" for line in first["energy"]["assumptions"]]
-    lines += results["notes"][: -len(NOTES)]  # those of these models, before those of every analysis
-    write_and_print(results, args.out, formats, console, models_table(results), lines)
+    with sole_user(args.out):
+        console = plain_console(100)
+        results = analyze_with_bar(sources, images, console, energy=energy)
+        first = next(iter(results["attentions"].values()))
+        lines = [f"energy: {line}" for line in first["energy"]["assumptions"]]
+        lines += results["notes"][: -len(NOTES)]  # those of these models, before those of every analysis
+        write_and_print(results, args.out, formats, console, models_table(results), lines)
 
 
 def analyze_with_bar(sources: list[Source], images: Images, console: Console, **options: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.commands.shared import make_table, number, plain_console
-from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
+from lrfdyn.errors import LrfdynError, near_names, require, require_integer, unknown_name
 from lrfdyn.models import SpikingModel, list_models
 from lrfdyn.models.registry import model_class
 from lrfdyn.models.summary import count_parameters, meta_model, summarize
@@ -36,11 +36,12 @@ def run(args: argparse.Namespace) -> None:
     if args.attention is not None:
         attention_options(args.attention)  # an unknown kind is an error even where no model takes one
     known, names = list_models(), list_models(args.pattern)
-    if args.pattern in known:
+    if [name.lower() for name in names] == [args.pattern.lower()]:
+        args.pattern = names[0]
         show_model(args)
         return
     if not names and any(sign in args.pattern for sign in "*?["):
-        raise LrfdynError(f"pattern: no model matches {args.pattern!r}; known: {', '.join(known)}")
+        raise LrfdynError(f"pattern: no model matches {args.pattern!r}; {near_names(args.pattern, known)}")
     if not names:
         raise unknown_name("model", args.pattern, known)
     rows = [model_row(build(name, args.attention)) for name in names]

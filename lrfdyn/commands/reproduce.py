@@ -22,6 +22,7 @@ from lrfdyn.commands.analyze import analyze_with_bar, models_table, write_and_pr
 from lrfdyn.commands.shared import add_keys, comma_list, command_line, given_keys, integer_list, plain_console
 from lrfdyn.commands.sweep import run_with_bars, sweep_table
 from lrfdyn.errors import require
+from lrfdyn.files import sole_user
 from lrfdyn.sources import PAPER_ORDER
 from lrfdyn.training.sweep import Sweep, SweepRun, plan_runs
 
@@ -51,11 +52,13 @@ def run(args: argparse.Namespace) -> int:
     formats = check_formats(args.figures)
     sweep = Sweep(plan(args), args.out, together=args.together, threads=1, command=command_line())
     console = plain_console(100)
-    rows = run_with_bars(sweep, console, args.restart)
-    console.print(sweep_table(rows))
-    if sweep.failed:
-        return 1
     with ExitStack() as stack:
+        stack.enter_context(sole_user(args.out))  # not for the trainings alone: the report is of their files
+        rows = run_with_bars(sweep, console, args.restart)
+        console.print(sweep_table(rows))
+        if sweep.failed:
+            return 1
+        stack.enter_context(sole_user(*map(sweep.folder, sweep.runs)))
         # As the trainings: such small layers gain little from a second thread, and on a busy machine threads that wait
         # for each other take ten times as long.
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -63,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
         images = load_images("digits", None, count=360, batch_size=64, device=torch.device("cpu"))  # all test images
         sources = [source for each in sweep.runs for source in find_sources(str(sweep.folder(each)), images)]
         results = analyze_with_bar(sources, images, console, title="Spikformer on digits", notes=NOTES)
-    lines = [] if has_matplotlib() else [f"figures: {NEEDED}"]
-    write_and_print(results, args.out, formats, console, models_table(results), lines)
+        lines = [] if has_matplotlib() else [f"figures: {NEEDED}"]
+        write_and_print(results, args.out, formats, console, models_table(results), lines)
     return 0
 
 

@@ -21,6 +21,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from lrfdyn.commands.shared import add_keys, bars, command_line, given_keys, make_table, number, plain_console
+from lrfdyn.files import sole_user
 from lrfdyn.training.sweep import Sweep, SweepReporter, SweepRun, group_rows, load_sweep
 from lrfdyn.training.tasks import describe_results
 
@@ -48,9 +49,10 @@ def run(args: argparse.Namespace) -> int:
             state = " (ended)" if sweep.summary(each) else ""
             print(f"{each.name}{state}: {shlex.join(['lrfdyn', *each.command(sweep.folder(each))])}")
         return 0
-    rows = run_with_bars(sweep, plain_console(stderr=args.json), args.restart)
-    if args.keep is not None:
-        sweep.keep(args.keep)
+    with sole_user(out):
+        rows = run_with_bars(sweep, plain_console(stderr=args.json), args.restart)
+        if args.keep is not None:
+            sweep.keep(args.keep)
     if args.json:
         print(json.dumps({"runs": rows, "groups": group_rows(rows)}, indent=1))
     else:

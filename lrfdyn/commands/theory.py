@@ -12,7 +12,7 @@ from lrfdyn.analysis.report.write import FORMATS, check_formats
 from lrfdyn.analysis.theory_report import TheorySettings, theory_results
 from lrfdyn.commands.analyze import write_and_print
 from lrfdyn.commands.shared import comma_list, command_line, integer_list, make_table, plain_console
-from lrfdyn.files import writable_folder
+from lrfdyn.files import sole_user
 
 DEFAULT = TheorySettings()
 
@@ -31,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     formats = check_formats(args.figures)
     settings = TheorySettings(args.tokens, args.beta, args.alpha, args.share, tuple(args.dilations))
-    writable_folder(args.out, "out")
-    results = theory_results(settings, command_line())
-    title = f"N = {settings.n}, beta = {settings.beta:g}"
-    table = make_table("quantity", ">sum", ">closed form", ">difference", title=title)
-    for row in results["checks"]:
-        table.add_row(row["name"], f"{row['sum']:.9f}", f"{row['closed_form']:.9f}", f"{row['difference']:.1e}")
-    write_and_print(results, args.out, formats, plain_console(), table, results["notes"])
+    with sole_user(args.out):
+        results = theory_results(settings, command_line())
+        title = f"N = {settings.n}, beta = {settings.beta:g}"
+        table = make_table("quantity", ">sum", ">closed form", ">difference", title=title)
+        for row in results["checks"]:
+            table.add_row(row["name"], f"{row['sum']:.9f}", f"{row['closed_form']:.9f}", f"{row['difference']:.1e}")
+        write_and_print(results, args.out, formats, plain_console(), table, results["notes"])

@@ -20,7 +20,7 @@ from lrfdyn.data.base import register_data
 from lrfdyn.data.decode import DecodedData, Images
 from lrfdyn.data.hashed_random import ORDER, SHARD_ORDER, hashed, permutation
 from lrfdyn.errors import LrfdynError, require, require_integer
-from lrfdyn.files import plain_file, write_atomic
+from lrfdyn.files import plain_file, remove_abandoned, write_atomic
 
 ENDINGS = ("jpg", "jpeg", "png", "webp")
 FORMAT = 1  # of the kept index
@@ -31,6 +31,8 @@ class ShardImages(Images):
     """All samples of `shards`, shard by shard in the order of the tar files."""
 
     def __init__(self, shards: Sequence[Path]) -> None:
+        for folder in {path.parent for path in shards}:
+            remove_abandoned(folder)
         self.shards, tables = shards, [_index(path) for path in shards]
         self.shard = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
         self.offset, self.size, self.labels = np.concatenate(tables).T.copy()

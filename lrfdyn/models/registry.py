@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from lrfdyn.attention.registry import attention_options, option_takers, unknown_option
+from lrfdyn.attention.registry import ATTENTIONS, attention_options, option_takers, unknown_option
 from lrfdyn.errors import unknown_name
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.registry import Registry
@@ -36,8 +36,9 @@ def register_model(name: str, **preset: Any) -> Callable[[Host], Host]:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """The sorted names that `create_model` takes, of those that a shell pattern such as "spikformer_8_*" matches."""
-    return sorted(name for name in _HOSTS if fnmatch(name, pattern))
+    """The sorted names that `create_model` takes, of those that a shell pattern such as "spikformer_8_*" matches, with
+    capitals or without."""
+    return sorted(name for name in _HOSTS if fnmatchcase(name.lower(), pattern.lower()))
 
 
 def model_class(name: str) -> type[SpikingModel]:
@@ -48,8 +49,10 @@ def model_class(name: str) -> type[SpikingModel]:
 def host_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `create_model` as the host class takes them: those of its attention in `attention_options`. An
     unknown one is an error that names those who take it, or the near matches."""
-    known = {**model_class(name).options(), **_PRESETS[name]}
+    known = {**model_class(name).options(), **_PRESETS[_HOSTS.name_of(name)]}
     host = dict(options)
+    if host.get("attention") is not None:
+        host["attention"] = ATTENTIONS.name_of(host["attention"])
     kind = host.get("attention", known.get("attention"))
     kind_options = {} if kind is None else attention_options(kind)
     own = {key: host.pop(key) for key in options if key in kind_options}
@@ -72,6 +75,7 @@ def create_model(name: str, **options: Any) -> SpikingModel:
         model = lrfdyn.create_model("spikformer_4_384", attention="lrf_dyn", dilations=(1, 3), num_classes=10)
         logits = model(torch.randn(2, 3, 32, 32))  # [2, 10]
     """
+    name = _HOSTS.name_of(name)
     model = model_class(name)(**{**_PRESETS[name], **host_options(name, options)})
     model.name = name
     return model

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lrfdyn.errors import LrfdynError, require, require_integer
 from lrfdyn.models.base import FeatureInfo, ModelConfig, SpikingModel
 from lrfdyn.models.registry import create_model, host_options, model_class
+from lrfdyn.models.timm_networks import create_timm
 from lrfdyn.nn.layers import ConvBN, MembraneConv, fold_time
 from lrfdyn.nn.neurons import LIF, IntegerSpike
 from lrfdyn.sources import find_source
@@ -128,15 +129,10 @@ class TimmStages(nn.Module):
 
     def __init__(self, name: str, in_channels: int, pretrained: bool = False, **options: Any) -> None:
         super().__init__()
-        try:
-            import timm
-        except ImportError:
-            raise LrfdynError(f"model: timm/{name} needs timm; pip install 'lrfdyn[timm]'") from None
-        try:
-            how = {"pretrained": pretrained, "features_only": True, "in_chans": in_channels}
-            self.net = timm.create_model(name, **how, **options)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise LrfdynError(f"model: timm cannot build {name!r} with feature maps ({error})") from None
+        # A model that a file describes is built without memory, and its weights are in the file.
+        pretrained = pretrained and torch.get_default_device().type != "meta"
+        how = {"pretrained": pretrained, "features_only": True, "in_chans": in_channels}
+        self.net = create_timm("model", name, options, **how)
         info = list(zip(self.net.feature_info.channels(), self.net.feature_info.reduction(), strict=True))
         self.wanted = [i for i, (_, stride) in enumerate(info) if stride >= 4]
         self.feature_info = [FeatureInfo(*info[i]) for i in self.wanted]

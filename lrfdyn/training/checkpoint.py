@@ -116,10 +116,11 @@ def data_identity(source: DataSource) -> dict[str, Any]:
 
 
 def check_same_data(path: Path, meta: Mapping[str, Any], source: DataSource) -> None:
-    """Whether the run of a checkpoint may go on with this data; class names that only one of them has are passed."""
+    """Whether the run of a checkpoint may go on with this data; what either of them does not know is passed."""
     here = data_identity(source)
     for what in ("images", "classes"):
-        words = f"{path} was trained on {meta[what]} {what}, and data.root has {here[what]} here"
-        require(meta[what] == here[what], f"resume: {words}")
-    for index, (there, name) in enumerate(zip(meta["class_names"] or (), here["class_names"] or (), strict=False)):
+        there = meta.get(what, here[what])
+        words = f"{path} was trained on {there} {what}, and data.root has {here[what]} here"
+        require(there == here[what], f"resume: {words}")
+    for index, (there, name) in enumerate(zip(meta.get("class_names") or (), here["class_names"] or (), strict=False)):
         require(there == name, f"resume: class {index} of {path} is {there!r}, and in data.root it is {name!r}")

@@ -122,6 +122,7 @@ def convert(value: Any, kind: Any, key: str) -> Any:
         return None if value is None else convert(value, arguments[0], key)
     if origin is Literal:
         value = "off" if value is False and "off" in arguments else value  # YAML reads off as false
+        value = value.lower() if isinstance(value, str) else value
         if value not in arguments:
             raise unknown_name(key, value, arguments)
         return value

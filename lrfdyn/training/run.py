@@ -85,8 +85,6 @@ def claim_folder(out: Path, resume: str, restart: bool) -> str:
     mark = checkpoints / "launch"
     if out.resolve() not in CLAIMED and mark.is_file() and mark.read_text(encoding="utf-8") == launch:
         resume, restart = "auto", False
-    for stale in (*checkpoints.glob(".*.tmp"), *checkpoints.glob(".tmp*")):  # ours, and those of safetensors
-        stale.unlink(missing_ok=True)  # of a process that was killed while it wrote
     stored, ended = bool(list_checkpoints(checkpoints)), (out / "summary.json").exists()
     ways = "--restart discards it, --out takes another folder"
     if restart:

@@ -156,7 +156,8 @@ class Sweep:
     def row(self, run: SweepRun) -> dict[str, Any]:
         """What is known of a run: its line of the table."""
         summary, measure = self.summary(run), task_of(run.config.data.name).headline
-        tested = [record[measure] for record in read_json_lines(self.folder(run) / "log.jsonl") if measure in record]
+        log = read_json_lines(self.folder(run) / "log.jsonl")
+        tested = [record[measure] for record in log if record.get(measure) is not None]
         return {
             "name": run.name,
             "group": run.group,
@@ -173,26 +174,29 @@ class Sweep:
         }
 
     def run(self, reporter: SweepReporter | None = None, restart: bool = False) -> list[dict[str, Any]]:
-        """Makes all runs that have not ended yet, also after one that fails, and returns the rows of the table."""
+        """Makes all runs that have not ended yet, also after one that fails, and returns the rows of the table. The
+        caller is the `sole_user` of `out`."""
         reporter = reporter or SweepReporter()
-        with sole_user(self.out):
-            for run in self.runs:
-                path = self.folder(run) / "recipe.yaml"
-                if restart:
-                    discard_run(path.parent)
-                there = load_recipe(path) if path.is_file() else run.config
-                what = "; ".join(differences(run.config.as_dict(), there.as_dict()))
-                require(not what, f"out: {path.parent} has other settings ({what}); pass --restart or another folder")
-            ended = [run for run in self.runs if self.summary(run)]
-            for run in chain(ended, self._each_end([run for run in self.runs if run not in ended], reporter)):
-                reporter.end(run, self.row(run))
-                rows = [self.row(each) for each in self.runs]
-                write_table(self.out / "table.csv", rows)
-                now = datetime.now().isoformat(timespec="seconds")
-                facts = {"format": 1, "version": __version__, "created": now, "command": self.command}
-                table = {"together": self.together, "runs": rows, "groups": group_rows(rows)}
-                write_json(self.out / "sweep.json", {**facts, **table})
-            return [self.row(run) for run in self.runs]
+        if restart:
+            folders = list(map(self.folder, self.runs))
+            with sole_user(*folders):  # all of them, before the first is discarded
+                for folder in folders:
+                    discard_run(folder)
+        for run in self.runs:
+            path = self.folder(run) / "recipe.yaml"
+            there = load_recipe(path) if path.is_file() else run.config
+            what = "; ".join(differences(run.config.as_dict(), there.as_dict()))
+            require(not what, f"out: {path.parent} has other settings ({what}); pass --restart or another folder")
+        ended = [run for run in self.runs if self.summary(run)]
+        for run in chain(ended, self._each_end([run for run in self.runs if run not in ended], reporter)):
+            reporter.end(run, self.row(run))
+            rows = [self.row(each) for each in self.runs]
+            write_table(self.out / "table.csv", rows)
+            now = datetime.now().isoformat(timespec="seconds")
+            facts = {"format": 1, "version": __version__, "created": now, "command": self.command}
+            table = {"together": self.together, "runs": rows, "groups": group_rows(rows)}
+            write_json(self.out / "sweep.json", {**facts, **table})
+        return [self.row(run) for run in self.runs]
 
     def _each_end(self, waiting: list[SweepRun], reporter: SweepReporter) -> Iterator[SweepRun]:
         """Yields each run when it ends. Those that are under way when this is left stop with a checkpoint."""

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from lrfdyn.attention import attention_options
 from lrfdyn.data import Batch, DataSource, create_data, data_class
 from lrfdyn.data.preprocess import Preprocessing
-from lrfdyn.errors import LrfdynError, needs, require
+from lrfdyn.errors import require
 from lrfdyn.files import expanded
 from lrfdyn.models import SpikingModel, create_model
 from lrfdyn.models.registry import model_class
+from lrfdyn.models.timm_networks import create_timm
 from lrfdyn.registry import Registry
 from lrfdyn.training.config import DATA_FACTS, DistillConfig, TrainConfig
 
@@ -177,12 +178,7 @@ def build_distill(config: DistillConfig, source: DataSource, device: torch.devic
     the training step: a captured step needs no change."""
     if config.teacher is None:
         return None
-    with needs("distill.teacher: teachers are timm models; pip install 'lrfdyn[timm]'"):
-        import timm
-    try:
-        teacher = timm.create_model(config.teacher, pretrained=True)
-    except (RuntimeError, OSError) as error:  # no such model; no connection to load it
-        raise LrfdynError(f"distill.teacher: timm cannot make {config.teacher!r} ({error})") from None
+    teacher = create_timm("distill.teacher", config.teacher, {}, pretrained=True)
     facts = getattr(teacher, "pretrained_cfg", None) or {}
     mean, deviation = tuple(facts.get("mean") or source.mean), tuple(facts.get("std") or source.deviation)
     for what, ours, theirs in (

@@ -12,6 +12,7 @@ import lrfdyn
 from lrfdyn.analysis.measure.spikes import EnergyModel, conv_uses, energy
 from lrfdyn.attention import create_attention, lif_host
 from lrfdyn.errors import LrfdynError
+from lrfdyn.models.qkformer import TokenAttention
 from lrfdyn.nn.neurons import IF, LIF
 from tests.models.host_checks import digits_model
 
@@ -127,6 +128,19 @@ def test_vsa_by_hand():
 def test_sdsa_by_hand():
     spikes = projected(q=[(0, 0)], k=[(0, 4), (1, 4), (2, 5)], v=[(0, 4), (2, 5), (3, 5)])
     assert plain(host_layer("sdsa").operation_counts(spikes, GRID)) == {"k * v": (2, 0)}
+
+
+def test_the_sum_of_token_attention_by_hand():
+    """A spike of q is added to its head once, whatever the keys do: all 4 channels fire at 6 tokens and 3 steps."""
+    layer = TokenAttention(4, 2, lif_host()).eval()
+    for norm, bias in ((layer.q.bn, 100.0), (layer.k.bn, -100.0)):
+        nn.init.constant_(norm.bias, bias)
+    frames = torch.ones(3, 2, 4, 2, 3)
+    parts = {part["name"]: part for part in energy(nn.Sequential(layer), [frames])["layers"]}
+    assert parts["0.q sum"]["accumulates"] == 3 * 4 * 6
+    assert parts["0.q sum"]["multiply_accumulates"] == 0
+    nn.init.constant_(layer.q.bn.bias, -100.0)
+    assert {part["accumulates"] for part in energy(layer, [frames])["layers"] if part["name"].endswith("q sum")} == {0}
 
 
 def test_layers_are_in_the_order_of_the_computation():

@@ -180,6 +180,32 @@ def test_receptive_field_of_a_single_stencil():
     assert [s["share"] for s in shares] == pytest.approx([1 / 9, 1, 1, 1])
 
 
+@pytest.mark.parametrize("size", [(5, 9), (9, 5), (6, 10)], ids=str)
+def test_receptive_field_of_an_oblong_image(size):
+    class Oblong(Stencil):
+        feature_info = (FeatureInfo(2, 1),)
+
+    row, column = size[0] // 2, size[1] // 2
+    field = receptive_field(Oblong(), torch.randn(2, 1, *size))
+    expected = torch.zeros(size)
+    expected[row - 1 : row + 2, column - 1 : column + 2] = 1.0
+    torch.testing.assert_close(field, expected)
+    record = receptive_field_record(Oblong(), torch.randn(2, 1, *size))
+    assert record["centre"] == [row, column]
+    torch.testing.assert_close(torch.tensor(record["map"]), expected)
+    # Squares around the centre, up to the one that holds the farthest pixel.
+    sides = [s["side"] for s in record["share_inside"]]
+    assert sides == list(range(1, 2 * max(row, column) + 2, 2))
+    assert [s["share"] for s in record["share_inside"]] == pytest.approx([1 / 9, *[1] * (len(sides) - 1)])
+
+
+def test_squares_around_a_pixel_that_is_not_in_the_middle():
+    field = torch.arange(15.0).reshape(3, 5)
+    shares = {s["side"]: s["share"] for s in share_inside(field, (0, 3))}
+    inside = {1: 3, 3: 2 + 3 + 4 + 7 + 8 + 9, 5: 105 - (0 + 5 + 10), 7: 105}
+    assert shares == pytest.approx({side: total / 105 for side, total in inside.items()})
+
+
 def test_receptive_field_of_a_host():
     record = receptive_field_record(digits_model("ssa"), torch.randn(4, 1, 8, 8))
     assert len(record["map"]) == 8
@@ -317,6 +343,34 @@ def test_the_last_row_is_measured_for_itself():
     assert 0 < record["last_row_short_range_share"] < 1
     # Of a query in the last row, 10 to 16 of 64 tokens are within distance 3.
     assert 10 / 64 < record["last_row_short_range_share_uniform"] < 16 / 64
+
+
+@pytest.mark.parametrize("grid", [(2, 3), (3, 2), (1, 4), (4, 1), (4, 8), (8, 4)], ids=str)
+def test_the_last_row_of_an_oblong_grid(grid):
+    """All tokens of the last row and no other, however the queries come in blocks."""
+    height, width = grid
+    tokens = height * width
+    measured = LayerLocality(grid, torch.device("cpu"))
+    weights = torch.rand(2, tokens, tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for first in range(0, tokens, 3):
+        queries = range(first, min(first + 3, tokens))
+        measured.add(queries, weights[:, queries.start : queries.stop])
+    expected = torch.zeros(2, height + width - 1, dtype=torch.float64)
+    p = weights / weights.sum(-1, keepdim=True)
+    for query in range(tokens - width, tokens):
+        for key in range(tokens):
+            distance = abs(query // width - key // width) + abs(query % width - key % width)
+            expected[0, distance] += p[:, query, key].sum()
+            expected[1, distance] += 2
+    torch.testing.assert_close(measured.last_row, expected)
+    observer = Locality()
+    observer.layers["attn"] = measured
+    record, short = observer.record(), max(1, (height + width - 2) // 4)
+    assert record["short_distance"] == short
+    share = expected[0, : short + 1].sum() / (2 * width)
+    assert record["last_row_short_range_share"] == pytest.approx(float(share))
+    uniform = expected[1, : short + 1].sum() / (2 * width * tokens)
+    assert record["last_row_short_range_share_uniform"] == pytest.approx(float(uniform))
 
 
 def test_narrow_distributions_of_entropy_are_resolved():

@@ -105,6 +105,38 @@ def test_last_inequality_is_false_for_a_dilated_stencil_on_a_sharp_distribution(
     assert 0 < t.proof_threshold(flat, r) < 0.2
 
 
+def test_failing_share_against_a_grid():
+    """Of random distributions over three distances, and of mixtures close to P, where the order fails for a moment."""
+    generator = np.random.default_rng(0)
+    grid = np.linspace(0, 1, 1001)
+    seen = set()
+    for trial in range(60):
+        p, other = generator.dirichlet([1.0] * 3, 2)
+        r = other if trial % 2 else 0.9 * p + 0.1 * other
+        mixed = np.array([t.entropy_of(t.mixture(p, r, share)) for share in grid])
+        above = grid[1:][mixed[1:] > t.entropy_of(p)]
+        failing = t.failing_share(p, r)
+        seen.add("never" if failing == 0 else "always" if failing == math.inf else "up to a share")
+        if failing == math.inf:
+            assert len(above) == 1000
+        else:
+            assert (above.max() if len(above) else 0.0) == pytest.approx(failing, abs=2e-3)
+    assert len(seen) == 3
+
+
+def test_failing_share_where_both_have_the_same_entropy():
+    p = np.array([0.5, 0.25, 0.25])
+    assert t.failing_share(p, p) == 0
+    # The same numbers in other places: more entropy up to R itself, which has as much as P.
+    assert t.entropy_of(p[[1, 0, 2]]) == t.entropy_of(p)
+    assert t.failing_share(p, p[[1, 0, 2]]) == pytest.approx(1)
+    assert t.failing_share(p, np.full(3, 1 / 3)) == math.inf
+    # An even P has the most entropy there is, and R inside it can only take some away.
+    assert t.failing_share(np.full(3, 1 / 3), p) == 0
+    # The crossing by hand: h(lambda) of two places that were one.
+    assert t.failing_share(np.array([0.9, 0.1]), np.array([0.0, 1.0])) == pytest.approx(8 / 9)
+
+
 def test_results():
     results = theory_results(TheorySettings(n=32))
     assert max(row["difference"] for row in results["checks"]) < 1e-10

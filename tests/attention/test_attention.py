@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
+from lrfdyn.attention import ATTENTIONS, attention_label, attention_options, create_attention, lif_host
 from lrfdyn.attention.layout import from_heads, from_tokens, to_heads, to_tokens
 from lrfdyn.errors import LrfdynError
 from lrfdyn.nn.neurons import IntegerSpike
@@ -207,6 +207,20 @@ def test_only_the_stencils_of_causal_ssa_look_ahead(m):
     far = [n for n in range(m) if n not in near]
     assert difference[near].min() > 1e-3
     assert difference[far].max() == 0
+
+
+@pytest.mark.parametrize("kind", ["lrf_ssa", "lrf_dyn"])
+def test_stencils_start_like_a_convolution_of_nine_inputs(kind):
+    """Even from -1/3 to 1/3, in every place of the stencil."""
+    torch.manual_seed(0)
+    weight = create_attention(kind, 256, 2, (3, 5), lif_host(), dilations=(1, 3)).lrf.weight
+    assert weight.shape == (2, 256, 3, 3)
+    by_place = weight.detach().transpose(0, 1).flatten(0, 1).double()
+    assert (by_place.amax(0) > 0.32).all()
+    assert (by_place.amin(0) < -0.32).all()
+    assert weight.abs().max() <= 1 / 3
+    assert by_place.std().item() == pytest.approx(1 / 27**0.5, rel=0.03)
+    assert abs(by_place.mean()) < 0.02
 
 
 # --- causality

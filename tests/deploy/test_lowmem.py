@@ -105,6 +105,13 @@ def test_event_frames_and_many_time_steps():
     assert len(steps) > 1  # some sections take several steps at a time, some do not
 
 
+@pytest.mark.parametrize("time_steps", [9, 16])
+def test_more_time_steps_than_a_byte_has_bits(time_steps):
+    model = build("spikformer_4_384", "ssa", time_steps=time_steps)
+    for steps in ("sequence", "together"):
+        check(model, images_for(model, batch=2), tile_mib=0.05, steps=steps)
+
+
 @pytest.mark.parametrize("attention", ["ssa", "lrf_dyn"])
 @torch.no_grad()
 def test_float32_equals_the_folded_model_bit_for_bit(attention):

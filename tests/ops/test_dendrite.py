@@ -128,6 +128,22 @@ def test_kernel_by_hand():
         assert soma.flatten().tolist() == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("decay", [9.5, 10.5, 25.0, 600.0])
+@forms
+def test_large_decays_are_what_they_are(form, decay):
+    """exp(-alpha) is no number to leave out before it is none; the gradient of the decay is that of the recurrence."""
+    u, _, frequency, weight = tokens_and_modes((1, 3, 2, 2))
+    inputs = [u, torch.full_like(frequency, decay), frequency, weight]
+    (soma,), gradients = run(lambda *x: dendrite(*x, form=form)[0], inputs)
+    (expected,), expected_gradients = run(lambda *x: plain(*x)[0], inputs)
+    torch.testing.assert_close(soma, expected, rtol=1e-12, atol=1e-14)
+    # The transform rounds at the size of the largest entry.
+    exact = {"rtol": 1e-6, "atol": 1e-14 if form == "fft" else 0.0}
+    torch.testing.assert_close(gradients[1], expected_gradients[1], **exact)
+    powers = mode_powers(inputs[1], 0 * frequency, torch.tensor([1]))
+    torch.testing.assert_close(powers.real, torch.full_like(powers.real, math.exp(-decay)), rtol=1e-12, atol=0)
+
+
 def test_powers():
     decay, frequency, _ = modes(3, 2)
     exponents = torch.tensor([0, 1, 2, 7])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import pytest
@@ -117,6 +118,16 @@ def test_dendrite_carries_its_state(given):
     want, want_last = dendrite(*double, form="step", initial_state=given_state, output_final_state=True)
     close(soma, want, 1e-5, "soma")
     close(last, want_last, 1e-5, "state")
+
+
+@pytest.mark.parametrize("decay", [9.5, 12.0, 40.0])
+def test_dendrite_with_large_decays(decay):
+    """What one spike leaves for the next token is exp(-alpha), however little it is."""
+    u = torch.zeros(1, 2, 4, device=DEVICE)
+    u[:, 0] = 1
+    _, frequency, weight = modes(4, 1)
+    soma, _ = Dendrite.apply(u, torch.full_like(frequency, decay), 0 * frequency, weight, u.dtype, None, None, False)
+    torch.testing.assert_close(soma[:, 1], soma[:, 0] * math.exp(-decay), rtol=1e-5, atol=0)
 
 
 def test_dendrite_gives_the_same_bits_twice():

@@ -56,6 +56,36 @@ def test_lif_reads_any_layout_and_packs_the_spikes():
     assert torch.equal(lif_triton(strided, Dynamics.lif())[0], lif_reference(strided, Dynamics.lif())[0])
 
 
+@pytest.mark.parametrize("steps", [8, 9, 12, 16, 17])
+def test_a_byte_holds_the_spikes_of_eight_steps_and_of_no_more(steps):
+    """Of more steps there are no bytes, and what reads the spikes keeps them whole."""
+    d = Dynamics.integrate_and_fire()
+    x = 2 * rand(steps, 1, 3, 3, 8).permute(0, 1, 4, 2, 3)
+    weight = rand(4, 8, 1, 1, seed=1)
+
+    def through(neuron):
+        def call(x, weight):
+            spikes = neuron(x, d)[0]
+            assert (step_bits_of(spikes) is not None) == (neuron is lif_triton and steps <= 8)
+            return spike_conv(spikes, weight, (1, 1), (0, 0), packed=step_bits_of(spikes))
+
+        return call
+
+    compare(through(lif_triton), through(lif_reference), [x, weight], 1e-5)
+    # Behind a norm, whether the steps are given or repeated, and whether a pool follows.
+    for given, repeats, pool in ((x, 1, False), (x, 1, True), (x[:1], steps, True)):
+        kept = norm_of(8, torch.float32, False)(torch.ones(8, device=x.device), rand(8, seed=2))
+        spikes, expected = (
+            function(given, kept, d, repeats=repeats, pool=pool) for function in (bn_lif_triton, bn_lif_reference)
+        )
+        assert torch.equal(spikes, expected)
+        assert 0.05 < spikes.mean() < 0.95
+        bits = step_bits_of(spikes)
+        assert (bits is not None) == (steps <= 8)
+        if bits is not None:
+            assert torch.equal(unpack_steps(bits, steps, torch.float32), spikes)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scale", [0.25, 1.0])
 def test_integer_spike(scale, dtype):
@@ -145,6 +175,24 @@ def test_bn_lif_offset_has_no_gradient_in_training():
     one = torch.ones(8, device=x.device)
     bn_lif_triton(x, Norm(one, one, one.clone(), one.clone(), True), Dynamics.lif(), offset=offset).sum().backward()
     assert torch.equal(offset.grad, torch.zeros_like(offset))
+
+
+@pytest.mark.parametrize("neuron", [Dynamics.lif(), Integer()], ids=["lif", "integer"])
+def test_bn_lif_offset_has_a_gradient_in_evaluation(neuron):
+    """It shifts what the norm scales: weight / deviation times the gradient of the bias."""
+    x = 2 * rand(3, 2, 4, 5, 8).permute(0, 1, 4, 2, 3)
+
+    def run(function, dtype):
+        make = norm_of(8, dtype, False)
+        return lambda x, w, b, offset: function(x, make(w, b), neuron, offset=offset)
+
+    compare(
+        run(bn_lif_triton, torch.float32),
+        run(bn_lif_reference, torch.float64),
+        [x, 1 + rand(8, seed=1).abs(), rand(8, seed=2), rand(8, seed=4)],
+        1e-5,
+        binary=True,
+    )
 
 
 def test_bn_lif_keeps_the_variance_of_channels_far_from_zero():

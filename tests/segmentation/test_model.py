@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lrfdyn import from_pretrained
 from lrfdyn.errors import LrfdynError
+from lrfdyn.io.hub import build_trained, model_config
 from lrfdyn.models import create_model
 from lrfdyn.models.base import FeatureInfo
 from lrfdyn.models.summary import count_parameters
@@ -163,6 +164,41 @@ def test_ann_through_timm(monkeypatch):
     neck = 256 * (8 + 16 + 24 + 32) + 4 * 256 + 4 * (256 * 256 * 9 + 256)
     paths = 4 * 256 * 128 * 9 + 3 * 128 * 128 * 9 + 7 * 2 * 128
     assert count_parameters(model.head) == neck + paths + 128 * 4 + 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet18", {"checkpoint_path": "/tmp/evil.pth"}, "option of timm/resnet18: unknown name 'checkpoint_path'"),
+        ("resnet18", {"pretrained_cfg_overlay": {"file": "/tmp/evil.pth"}}, "unknown name 'pretrained_cfg_overlay'"),
+        ("resnet18", {"pretrained_cfg": {"hf_hub_id": "some/one"}}, "unknown name 'pretrained_cfg'"),
+        ("resnet18", {"cache_dir": "/tmp"}, "unknown name 'cache_dir'"),
+        ("resnet18", {"img_size": "/tmp/evil.pth"}, "img_size: expected a number or several, got '/tmp/evil.pth'"),
+        ("resnet18", {"out_indices": [1, {"file": "x"}]}, "out_indices: expected a number or several"),
+        ("hf-hub:some/one", {}, "model: expected a name in timm's registry, got 'hf-hub:some/one'"),
+        ("local-dir:/tmp/evil", {}, "expected a name in timm's registry"),
+    ],
+)
+def test_a_file_cannot_make_timm_read_another(name, options, message, monkeypatch):
+    """The options of a backbone come from config.json, and timm unpickles or fetches what some of them name."""
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=pytest.fail))
+    with pytest.raises(LrfdynError, match=message):
+        Segmenter(backbone=f"timm/{name}", backbone_options=options)
+
+
+def test_a_file_cannot_make_timm_fetch_weights(monkeypatch, tmp_path):
+    asked = []
+
+    def build(name, *, pretrained, features_only, in_chans, drop_path_rate):
+        asked.append((pretrained, drop_path_rate))
+        return FakeNet(in_chans)
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=build))
+    model = create_segmenter("timm/resnet18", num_classes=2, drop_path_rate=0.1)
+    config = model_config(model)
+    config["options"]["backbone_options"]["pretrained"] = True
+    build_trained(config, model.state_dict(), tmp_path, tmp_path, host=Segmenter)
+    assert asked == [(False, 0.1), (False, 0.1)]
 
 
 def test_without_timm(monkeypatch):

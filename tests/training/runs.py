@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,21 @@ def write_recipe(path: Path, **sections: dict[str, Any]) -> Path:
 
 def train(config: TrainConfig, out: Path, **options: Any) -> dict[str, Any]:
     return run_training(config, out, recipe="tiny", **options)
+
+
+def in_child(function: Callable[[], object]) -> int:
+    """Runs in a forked process and returns the signal that ended it; 0 for a normal end."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            function()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
 def final_state(out: Path) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:

@@ -116,6 +116,12 @@ def test_distillation_is_the_sum_of_two_losses(kind, monkeypatch):
     torch.testing.assert_close(F.cross_entropy(logits, mixed), expected)
 
 
+def test_a_teacher_is_one_of_timm_s_own(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=pytest.fail))
+    with pytest.raises(LrfdynError, match=r"distill.teacher: expected a name in timm's registry, got"):
+        build_distill(DistillConfig(teacher="hf-hub:some/one"), None, torch.device("cpu"))
+
+
 def test_teacher_sees_images_as_it_was_trained_on(monkeypatch):
     """timm's models differ in the statistics that they expect; the data's are those of the student."""
     source = Digits(None, Augmentation())

@@ -159,7 +159,7 @@ def test_ctrl_c_and_again_gives_the_same_weights(tmp_path):
     assert process.returncode == 130, output
     assert "goes on from here" in output
     assert "Traceback" not in output
-    assert not list(out.glob("**/.*.tmp"))
+    assert not list(out.glob("**/.lrfdyn-*"))
     assert f"of {STEPS} (SIGTERM)" in (folder / "console.txt").read_text()
     assert not (folder / "summary.json").exists()
 

@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
 from lrfdyn.deploy.export.exportable import exportable_model
 from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner, write_executorch, write_onnx
 from lrfdyn.errors import LrfdynError, first_line, require, require_integer, unknown_name
-from lrfdyn.files import writable_folder
+from lrfdyn.files import temporary_folder, writable_folder
 from lrfdyn.models import SpikingModel
 from lrfdyn.sources import EXPORTED
 from lrfdyn.version import __version__
@@ -133,8 +132,8 @@ def export_model(
     form = exportable_model(model, shape[1:])
     write, run = (write_onnx, OnnxRunner) if format == "onnx" else (write_executorch, ExecutorchRunner)
     try:
-        with TemporaryDirectory(prefix=".", dir=path.parent) as folder:
-            made = Path(folder) / path.name
+        with temporary_folder(path.parent) as folder:
+            made = folder / path.name
             try:
                 write(form, torch.zeros(2, *shape), made, facts)
             except (LrfdynError, OSError):

@@ -1,0 +1,50 @@
+"""Print what makes a shell complete commands, options, recipes and models.
+
+bash: lrfdyn completion bash >> ~/.bashrc     zsh: lrfdyn completion zsh >> ~/.zshrc
+fish: lrfdyn completion fish > ~/.config/fish/completions/lrfdyn.fish
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+
+from lrfdyn.models import list_models
+from lrfdyn.training.recipes import list_recipes
+
+BASH = """_lrfdyn() {{
+  local words
+  case "${{COMP_WORDS[1]}}" in
+{cases}
+  esac
+  [ "$COMP_CWORD" -gt 1 ] || words={commands}
+  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _lrfdyn lrfdyn
+"""
+ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="whose script to print")
+
+
+def run(args: argparse.Namespace) -> None:
+    (action,) = (action for action in args.parser._actions if isinstance(action, argparse._SubParsersAction))
+    words = {name: [*_names(name), *sub._option_string_actions] for name, sub in action.choices.items()}
+    quoted = {name: shlex.quote(" ".join(each)) for name, each in words.items()}
+    commands = shlex.quote(" ".join(words))
+    if args.shell == "fish":
+        print(f"complete -c lrfdyn -n __fish_use_subcommand -f -a {commands}")
+        for name, each in quoted.items():
+            print(f"complete -c lrfdyn -n '__fish_seen_subcommand_from {name}' -a {each}")
+        return
+    cases = "\n".join(f"    {name}) words={each} ;;" for name, each in quoted.items())
+    print((ZSH if args.shell == "zsh" else "") + BASH.format(cases=cases, commands=commands), end="")
+
+
+def _names(command: str) -> list[str]:
+    """What the first argument of a command may be, beside files."""
+    if command in ("train", "recipes"):
+        return list(list_recipes())
+    return list_models() if command in ("models", "profile", "analyze", "export") else []
