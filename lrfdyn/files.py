@@ -31,7 +31,8 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
         try:
             write(temporary)
         except OSError as error:
-            error.filename = str(path)  # and not the temporary one
+            if error.errno:
+                error.filename = str(path)  # and not the temporary one
             raise
         temporary.chmod(mode)  # as any file here: safetensors makes its own, which only its owner can read
         with open(temporary, "rb+") as file:
