@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs format mutants clean
+.PHONY: demo test lint docs format mutants fuzz clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo-installed
@@ -30,6 +30,10 @@ format: .venv/dev-installed
 # An hour: which small changes of the package no test notices.
 mutants: .venv/dev-installed
 	$(BIN)/python tests/mutants.py
+
+# Half an hour: ten thousand wrong calls, recipes, files, command lines, faults and signals.
+fuzz: .venv/dev-installed
+	$(BIN)/python tests/fuzz.py --cases 10000
 
 clean:
 	rm -rf .venv demo site build *.egg-info

@@ -20,6 +20,7 @@ from lrfdyn.analysis.measure.inference import attention_state, images_per_second
 from lrfdyn.analysis.measure.locality import Locality, receptive_field_record
 from lrfdyn.analysis.measure.observe import RANDOM, Images, observe
 from lrfdyn.analysis.measure.spikes import EnergyModel, FiringRates, SynapticOperations
+from lrfdyn.analysis.report.drawings import places
 from lrfdyn.analysis.report.write import results_head
 from lrfdyn.attention import Attention, attention_label, attention_options
 from lrfdyn.errors import LrfdynError, require
@@ -35,8 +36,8 @@ NOTES = (
     "other kinds depend on the image.",
     "Derived state is what one attention layer must hold for one image and one time step: spikes as bits, "
     "sums as 32-bit numbers. LRF-Dyn holds the spikes of the rows that its stencils reach and computes their "
-    "potentials again; held as potentials, those rows would outweigh the k d numbers of its dendrites by far. Membrane "
-    "potentials between time steps are the same for all kinds and not counted.",
+    "potentials again; held as potentials, those rows would outweigh the `k d` numbers of its dendrites by far. "
+    "Membrane potentials between time steps are the same for all kinds and not counted.",
     "Measured peak memory is that of one evaluation pass at batch 1, all layers and time steps, of the "
     "implementation that also trains, which keeps whole feature maps: neither streaming nor low-memory inference.",
 )
@@ -116,6 +117,8 @@ def analyze(
         mean = statistics.mean(known) if known else None
         entry |= {"accuracy_mean": mean, "accuracy_spread": spread, "accuracy_values": known}
     _tell_apart(list(entries.values()))
+    for entry, place in zip(entries.values(), places([e["kind"] or e["model"] for e in entries.values()]), strict=True):
+        entry["place"] = place
     names = list(dict.fromkeys(entry["model"] for entry in entries.values()))
     what, noun = ("noise", "image") if images.name == RANDOM else (images.name, "test image")
     epochs = max(len(run["curve"]) for run in runs)
@@ -128,6 +131,7 @@ def analyze(
         **results_head(title or f"{', '.join(names)} on {what}", lead, command),
         "machine": machine(images.device),
         "data": {"name": what, "train": images.train, "test": images.count, "classes": images.facts.get("num_classes")},
+        "batch": min(images.batch_size, images.count),  # of the measurement of speed
         "model": {"name": names[0] if len(names) == 1 else None, **about},
         "recipe": {k: v for k, v in recipes[0].items() if v is not None and all(r.get(k) == v for r in recipes)},
         "spread": "half of the range over the seeds",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lrfdyn.analysis import theory as t
+from lrfdyn.analysis.report.drawings import places
 from lrfdyn.analysis.report.write import results_head
 from lrfdyn.errors import require
 
@@ -17,26 +18,27 @@ Chart = dict[str, Any]
 Axes = tuple[dict[str, Any], dict[str, Any]]  # x and y
 Lines = dict[str, list[list[float]]]  # points by label
 POINTS, CELLS = 60, 48  # of a line, and a side of a map
+KINDS = {"VSA": "vsa", "SSA": "ssa", "LRF-SSA": "lrf_ssa"}  # whose colours lines have
 TOLERANCE = 1e-12  # in which two radii are equal
 MOST = 2**16  # tokens: every point of a chart is a sum over all of them
 
 REASON = (
-    "Mixing adds up to h(λ) to the entropy, so the bound h(λ) + (1-λ)H(P) + λH(R) is below H(P) only where "
-    "h(λ) ≤ λ(H(P) - H(R)), which no small λ > 0 satisfies: there the paper's last step does not follow. "
-    "Its conclusion H((1-λ)P + λR) ≤ H(P) is true for every λ exactly where the cross entropy -Σ R log P is at most "
-    "H(P) (entropy is concave in λ and this difference is its slope at 0), which an R at least as local as a falling P "
-    "satisfies and a dilated R does not once P has fallen off before the taps of R."
+    "Mixing adds up to `h(λ)` to the entropy, so the bound `h(λ) + (1-λ)H(P) + λH(R)` is below `H(P)` only where "
+    "`h(λ) ≤ λ(H(P) - H(R))`, which no small `λ > 0` satisfies: there the paper's last step does not follow. "
+    "Its conclusion `H((1-λ)P + λR) ≤ H(P)` is true for every `λ` exactly where the cross entropy `-Σ R log P` is at "
+    "most `H(P)` (entropy is concave in `λ` and this difference is its slope at 0), which an `R` at least as local as "
+    "a falling `P` satisfies and a dilated `R` does not once `P` has fallen off before the taps of `R`."
 )
 RADIUS_NOTE = (
-    "Theorem 1 needs α: VSA is at least as local as SSA wherever α ≥ 1 + β(N-1), because (α-βΔ)exp(βΔ) then grows with "
-    "Δ; for α ≤ 1 it falls, and the order is reversed. For fixed α and β the radius of SSA does not grow with N "
-    "without end: its weights are zero from α/β on, and the radius stays near α/(3β). Θ(N) needs a β that falls like "
-    "1/N, such as the β ≤ α/(N-1) of Theorem 2."
+    "Theorem 1 needs `α`: VSA is at least as local as SSA wherever `α ≥ 1 + β(N-1)`, because `(α-βΔ)exp(βΔ)` then "
+    "grows with `Δ`; for `α ≤ 1` it falls, and the order is reversed. For fixed `α` and `β` the radius of SSA does not "
+    "grow with `N` without end: its weights are zero from `α/β` on, and the radius stays near `α/(3β)`. `Θ(N)` needs "
+    "a `β` that falls like `1/N`, such as the `β ≤ α/(N-1)` of Theorem 2."
 )
 ORDER_NOTE = (
-    "Of μ(VSA) ≤ μ(LRF-SSA) ≤ μ(SSA) the right half needs μ(R) ≤ μ(SSA). The left half needs "
-    "λ ≤ (μ(SSA)-μ(VSA)) / (μ(SSA)-μ(R)) where R is more local than VSA: with a larger λ LRF-SSA is more local than "
-    "VSA."
+    "Of `μ(VSA) ≤ μ(LRF-SSA) ≤ μ(SSA)` the right half needs `μ(R) ≤ μ(SSA)`. The left half needs "
+    "`λ ≤ (μ(SSA)-μ(VSA)) / (μ(SSA)-μ(R))` where `R` is more local than VSA: with a larger `λ` LRF-SSA is more local "
+    "than VSA."
 )
 
 
@@ -89,8 +91,9 @@ def theory_results(settings: TheorySettings | None = None, command: str = "lrfdy
     alpha = "1 + β(N-1)" if settings.alpha is None else f"{settings.alpha:g}"
     dilations = f"dilations {', '.join(map(str, settings.dilations))}"
     lead = (
-        f"Exact values for attention over distances 0..N-1. Unless an axis says otherwise N = {settings.n}, "
-        f"β = {settings.beta:g}, α = {alpha}, λ = {settings.share:g}, and R has the taps of stencils with {dilations}."
+        f"Exact values for attention over distances `0..N-1`. Unless an axis says otherwise `N = {settings.n}`, "
+        f"`β = {settings.beta:g}`, `α = {alpha}`, `λ = {settings.share:g}`, and `R` has the taps of stencils with "
+        f"{dilations}."
     )
     return {
         **results_head("Theorems 1 and 2: radius and entropy of attention", lead, command),
@@ -102,7 +105,9 @@ def theory_results(settings: TheorySettings | None = None, command: str = "lrfdy
 
 def _chart(id_: str, title: str, caption: str, axes: Axes, lines: Lines | None = None, **regions: Any) -> Chart:
     """Lines through points by label, or a map of regions, which are classes and cells."""
-    series = {"series": [{"label": label, "points": points} for label, points in (lines or {}).items()]}
+    colours = places([KINDS.get(label.removeprefix("H of "), label) for label in lines or {}])
+    parts = zip(lines or {}, (lines or {}).values(), colours, strict=True)
+    series = {"series": [{"label": label, "points": points, "place": place} for label, points, place in parts]}
     head = {"id": id_, "kind": "lines" if lines else "regions", "title": title, "caption": caption}
     return {**head, "x": axes[0], "y": axes[1], **(series if lines else regions)}
 
@@ -125,10 +130,10 @@ def _curves(settings: TheorySettings) -> Iterator[Chart]:
     sizes = sorted({round(2**e) for e in np.linspace(3, 12, 37)} | {n})
     betas, shares = np.geomspace(1e-3, 3, POINTS).tolist(), np.linspace(0, 1, POINTS + 1).tolist()
     sweeps: list[tuple[str, str, list[Any], Callable[[Any], tuple[int, float, float]], str]] = [
-        ("tokens", "N", sizes, lambda x: (x, beta, share), "number of tokens. With α that grows with N, SSA spreads "
-         "over all tokens; with α fixed its weights end at α/β."),
-        ("beta", "β", betas, lambda x: (n, x, share), "fall β of the similarity per token."),
-        ("lambda", "λ", shares, lambda x: (n, beta, x), "share λ of the local weights: LRF-SSA goes from SSA to R."),
+        ("tokens", "N", sizes, lambda x: (x, beta, share), "number of tokens. With `α` that grows with `N`, SSA "
+         "spreads over all tokens; with `α` fixed its weights end at `α/β`."),
+        ("beta", "β", betas, lambda x: (n, x, share), "fall `β` of the similarity per token."),
+        ("lambda", "λ", shares, lambda x: (n, beta, x), "share `λ` of local weights: LRF-SSA goes from SSA to `R`."),
     ]  # fmt: skip
     quantities = (1, "radius", "Expected radius μ", t.radius), (2, "entropy", "Entropy H (nats)", t.entropy_of)
     for theorem, name, label, value in quantities:
@@ -147,8 +152,8 @@ def _curves(settings: TheorySettings) -> Iterator[Chart]:
     yield _chart(
         "inequality-lambda",
         "Theorem 2: both sides of the inequality",
-        f"The entropy of LRF-SSA, the paper's bound, and the entropy of SSA. The bound is below H(P) from "
-        f"λ = {t.proof_threshold(p, r):.3f} on.",
+        f"The entropy of LRF-SSA, the paper's bound, and the entropy of SSA. The bound is below `H(P)` from "
+        f"`λ = {t.proof_threshold(p, r):.3f}` on.",
         (_axis("λ"), _axis("Entropy H (nats)")),
         {
             "H of LRF-SSA": [[x, t.entropy_of(t.mixture(p, r, x))] for x in shares],
@@ -166,7 +171,7 @@ def _regions(settings: TheorySettings, alpha: str, dilations: str) -> Iterator[C
     yield _chart(
         "radius-order",
         "Theorem 1: where VSA is at least as local as SSA",
-        f"The sign of μ(SSA) - μ(VSA) for N = {n}. {RADIUS_NOTE}",
+        f"The sign of `μ(SSA) - μ(VSA)` for `N = {n}`. {RADIUS_NOTE}",
         (_axis("β", True, values=betas), _axis("α", True, values=alphas)),
         classes=["μ(VSA) ≤ μ(SSA)", "μ(VSA) > μ(SSA)"],
         cells=[[int(t.vsa_radius(n, b) > t.ssa_radius(n, a, b) + TOLERANCE) for b in betas] for a in alphas],
@@ -181,7 +186,7 @@ def _regions(settings: TheorySettings, alpha: str, dilations: str) -> Iterator[C
     yield _chart(
         "radius-between",
         "Theorem 1: where LRF-SSA is between VSA and SSA",
-        f"The order of the three radii for N = {n}, α = {alpha} and R of {dilations}. {ORDER_NOTE}",
+        f"The order of the three radii for `N = {n}`, `α = {alpha}` and `R` of {dilations}. {ORDER_NOTE}",
         (_axis("β", True, values=betas), _axis("λ", values=shares)),
         classes=["μ(VSA) ≤ μ(LRF-SSA) ≤ μ(SSA)", "LRF-SSA is more local than VSA", "LRF-SSA is less local than SSA"],
         cells=[[order(beta, share) for beta in betas] for share in shares],
@@ -194,7 +199,7 @@ def _regions(settings: TheorySettings, alpha: str, dilations: str) -> Iterator[C
         yield _chart(
             f"inequality-{id_}",
             f"Theorem 2: where the last inequality holds, {name}",
-            f"Whether H((1-λ)P + λR) ≤ H(P) for N = {n}, P the weights of SSA, and if the bound shows it. {REASON}",
+            f"Whether `H((1-λ)P + λR) ≤ H(P)` for `N = {n}`, `P` being SSA, and if the bound shows it. {REASON}",
             (_axis("β/α", True, values=ratios), _axis("λ", values=shares)),
             classes=["follows from the bound", "true, but not by the bound", "false"],
             cells=[[2 if share < failing else int(share < proved) for failing, proved in limits] for share in shares],

@@ -76,7 +76,7 @@ def write_and_print(
 ) -> None:
     """Write the report of `results` to the folder `out`, and print `table`, `lines` and what was written."""
     written = write_all(results, out, formats)
-    console.print(table, *lines, sep="\n")
+    console.print(table, *(line.replace("`", "") for line in lines), sep="\n")
     console.print(written, soft_wrap=True)
 
 

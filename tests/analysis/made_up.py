@@ -73,7 +73,7 @@ def attention(label: str, accuracy: list[float], state: int) -> dict[str, Any]:
         },
         "receptive_field": {
             "map": field,
-            "share_inside": [{"side": size, "share": size / 9} for size in (1, 3, 5, 7, 9)],
+            "share_inside": [{"side": size, "share": size / 8} for size in (1, 3, 5, 7, 8)],
         },
     }
 

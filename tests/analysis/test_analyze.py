@@ -15,6 +15,7 @@ import lrfdyn
 from lrfdyn.analysis.analyze import analyze, find_sources, measure_model, model_label
 from lrfdyn.analysis.measure.inference import images_per_second
 from lrfdyn.analysis.measure.observe import load_images
+from lrfdyn.analysis.report.drawings import places
 from lrfdyn.analysis.report.write import write_all
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
@@ -58,9 +59,12 @@ def test_command_writes_everything(demo, tmp_path, capsys):
         assert 0 <= entry["accuracy_on_images"] <= 1
     assert len(results["runs"]) == 4
     assert all(run["curve"] for run in results["runs"])
-    names = {"attention_distance", "attention_entropy", "receptive_fields", "energy", "memory_accuracy", "convergence"}
+    assert [entry["place"] for entry in results["attentions"].values()] == places(["ssa", "lrf_dyn"])
+    assert results["batch"] == 6
+    names = {"attention_distance", "attention_entropy", "receptive_fields", "energy", "memory_accuracy"}
     written = {path.name for path in (out / "figures").iterdir()}
     assert {f"{name}.{form}" for name in names for form in ("svg", "png")} <= written
+    assert "convergence.png" not in written  # one epoch would be lone dots
     text = (out / "figures" / "captions.txt").read_text()
     assert [line.split(":")[0] for line in text.splitlines() if line] == sorted(
         {name.split(".")[0] for name in written - {"captions.txt"}}, key=text.index
@@ -73,6 +77,7 @@ def test_command_writes_everything(demo, tmp_path, capsys):
     assert float(rows[0]["energy_pj"]) == results["attentions"]["ssa"]["energy"]["energy_pj"]
     text = capsys.readouterr().out
     assert "0.9 pJ per accumulate and 4.6 pJ per multiply-accumulate" in text
+    assert "SSA is counted as q (k^T v)." in text  # formulas are marked in the report only
     assert "LRF-Dyn" in (out / "report.html").read_text()
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from lrfdyn.analysis.report.write import render_report, write_report
+from lrfdyn.analysis.report.drawings import KINDS, places
+from lrfdyn.analysis.report.write import figures, render_report, write_report
+from lrfdyn.analysis.theory_report import TheorySettings, theory_results
 from lrfdyn.errors import LrfdynError
 from tests.analysis.made_up import HOSTILE, Page, make_results
 
@@ -59,6 +61,60 @@ def test_numbers_without_json_form_become_null() -> None:
     data = Page(render_report(results)).data()
     assert data["attentions"]["kind0"]["images_per_second"] is None
     assert data["attentions"]["kind1"]["locality"]["weight"][0] is None
+
+
+def test_an_attention_has_one_colour_in_every_report() -> None:
+    assert places(["lrf_dyn"]) == places(["vsa", "ssa", "lrf_dyn"])[2:] == [KINDS.index("lrf_dyn")]
+    # One of another package has its own, too, and leaves those of the known ones to them.
+    assert places(["mean"]) == places(["sdsa", "mean"])[1:]
+    assert places(["mean"])[0] >= len(KINDS)
+    # A second one of a kind never takes the colour of another that is there.
+    twice = places(["ssa", "ssa", "causal_ssa"])
+    assert (twice[0], twice[2]) == tuple(places(["ssa", "causal_ssa"]))
+    assert len({place % 8 for place in twice}) == 3
+    many = places(["ssa"] * 9)
+    assert len(set(many)) == 9
+    assert len({place % 8 for place in many[:8]}) == 8
+    for chart in theory_results(TheorySettings(n=16))["charts"]:
+        found = {series["label"]: series["place"] for series in chart.get("series", [])}
+        known = {"VSA": "vsa", "SSA": "ssa", "H of SSA": "ssa", "H of LRF-SSA": "lrf_ssa"}
+        assert all(found[label] == KINDS.index(kind) for label, kind in known.items() if label in found)
+
+
+def test_figures_leave_out_lone_dots() -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    several, alone = make_results(), make_results(("only",))
+    for run in alone["runs"]:
+        run["curve"] = run["curve"][:1]
+    for name in ("memory_accuracy", "convergence"):
+        draw = figures(several)[name].draw
+        assert draw is not None
+        plt.close(draw(plt))
+        one = figures(alone)[name]
+        assert one.draw is not None
+        assert one.draw(plt) is None
+        assert len(one.rows) > 1  # the table stays
+
+
+def test_figures_show_what_would_be_covered() -> None:
+    """Of markers at one place a rim or an outline of each is visible, and references are above the curves."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    results = make_results(("a", "b", "c"))
+    first = results["attentions"]["kind0"]
+    first["locality"] |= {"grid": [4, 4], "share": first["locality"]["weight"]}
+    for key, entry in results["attentions"].items():
+        results["attentions"][key] = {**first, "label": entry["label"]}
+    made = {}
+    for name in ("attention_distance", "memory_accuracy", "receptive_field_share"):
+        draw = figures(results)[name].draw
+        assert draw is not None
+        made[name] = draw(plt)
+        plt.close(made[name])
+    sizes = [line.get_markersize() for line in made["receptive_field_share"].axes[0].lines]
+    assert sizes[0] > sizes[1] > sizes[2]
+    assert [len(points.get_facecolor()) for points in made["memory_accuracy"].axes[0].collections[1::2]] == [1, 0, 0]
+    lines = made["attention_distance"].axes[0].lines
+    assert lines[-1].get_zorder() > max(line.get_zorder() for line in lines[:-1])
 
 
 def test_unknown_format_is_refused() -> None:

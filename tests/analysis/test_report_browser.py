@@ -17,7 +17,7 @@ import pytest
 
 from lrfdyn.analysis.report.write import render_report, write_report
 from lrfdyn.analysis.theory_report import TheorySettings, theory_results
-from tests.analysis.made_up import HOSTILE, Page, attention, make_results
+from tests.analysis.made_up import HOSTILE, Page, attention, layer, make_results
 
 FIGURES = {
     "accuracy-memory",
@@ -32,8 +32,8 @@ FIGURES = {
 }
 
 
-def dump_dom(path: Path, profile: Path) -> str:
-    """Return the page as headless Chromium leaves it after running its scripts."""
+def dump_dom(path: Path, profile: Path, width: int = 800) -> str:
+    """Return the page as headless Chromium leaves it after running its scripts in a window of this width."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     browser = next((found for found in map(shutil.which, names) if found), None)
     if browser is None:
@@ -50,6 +50,7 @@ def dump_dom(path: Path, profile: Path) -> str:
         "--disable-sync",
         f"--user-data-dir={profile}",
         "--virtual-time-budget=3000",
+        f"--window-size={width},600",
         "--dump-dom",
         path.as_uri(),
     ]
@@ -102,7 +103,7 @@ def equal_results() -> dict[str, Any]:
     ("results", "figures"),
     [
         pytest.param(make_results(), FIGURES, id="all"),
-        pytest.param(bare_results(), {"accuracy-memory"}, id="bare"),
+        pytest.param(bare_results(), set(), id="bare"),  # one model would be a lone dot
         pytest.param(mixed_results(), FIGURES, id="mixed"),
         pytest.param(equal_results(), FIGURES, id="equal"),
     ],
@@ -199,6 +200,83 @@ def test_browser_draws_the_theorems(tmp_path: Path) -> None:
         assert all(name in texts for name in chart.get("classes", []))
     assert "undefined" not in texts
     assert "NaN" not in texts
+
+
+# Leaves what a reader would see in the page, after the frames in which it reacts to the sizes of its parts.
+LOOKS = """
+<script>
+for (const folded of document.querySelectorAll("details")) folded.open = true;
+const all = (part) => [...document.querySelectorAll(part)];
+const cue = () => {
+  const frame = document.querySelector("#summary .frame");
+  const text = getComputedStyle(frame.querySelector(".cue"));
+  return [text.display !== "none" && text.visibility === "visible",
+    getComputedStyle(frame.querySelector(".edge"), "::after").opacity === "1"];
+};
+setTimeout(() => {
+  const wide = cue();
+  const scroll = document.querySelector("#summary .scroll");
+  scroll.scrollLeft = scroll.scrollWidth;
+  scroll.dispatchEvent(new Event("scroll"));
+  setTimeout(() => {
+    const order = all("#attention-distance .chart *").map((node) => node.getAttribute("class") ?? "");
+    document.body.append(html("pre", {}, JSON.stringify({
+      wide, atEnd: cue(),
+      contents: all("#contents a").map((link) => link.getAttribute("href")),
+      parts: all("main > section").map(({ id }) => `#${id}`),
+      anchors: all("a").filter((link) => !document.getElementById(link.hash.slice(1))).length,
+      headings: all("h2, figure h3").filter((title) => !title.querySelector("a.anchor")).length,
+      above: order.lastIndexOf("ref") > order.findLastIndex((name) => /^(line|mark)/.test(name)),
+      colours: all("#summary tbody .mark").map((mark) => mark.getAttribute("class").trim()),
+      sizes: all("#learning-curves .mark").filter((mark) => mark.matches("svg.chart *"))
+        .filter((mark, _, [first]) => mark.getAttribute("transform") === first.getAttribute("transform"))
+        .map((mark) => mark.getBBox().width),
+      points: all("#accuracy-memory .chart .mark").map((mark) => getComputedStyle(mark).fillOpacity),
+      fractions: all("#state mfrac").map((node) => [...node.children].map((part) => part.textContent)),
+      powers: all("#state msup, .notes msup").map((node) => node.textContent),
+      layers: all("#energy details tbody th").map((name) => name.textContent),
+      sides: all("#receptive-field-share text").map((node) => node.textContent),
+      speed: document.querySelector("#summary > p").textContent,
+    })));
+  }, 300);
+}, 300);
+</script>
+"""
+
+
+def test_browser_shows_what_is_there(tmp_path: Path) -> None:
+    """On a narrow window: the cue beside a table, links to all parts, formulas, and nothing that covers another."""
+    results = make_results(("SSA", "LRF-Dyn"))
+    one, two = results["attentions"].values()
+    results["attentions"]["kind1"] = two = {**one, "label": "LRF-Dyn", "place": 4, "energy": {**one["energy"]}}
+    one["place"] = 1
+    one["state_terms"][0]["formula"] = "(a + b) / h"
+    two["energy"]["layers"] = [layer("stem.conv", "3x3 convolution", 0.0, 1000.0), layer("blocks.0.attn.lrf", "", 1, 0)]
+    two["energy"]["layers"].append(layer("blocks.0.attn.k^T v", "attention", 1e6, 0.0))
+    results["runs"] = [{**run, "curve": results["runs"][0]["curve"]} for run in results["runs"]]
+    results |= {"notes": ["It holds `N^2` numbers, <b>`"], "batch": 16}
+    path = tmp_path / "report.html"
+    path.write_text(render_report(results) + LOOKS, encoding="utf-8")
+    page = Page(dump_dom(path, tmp_path / "profile", width=500))
+    assert error_count(page) == "0"
+    seen = json.loads(page.text("pre"))
+    assert seen["wide"] == [True, True]
+    assert seen["atEnd"] == [False, False]
+    assert seen["contents"] == seen["parts"]
+    assert {"#summary", "#energy", "#notes"} <= set(seen["parts"])
+    assert seen["anchors"] == seen["headings"] == 0
+    assert seen["above"]
+    assert seen["colours"] == ["mark s1", "mark s4"]
+    assert seen["sizes"][0] > seen["sizes"][1]
+    assert float(seen["points"][0]) > 0.5
+    assert float(seen["points"][1]) == 0
+    assert seen["fractions"] == [["a+b", "h"], ["a+b", "h"]]
+    assert seen["powers"] == ["N2"]
+    names = ["stem.conv", "blocks.0.attn.lrf", "blocks.0.attn.q.conv", "blocks.0.attn.kTvk^T v"]
+    assert seen["layers"] == names
+    assert "8" in seen["sides"]
+    assert "9" not in seen["sides"]
+    assert "passes over a batch of 16 images" in seen["speed"]
 
 
 # Clicks what a reader would click, and leaves what came of it in the page.

@@ -76,7 +76,7 @@ class EnergyModel:
         return any(fnmatch(layer, pattern) for pattern in self.mac_layers)
 
     def assumptions(self) -> list[str]:
-        """In words, for a reader of the numbers."""
+        """In words, for a reader of the numbers, with formulas between backticks."""
         forced = f" (and {', '.join(self.mac_layers)})" if self.mac_layers else ""
         repeated = "at every time step" if self.repeat_first else "once, because all time steps show the same image"
         return [
@@ -85,8 +85,8 @@ class EnergyModel:
             "A spike is one accumulate per weight that it meets, exact at the borders; an integer spike n is n spikes.",
             f"Layers whose input is not spikes{forced} multiply-accumulate with every weight, such as the first "
             f"convolution of a static image, counted {repeated}, or a classifier behind an average.",
-            "SSA is counted as q (k^T v). The dendrites of LRF-Dyn take 3k multiply-accumulates per token and channel "
-            "(2k for the recurrence, k for the read-out) and its stencils 9 each, because potentials are not spikes.",
+            "SSA is counted as `q (k^T v)`. The dendrites of LRF-Dyn take `3k` multiply-accumulates per token and "
+            "channel (`2k` for the recurrence, `k` for the read-out), its stencils 9 each: potentials are not spikes.",
             "A re-parameterised convolution counts as the one 3x3 convolution that it equals.",
             "Not counted: norms and scales (folded into weights and thresholds), neuron updates, pooling, softmax, "
             "moving data.",

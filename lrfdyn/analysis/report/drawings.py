@@ -10,11 +10,16 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
+
+import numpy as np
 
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import writable_folder, write_atomic
 
 NEEDED = "figures need matplotlib; pip install 'lrfdyn[analysis]'"
+# The attentions that have the same colour and marker in every figure and report; others take those that are left.
+KINDS = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn", "sdsa")
 # One colour, marker and line per model, told apart with any colour vision and in print.
 COLOURS = ("#0b6fb8", "#cc5206", "#06805f", "#b0417f", "#a27000", "#2f93cc", "#5b4bb3", "#5c6672")
 MARKERS = "os^Dv*Ph"
@@ -48,11 +53,22 @@ STYLE = {
     "svg.hashsalt": "lrfdyn",  # the same figure is the same file
 }
 WIDTH = 3.4  # inches, one column
-DASHED = {"linestyle": "--", "linewidth": 0.8}
+DASHED: dict[str, Any] = {"linestyle": "--", "linewidth": 0.9, "zorder": 5}  # a reference, above the curves
 IMPLEMENTATIONS = {"spikingjelly": "#c9b458", "eager": "#9aa5b1", "low-memory": "#1f6f8b", "streaming": "#5aa897"}
 TERMS = ("#1f6f8b", "#7fb7be", "#c7dfe0", "#b0713f", "#e3b98a", "#f1dcc3")
 BELOW = "outside lower center"  # where legends are that would cover data
 Entries = list[dict[str, Any]]
+
+
+def places(kinds: Sequence[str]) -> list[int]:
+    """Return for each of `kinds`, names of attentions or others, its place among colours and markers: for an attention
+    the same in every report. A second model of one kind has the next place that is free, a ninth model begins anew."""
+    wanted = [KINDS.index(kind) if kind in KINDS else len(KINDS) + crc32(kind.encode()) % 2 for kind in kinds]
+    taken: dict[int, int] = {}  # by number in `kinds`
+    for i in sorted(range(len(kinds)), key=lambda i: kinds[i] not in KINDS or kinds[i] in kinds[:i]):
+        choices = (len(taken) // 8 * 8 + (wanted[i] + step) % 8 for step in range(8))
+        taken[i] = next(place for place in choices if place not in taken.values())
+    return [taken[i] for i in range(len(kinds))]
 
 
 def pyplot(argument: str) -> Any:
@@ -73,6 +89,8 @@ def _wrapped(label: str, width: int = 20) -> str:
 def _legend(figure: Any, axis: Any, entries: Entries, below: bool = False, **more: Any) -> Any:
     """Return the figure with its legend inside the axes where the names are short, under them where they would cover
     the data or with `below`."""
+    for shown in figure.axes:
+        _uncover(shown)
     few = max(len(entry["label"]) for entry in entries) <= 24 and len(entries) <= 6
     if few and not below:
         axis.legend(**more)
@@ -86,14 +104,27 @@ def _legend(figure: Any, axis: Any, entries: Entries, below: bool = False, **mor
     return figure
 
 
+def _uncover(axis: Any) -> None:
+    """Make the markers of a line larger for every later line with a marker at the same place: a rim stays visible."""
+    axis.autoscale_view()
+    lines = [(line, *line.get_markevery()) for line in axis.lines if line.get_markevery()]
+    points = [axis.transData.transform(line.get_xydata()[first::step]) for line, first, step in lines]
+    for i, (line, *_) in enumerate(lines):
+        covers = sum(bool((np.abs(points[i][:, None] - later).max(-1) < 2).any()) for later in points[i + 1 :])
+        line.set_markersize(line.get_markersize() + 1.3 * min(4, covers))
+
+
 def _colour(entry: dict[str, Any]) -> str:
     return COLOURS[entry["place"] % 8]
 
 
-def _line(entry: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Label, colour, marker and line of a model. They start over at the ninth, with another kind of line."""
-    style = {"marker": MARKERS[entry["place"] % 8], "linestyle": LINES[entry["place"] // 8 % 8], "markeredgewidth": 0}
-    return {"label": entry["label"], "color": _colour(entry), **style, **more}
+def _line(entry: dict[str, Any], points: int = 1, **more: Any) -> dict[str, Any]:
+    """Label, colour, marker and line of a model with so many points, of which some 16 are marked, others for every
+    model. They start over at the ninth, with another kind of line."""
+    place, step = entry["place"], max(1, points // 16)
+    style = {"marker": MARKERS[place % 8], "linestyle": LINES[place // 8 % 8], "markevery": (place % step, step)}
+    rim = {"markeredgewidth": 0.4, "markeredgecolor": "white"}
+    return {"label": entry["label"], "color": _colour(entry), **style, **rim, **more}
 
 
 def _only(values: Iterable[Any]) -> Any:
@@ -110,7 +141,7 @@ def attention_distance(plt: Any, entries: Entries) -> Any:
         left.plot(one["distance"], one["weight"], **_line(entry))
     grid = _only(tuple(one["grid"]) for one in local)
     if grid:
-        left.axhline(1 / math.prod(grid), color="#58616a", label="uniform", **DASHED)
+        left.axhline(1 / math.prod(grid), color="#1c2126", label="uniform", **DASHED)
     left.set(xlabel="Manhattan distance (tokens)", ylabel="mean attention weight", ylim=(0, None))
     shares = [100 * one["short_range_share"] for one in local]
     bars = right.barh([_wrapped(entry["label"]) for entry in entries], shares, color=list(map(_colour, entries)))
@@ -158,7 +189,7 @@ def attention_entropy(plt: Any, entries: Entries) -> Any:
     uniform = _only(round(entry["locality"]["entropy_uniform"], 9) for entry in entries)
     if uniform is not None:
         ends.append(uniform)
-        axis.axvline(uniform, color="#58616a", **DASHED)
+        axis.axvline(uniform, color="#1c2126", **DASHED)
     # Only where there is something: entropies of trained attention often all lie in the upper part.
     room = 0.04 * (max(ends) - min(ends)) or 0.1
     axis.set(xlabel=f"entropy of attention (nats{'' if uniform is None else '; dashed: uniform'})",
@@ -188,7 +219,7 @@ def curves(plt: Any, entries: Entries, width: float = WIDTH, scale: float = 100,
     figure, axis = plt.subplots(figsize=(width, 2.4))
     for entry in entries:
         x, y = zip(*(row[-2:] for row in entry["rows"]), strict=True)
-        axis.plot(x, [scale * value for value in y], **_line(entry, markevery=max(1, len(x) // 16)))
+        axis.plot(x, [scale * value for value in y], **_line(entry, len(x)))
     axis.set(**axes)
     return _legend(figure, axis, entries)
 
@@ -218,7 +249,7 @@ def energy(plt: Any, entries: Entries) -> Any:
         for layer in entry["energy"]["layers"]:
             sums[_part(layer)] += layer["energy_pj"]
     start = [0.0] * len(entries)
-    for part in dict.fromkeys(key for sums in parts for key in sums):
+    for part in (part for part in PARTS if any(part in sums for sums in parts)):
         values = [sums[part] / 1e6 for sums in parts]
         axis.barh(names, values, left=start, color=PARTS[part], label=part, height=0.65)
         start = [a + b for a, b in zip(start, values, strict=True)]
@@ -230,18 +261,23 @@ def energy(plt: Any, entries: Entries) -> Any:
 
 
 def memory_accuracy(plt: Any, entries: Entries) -> Any:
+    """Draw a point for every model, hollow where it would cover another; nothing for one model, a lone dot."""
+    if len(entries) < 2:
+        return None
     figure, axes = plt.subplots(1, 2, figsize=(2 * WIDTH, 2.5), sharey=True)
     most = max(entry["parameters"] for entry in entries)
     for axis, key, unit, label in (
         (axes[0], "state_bytes", 1024, "attention state, derived (KiB)"),
         (axes[1], "peak_inference_bytes", 2**20, "peak memory, measured, batch 1 (MiB)"),
     ):
-        for entry in entries:
-            x, y, count = entry[key] / unit, 100 * entry["accuracy_mean"], entry["parameters"]
+        points = [(entry[key] / unit, 100 * entry["accuracy_mean"]) for entry in entries]
+        for i, (entry, (x, y)) in enumerate(zip(entries, points, strict=True)):
+            covers = any(abs(math.log(x / a)) < 0.05 and abs(y - b) < 0.1 for a, b in points[:i])
+            colour, count = _colour(entry), entry["parameters"]
             name = f"{entry['label']}, {f'{count / 1e6:.2f} M' if count >= 1e6 else f'{count / 1e3:.1f} k'}"
-            look = {"color": _colour(entry), "marker": MARKERS[entry["place"] % 8], "zorder": 3, "alpha": 0.85}
-            axis.errorbar(x, y, yerr=100 * (entry["accuracy_spread"] or 0), color=_colour(entry), linewidth=1)
-            axis.scatter(x, y, s=110 * count / most, label=name, **look)
+            look = {"marker": MARKERS[entry["place"] % 8], "facecolor": "none" if covers else colour, "linewidth": 1.2}
+            axis.errorbar(x, y, yerr=100 * (entry["accuracy_spread"] or 0), color=colour, linewidth=1)
+            axis.scatter(x, y, s=110 * count / most, label=name, edgecolor=colour, zorder=3, alpha=0.85, **look)
         sizes = [entry[key] for entry in entries]
         axis.set(xlabel=label)
         if max(sizes) > 8 * min(sizes):
@@ -256,7 +292,9 @@ def memory_accuracy(plt: Any, entries: Entries) -> Any:
 
 
 def convergence(plt: Any, entries: Entries) -> Any:
-    """Draw the mean over the seeds, and a band from the lowest to the highest."""
+    """Draw the mean over the seeds, and a band from the lowest to the highest; nothing for one epoch, lone dots."""
+    if len({record["epoch"] for entry in entries for run in entry["runs"] for record in run["curve"] or []}) < 2:
+        return None
     figure, axes = plt.subplots(1, 2, figsize=(2 * WIDTH, 2.4))
     panels = (("test_accuracy", 100.0, "test accuracy (%)"), ("train_loss", 1.0, "train loss"))
     for axis, (key, unit, name) in zip(axes, panels, strict=True):
@@ -268,7 +306,7 @@ def convergence(plt: Any, entries: Entries) -> Any:
             if epochs:
                 x, values = zip(*sorted(epochs.items()), strict=True)
                 mean = [sum(seeds) / len(seeds) for seeds in values]
-                axis.plot(x, mean, **_line(entry, markevery=max(1, len(x) // 12)))
+                axis.plot(x, mean, **_line(entry, len(x)))
                 low, high = list(map(min, values)), list(map(max, values))
                 axis.fill_between(x, low, high, color=_colour(entry), alpha=0.15, linewidth=0)
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -281,7 +319,7 @@ def theory_chart(plt: Any, chart: dict[str, Any]) -> Any:
     scales = {f"{name}label": chart[name]["label"] for name in "xy"}
     scales |= {f"{name}scale": "log" for name in "xy" if chart[name].get("log")}
     if chart["kind"] == "lines":
-        series = [{"label": s["label"], "rows": s["points"], "place": i} for i, s in enumerate(chart["series"])]
+        series = [{"place": i, **s, "rows": s["points"]} for i, s in enumerate(chart["series"])]
         return curves(plt, series, scale=1, **scales)
     from matplotlib import colors, patches
 

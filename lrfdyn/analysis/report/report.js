@@ -40,14 +40,14 @@ function intro() {
   const code = html("code", {}, results.command ?? "");
   const button = html("button", { type: "button", class: "quiet", "aria-label": "Copy the command",
     click: () => copy(code.textContent, code, button) }, "Copy");
-  document.getElementById("intro").append(...[results.lead ? html("p", { class: "lead" }, results.lead) : "",
+  document.getElementById("intro").append(...[results.lead ? html("p", { class: "lead" }, prose(results.lead)) : "",
     html("ul", { class: "facts" }, facts.map(([name, value]) => html("li", {}, name, html("b", {}, value)))),
     results.command ? html("div", { class: "command" }, code, button) : ""].filter(Boolean));
 }
 
 function closing() {
   if ((results.notes ?? []).length) {
-    const items = results.notes.map((note) => html("li", {}, plain(note)));
+    const items = results.notes.map((note) => html("li", {}, prose(plain(note))));
     section("notes", "Notes").append(html("ul", { class: "notes" }, items));
   }
   document.getElementById("foot").append(
@@ -56,16 +56,25 @@ function closing() {
       "Neural Dynamics Self-Attention for Spiking Transformers"), "."));
 }
 
+function contents() {
+  const items = [...document.querySelectorAll("main > section")].map((part) =>
+    html("li", {}, html("a", { href: `#${part.id}` }, part.getAttribute("aria-label"))));
+  const nav = document.getElementById("contents");
+  nav.append(html("b", {}, "Contents"), html("ol", {}, items));
+  nav.hidden = items.length < 2;
+}
+
 const PARTS = [
   themeButton, intro, summary,
   theoryFigures, checksTable,
   () => {
-    if (kinds.some((kind) => isNumber(kind.accuracy_mean) && isNumber(kind.peak_inference_bytes))) {
+    // One model alone would be a lone dot.
+    if (kinds.filter((kind) => isNumber(kind.accuracy_mean) && isNumber(kind.peak_inference_bytes)).length > 1) {
       accuracyFigure(section("accuracy", "Accuracy and memory"));
     }
   },
   () => {
-    if ((results.runs ?? []).some((run) => (run.curve ?? []).length)) curveFigure(section("learning", "Learning"));
+    if ((results.runs ?? []).some((run) => (run.curve ?? []).length > 1)) curveFigure(section("learning", "Learning"));
   },
   () => {
     if (!kinds.some((kind) => kind.locality)) return;
@@ -79,7 +88,7 @@ const PARTS = [
   () => {
     if (kinds.some((kind) => kind.receptive_field)) fieldFigures(section("fields", "What the model sees"));
   },
-  energySection, firingSection, stateTable, details, closing,
+  energySection, firingSection, stateTable, details, closing, contents,
 ];
 
 for (const part of PARTS) {

@@ -22,6 +22,66 @@ function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
 }
 
+// ---- formulas ----
+
+const MATH_NAMESPACE = new DOMParser().parseFromString("<math></math>", "text/html").body.firstChild.namespaceURI;
+const math = (tag, ...children) => fill(document.createElementNS(MATH_NAMESPACE, tag), {}, children);
+// Names in capitals, functions, words, single letters, numbers, dots, fractions, signs.
+const TOKENS = /[A-Z]{2,}(?:-[A-Z][A-Za-z]+)*|log|exp|[a-z]{2,}(?:[ -]+[a-z]{2,})*|\p{L}|\d+(?:\.\d+)?|\.\.| \/ |\S/gu;
+
+/** Return a text such as "d^2 / h" or "q (k^T v)" as MathML, with the text itself as its annotation. */
+function formula(text) {
+  const tokens = text.match(TOKENS) ?? [];
+  let at = 0;
+  const leaf = (token) => {
+    if (/^\d/.test(token)) return math("mn", token);
+    if (token === "log") return math("mtext", "\u2009log\u2009");
+    if (/^[a-z]{2}/.test(token) && token !== "exp") {
+      return math("mtext", (at > 1 ? "\u00a0" : "") + token + (at < tokens.length ? "\u00a0" : ""));
+    }
+    if (/^\p{L}/u.test(token)) return math("mi", token);
+    return math("mo", { "-": "−", "..": "…", " / ": "/" }[token] ?? token);
+  };
+  const inside = new Map();  // what a pair of brackets encloses: a fraction needs none
+  const bare = (node) => inside.get(node) ?? node;
+  const atom = () => {
+    const token = tokens[at++];
+    if (token !== "(") return leaf(token);
+    const row = math("mrow", ...sequence(")"));
+    if (tokens[at++] !== ")") return math("mrow", math("mo", "("), row);
+    const node = math("mrow", math("mo", "("), row.cloneNode(true), math("mo", ")"));
+    inside.set(node, row);
+    return node;
+  };
+  const power = () => {
+    const base = atom();
+    if (!["^", "_"].includes(tokens[at]) || at + 1 >= tokens.length) return base;
+    return math(tokens[at++] === "^" ? "msup" : "msub", base, atom());
+  };
+  const sequence = (end) => {
+    const items = [];
+    while (at < tokens.length && tokens[at] !== end) {
+      const divides = tokens[at] === " / " && items.length > 0 && at + 1 < tokens.length;
+      if (divides) at += 1;
+      items.push(divides ? math("mfrac", bare(items.pop()), bare(power())) : power());
+    }
+    return items;
+  };
+  return math("math", math("semantics", math("mrow", ...sequence()), fill(math("annotation", text),
+    { encoding: "text/plain" }, [])));
+}
+
+/** Return a name such as "k^T v matrix" with its single letters as a formula; one without any stays text. */
+const symbols = (name) => (/(?<!\p{L})\p{L}(?!\p{L})/u.test(name) ? formula(name) : name);
+/** Return text with the formulas that stand in it between backticks; a sign behind one stays in its line. */
+const prose = (text) => String(text).split(/(`[^`]*`[.,;:)]*)/).map((part, i) => {
+  if (i % 2 === 0) return part;
+  const end = part.lastIndexOf("`");
+  return html("span", { class: "held" }, formula(part.slice(1, end)), part.slice(end + 1));
+});
+/** Return a link to the place with this id, for its heading. */
+const anchor = (id, title) => html("a", { class: "anchor", href: `#${id}`, "aria-label": `Link to: ${title}` }, "#");
+
 // ---- numbers ----
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
@@ -168,6 +228,9 @@ function toSvgFile(drawing, entries) {
   return new XMLSerializer().serializeToString(drawing);
 }
 
+/** Call `react` when the size of `node` changes: in the next frame, as what it does may change the size again. */
+const onResize = (node, react) => new ResizeObserver(() => requestAnimationFrame(react)).observe(node);
+
 let figures = 0;
 
 /**
@@ -198,7 +261,7 @@ function figure(parent, { id, title, caption, choices = [], legend = [], draw, t
   const name = state.choice === null ? () => id : () => `${id}-${state.choice}`;
   const shown = () => legend.filter(({ key }) => !state.hidden.has(key));
   parent.append(html("figure", { id },
-    html("div", { class: "head" }, html("h3", {}, title), choices.length < 2 ? null :
+    html("div", { class: "head" }, html("h3", {}, title, anchor(id, title)), choices.length < 2 ? null :
       html("div", { class: "choice", role: "radiogroup", "aria-label": `${title}: what to show` },
         choices.map(([key, label], i) => html("label", {},
           html("input", { type: "radio", name: id, value: key, checked: i === 0, change: choose(key) }), label)))),
@@ -206,7 +269,7 @@ function figure(parent, { id, title, caption, choices = [], legend = [], draw, t
     legend.length < 2 ? null : html("div", { class: "legend", role: "group", "aria-label": `${title}: series` },
       legend.map(({ key, label, index }) =>
         html("button", { type: "button", "aria-pressed": "true", click: toggle(key) }, swatch(index), label))),
-    html("figcaption", {}, html("b", {}, `Figure ${figures}. `), caption),
+    html("figcaption", {}, html("b", {}, `Figure ${figures}. `), prose(caption)),
     html("div", { class: "save" },
       html("button", { type: "button", class: "quiet", "aria-label": `Download SVG: ${title}`,
         click: () => save(`${name()}.svg`, "image/svg+xml", toSvgFile(draw(760, state), shown())) }, "Download SVG"),
@@ -214,9 +277,9 @@ function figure(parent, { id, title, caption, choices = [], legend = [], draw, t
         click: () => save(`${name()}.csv`, "text/csv", toCsv(table(state))) }, "Download CSV"))));
   redraw();
   // Drawn at the width it is shown in, so that text keeps its size on a phone.
-  new ResizeObserver(() => {
+  onResize(plot, () => {
     if (Math.abs(plot.clientWidth - drawnWidth) >= 1) redraw();
-  }).observe(plot);
+  });
   // Paper has another width, which nothing observes.
   addEventListener("beforeprint", () => redraw(680));
   addEventListener("afterprint", () => redraw());

@@ -50,17 +50,20 @@ function axes(width, height, x, y) {
   return { group, scaleX, scaleY, box };
 }
 
+/** Return a dashed line whose dashes stand out from what they cross. */
+const dashed = (ends) => ["under", "ref"].map((name) => svg("line", { class: name, ...ends }));
+
 /** Return a dashed line at a value of one axis, with its name beside it. */
 function reference({ scaleX, scaleY, box }, { axis, value, text }) {
   if (!isNumber(value)) return null;
   if (axis === "x") {
     const at = scaleX(value);
     const toLeft = at > (box.left + box.right) / 2;
-    return [svg("line", { class: "ref", x1: at, x2: at, y1: box.top, y2: box.bottom }),
+    return [...dashed({ x1: at, x2: at, y1: box.top, y2: box.bottom }),
       svg("text", { class: "halo", x: at + (toLeft ? -7 : 7), y: box.top + 9, "text-anchor": toLeft ? "end" : "start" }, text)];
   }
   const at = scaleY(value);
-  return [svg("line", { class: "ref", x1: box.left, x2: box.right, y1: at, y2: at }),
+  return [...dashed({ x1: box.left, x2: box.right, y1: at, y2: at }),
     svg("text", { class: "halo", x: box.right, y: at - 7, "text-anchor": "end" }, text)];
 }
 
@@ -85,14 +88,21 @@ function lineChart(width, { label, height = 340, x, y, series, references = [], 
     if (edges) return svg("path", { class: `band faint s${index}`, d: steps(points, edges) });
     return ranged.length > 1 ? svg("path", { class: `band s${index}`, d: band(ranged) }) : null;
   });
-  const lines = series.filter(({ points }) => points.length).map(({ points, index, edges }) => {
+  const marked = series.map(({ points, edges }, order) => {
     const every = Math.max(1, Math.ceil(points.length / 20));
-    return svg("g", {}, svg("path", { class: `line s${index}`, d: edges ? steps(points, edges) : outline(points) }),
-      points.filter((point, i) => i % every === 0 && !(edges && scaleY(0) - scaleY(point.y) < 4))
-        .map((point) => mark(index, px(point.x), py(point.y), 3.6)));
+    const first = Math.floor((order * every) / series.length);
+    return points.filter((point, i) => i % every === first && !(edges && scaleY(0) - scaleY(point.y) < 4))
+      .map((point) => [scaleX(point.x), scaleY(point.y)]);
   });
+  // A mark that later ones cover is larger than they are: all stay visible, one inside the other.
+  const covers = ([x, y]) => (marks) => marks.some(([a, b]) => Math.hypot(a - x, b - y) < 3.5);
+  const radius = (place, order) => 3.6 + 1.5 * Math.min(4, marked.slice(order + 1).filter(covers(place)).length);
+  const lines = series.map(({ points, index, edges }, order) => !points.length ? null : svg("g", {},
+    svg("path", { class: `line s${index}`, d: edges ? steps(points, edges) : outline(points) })));
+  const marks = series.map(({ index }, order) => marked[order].map((place) =>
+    mark(index, place[0].toFixed(1), place[1].toFixed(1), radius(place, order))));
   const cursor = svg("line", { class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden" });
-  const chart = canvasOf(width, height, label, frame.group, bands, cursor, lines,
+  const chart = canvasOf(width, height, label, frame.group, bands, cursor, lines, marks,
     references.map((ref) => reference(frame, ref)), series.length ? null :
       svg("text", { x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle" },
         "No series is shown."));
@@ -155,8 +165,8 @@ function byteTicks([low, high], wanted) {
 
 /** Choose for each point a place for its name that covers no other name or point, where there is one. */
 function placeNames(points, box) {
-  const taken = points.flatMap(({ x, y, r, top, bottom }) =>
-    [[x - r, y - r, x + r, y + r], [x - r - 8, top, x + 2, bottom]]);
+  const taken = points.flatMap(({ x, y, r, covers, top, bottom }) =>
+    [[x - r, y - r, x + r, y + r], [x - r - 8 - 5 * covers, top, x + 2, bottom]]);
   const apart = (a, b) => a[2] <= b[0] || b[2] <= a[0] || a[3] <= b[1] || b[3] <= a[1];
   return points.map(({ x, y, r, text }) => {
     const wide = 7 * text.length;
@@ -189,15 +199,20 @@ function pointChart(width, { label, height = 400, xLabel, yLabel, items }) {
   const points = items.map((item, i) => ({ item, x: scaleX(logs[i]), y: scaleY(item.y),
     r: Math.max(4, 11 * Math.sqrt((item.size || 0) / largest)), text: clip(item.label, 26),
     top: scaleY(Math.max(item.high, ...item.values)) - 3, bottom: scaleY(Math.min(item.low, ...item.values)) + 3 }));
+  // A point that would cover others is hollow, and its single runs stand beside theirs.
+  points.forEach((point, i) => {
+    point.covers = points.slice(0, i).filter(({ x, y, r }) => Math.hypot(point.x - x, point.y - y) < 0.8 * r).length;
+  });
   const names = placeNames(points, box);
   const near = (a) => points.filter((b) => Math.hypot(a.x - b.x, a.y - b.y) < 14).map((b) => b.item);
   return canvasOf(width, height, label, frame.group,
     points.map(({ item, x }) => [
       isNumber(item.low) && item.high > item.low ? svg("line",
         { class: `spread s${item.index}`, x1: x, x2: x, y1: scaleY(item.low), y2: scaleY(item.high) }) : null]),
-    points.map((point) => tipOn(svg("g", {}, mark(point.item.index, point.x, point.y, point.r, "big"),
+    points.map((point) => tipOn(svg("g", {}, mark(point.item.index, point.x, point.y, point.r, point.covers ? "hollow" : "big"),
       point.item.values.length < 2 ? null : point.item.values.map((value) =>
-        svg("circle", { class: `seed s${point.item.index}`, cx: point.x - point.r - 5, cy: scaleY(value), r: 2.2 }))),
+        svg("circle", { class: `seed s${point.item.index}`, cx: point.x - point.r - 5 * (1 + point.covers),
+          cy: scaleY(value), r: 2.2 }))),
     `${point.item.label}: ${point.item.tip.map(([name, value]) => `${name} ${value}`).join(", ")}`,
     () => {
       const items = near(point);

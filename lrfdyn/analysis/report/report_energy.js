@@ -47,7 +47,7 @@ function energySection() {
   const counted = kinds.filter((kind) => kind.energy?.layers?.length);
   if (!counted.length) return;
   const parent = section("energy", "Operations and energy");
-  const parts = [...new Set(counted.flatMap(({ energy }) => energy.layers.map(partOf)))];
+  const parts = PART_NAMES.filter((part) => counted.some(({ energy }) => energy.layers.map(partOf).includes(part)));
   const items = counted.map((kind) => ({ label: kind.label, index: kind.index, parts: parts.map((part) => {
     const layers = kind.energy.layers.filter((layer) => partOf(layer) === part);
     const sum = (field) => layers.reduce((total, layer) => total + layer[field], 0);
@@ -67,7 +67,7 @@ function energySection() {
       numberCell(kind.energy[field], large(kind.energy[field]))),
     numberCell(kind.energy.energy_pj, joules(kind.energy.energy_pj))])));
   parent.append(folded("What is counted, and what is not", html("ul", { class: "notes" },
-    (counted[0].energy.assumptions ?? []).map((line) => html("li", {}, plain(line))))));
+    (counted[0].energy.assumptions ?? []).map((line) => html("li", {}, prose(line))))));
   parent.append(folded("Energy by layer", html("p", { class: "soft" },
     "Energy per image. The bars compare within the table; a click on a heading sorts."),
   layerTable("Energy by layer",

@@ -1,9 +1,9 @@
 // The figures of the report, each from the part of the results it shows.
 
 const results = JSON.parse(document.getElementById("results").textContent);
-// Eight colours and shapes; a ninth attention would start over.
+// Eight colours and shapes, of which an attention has the same in every report; a ninth model would start over.
 const kinds = Object.entries(results.attentions ?? {}).map(([key, values], i) =>
-  ({ key, index: i % 8, ...values, label: String(values.label ?? key) }));
+  ({ key, index: (values.place ?? i) % 8, ...values, label: String(values.label ?? key) }));
 const seeds = Math.max(0, ...kinds.map((kind) => (kind.accuracy_values ?? []).length));
 const spreadName = results.spread ?? "the spread over the seeds";
 const twoDigits = orDash((value) => value.toFixed(2));
@@ -20,7 +20,7 @@ function accuracyFigure(parent) {
     peak: ["peak_inference_bytes", "Measured peak memory, batch 1 (log scale)", "Measured peak (log scale)"] };
   const shown = kinds.filter((kind) => isNumber(kind.accuracy_mean));
   const choices = [["state", "Derived state"], ["peak", "Measured peak"]]
-    .filter(([choice]) => shown.some((kind) => isNumber(kind[sources[choice][0]])));
+    .filter(([choice]) => shown.filter((kind) => isNumber(kind[sources[choice][0]])).length > 1);
   if (!choices.length) return;
   const items = (field) => shown.filter((kind) => isNumber(kind[field])).map((kind) => {
     const values = (kind.accuracy_values ?? []).filter(isNumber);
@@ -32,7 +32,7 @@ function accuracyFigure(parent) {
   });
   figure(parent, { id: "accuracy-memory", title: "Accuracy, memory and parameters", choices,
     caption: "One point per attention; up and to the left is better, and the area of a point is proportional to " +
-      "the number of parameters. " +
+      "the number of parameters. A point that would cover another is hollow. " +
       (seeds > 1 ? `The bar is ± ${spreadName} and the small dots are the single runs. ` : "") +
       "The derived state is what one layer must keep for one time step, from the formulas in the table of terms; " +
       "the measured peak is that of the whole model on one image. The accuracy axis does not start at zero.",
@@ -186,7 +186,7 @@ function entropyFigure(parent) {
     legend: all.map((kind) => ({ ...kind, label: kind.legend })),
     caption: "Distribution of the entropy (in nats) of each query's weights, absolute and normalised, every " +
       "curve divided by its largest value; bins are wider where there are few queries. Low entropy is attention on few " +
-      `tokens; uniform attention over N tokens has log N${isNumber(uniform) ? ", the dashed line" : ""}. Causal kinds ` +
+      `tokens; uniform attention over \`N\` tokens has \`log N\`${isNumber(uniform) ? ", the dashed line" : ""}. Causal kinds ` +
       "see only the tokens before a query, so their early queries cannot reach it.",
     draw: (width, { choice, hidden }) => {
       const every = seriesOf(choice);

@@ -3,14 +3,26 @@
 const page = document.getElementById("main");
 
 function section(id, title, lead) {
-  const node = html("section", { id, "aria-label": title }, html("h2", {}, title),
+  const node = html("section", { id, "aria-label": title }, html("h2", {}, title, anchor(id, title)),
     lead ? html("p", { class: "soft" }, lead) : null);
   page.append(node);
   return node;
 }
 
-const scrolling = (label, table) =>
-  html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, table);
+/** Return `table` in a box that scrolls sideways, and says so where the table is wider than it. */
+function scrolling(label, table) {
+  const look = () => {
+    const hidden = box.scrollWidth - box.clientWidth;
+    frame.classList.toggle("wide", hidden > 1);
+    frame.classList.toggle("more", hidden - box.scrollLeft > 1);
+  };
+  const box = html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label, scroll: look }, table);
+  const frame = html("div", { class: "frame" }, html("div", { class: "edge" }, box),
+    html("p", { class: "cue", "aria-hidden": "true" }, "Scroll sideways for more columns →"));
+  for (const node of [box, table]) onResize(node, look);
+  return frame;
+}
+
 const named = (kind, scope = "row") => html("th", { scope }, swatch(kind.index), kind.label);
 const heading = (text, name = null) => html("th", { scope: "col", class: name }, text);
 const plain = (value) =>
@@ -49,8 +61,8 @@ function summaryRows(kind, bests) {
   const terms = kind.state_terms ?? [];
   const options = Object.entries(kind.options ?? {}).map(([name, value]) => `${name} = ${plain(value)}`).join(", ");
   const more = html("tr", { class: "more", id, hidden: true }, html("td", { colspan: COLUMNS.length + 1 },
-    html("ul", { class: "terms" }, terms.map((term) => html("li", {}, `${term.name}: `,
-      html("span", { class: "code" }, term.formula), ` = ${count(term.elements)} elements, ${bytes(term.bytes)}`)),
+    html("ul", { class: "terms" }, terms.map((term) => html("li", {}, symbols(term.name), ": ",
+      formula(term.formula), ` = ${count(term.elements)} elements, ${bytes(term.bytes)}`)),
     options ? html("li", {}, `Options: ${options}`) : null)));
   const unfold = html("button", { type: "button", class: "unfold", "aria-expanded": "false", "aria-controls": id,
     "aria-label": `Terms of the state of ${kind.label}`,
@@ -100,6 +112,7 @@ function summary() {
     return header;
   });
   table.append(html("thead", {}, html("tr", {}, headers)), ...bodies.values());
+  const batch = isNumber(results.batch) ? `a batch of ${plural(results.batch, "image")}` : "one batch";
   const accuracy = !seeds ? "No accuracy is known of these models." : seeds > 1
     ? `Accuracy is the mean over ${seeds} seeds ± ${spreadName}; means within the spread of each other do not differ.`
     : "One seed per attention: small differences in accuracy mean nothing.";
@@ -107,7 +120,8 @@ function summary() {
     (kinds.length > 1 ? "The best value of each column is marked: the highest accuracy and speed, the lowest of " +
       "parameters, memory and energy. " : "") +
     "State is what one attention layer must hold (▸ unfolds its terms), peak memory that of the whole model at batch 1; " +
-    "nearby is the share of attention at short distance."));
+    "nearby is the share of attention at short distance. Speed is measured on the machine above, in the implementation " +
+    `that also trains: the fastest of up to seven evaluation passes over ${batch}.`));
 }
 
 function stateTable() {
@@ -121,7 +135,7 @@ function stateTable() {
       html("td", {}, bytes(kind.state_bytes)))];
     const name = fill(named(kind, "rowgroup"), { rowspan: terms.length + sum.length }, []);
     return html("tbody", {}, terms.map((term, i) => html("tr", {}, i === 0 ? name : null,
-      html("td", { class: "text" }, term.name), html("td", { class: "text code" }, term.formula),
+      html("td", { class: "text" }, symbols(term.name)), html("td", { class: "text" }, formula(term.formula)),
       html("td", {}, count(term.elements)), html("td", {}, bytes(term.bytes)))), sum);
   };
   const heads = html("tr", {}, heading("Attention"), heading("Term", "text"), heading("Formula", "text"),
@@ -167,14 +181,31 @@ function grid(label, heads, rows) {
 const numberCell = (value, text, extra = {}) =>
   html("td", { "data-value": isNumber(value) ? value : NaN, ...extra }, text);
 
+/** Return the names of all lists, one that only some have behind the one that it follows there. */
+function inOrder(lists) {
+  const all = [];
+  for (const names of lists) {
+    names.forEach((name, i) => {
+      if (!all.includes(name)) all.splice(i ? all.indexOf(names[i - 1]) + 1 : 0, 0, name);
+    });
+  }
+  return all;
+}
+
+/** Return the name of a layer, its end as a formula where it is one: "blocks.0.attn.k^T v". */
+function layerName(name) {
+  const end = name.lastIndexOf(".") + 1;
+  return name.includes("^", end) ? [name.slice(0, end), formula(name.slice(end))] : name;
+}
+
 /** Return a table of one number per layer and model, with bars that compare within it. */
 function layerTable(label, valuesOf, format) {
   const shown = kinds.filter((kind) => Object.keys(valuesOf(kind)).length);
   const values = shown.map(valuesOf);
-  const layers = [...new Set(values.flatMap(Object.keys))];
+  const layers = inOrder(values.map(Object.keys));
   const largest = Math.max(1e-9, ...values.flatMap(Object.values).filter(isNumber));
   return grid(label, ["Layer", ...shown.map((kind) => [swatch(kind.index), kind.label])],
-    layers.map((layer) => [html("th", { scope: "row", class: "code" }, layer), ...shown.map((kind, i) => {
+    layers.map((layer) => [html("th", { scope: "row", class: "code" }, layerName(layer)), ...shown.map((kind, i) => {
       const value = values[i][layer];
       return numberCell(value, format(value),
         { class: `cellbar s${kind.index}`, style: `--v: ${isNumber(value) ? value / largest : 0}` });

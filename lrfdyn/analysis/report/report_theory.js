@@ -16,7 +16,7 @@ function axisOf({ log, label }, values, wanted) {
 }
 
 function linesFigure(parent, chart) {
-  const all = chart.series.map((series, i) => ({ key: series.label, label: series.label, index: i % 8,
+  const all = chart.series.map((series, i) => ({ key: series.label, label: series.label, index: (series.place ?? i) % 8,
     raw: series.points.filter(([x, y]) => isNumber(x) && isNumber(y) && (!chart.y.log || y > 0)) }));
   figure(parent, { id: chart.id, title: chart.title, caption: chart.caption, legend: all,
     draw: (width, { hidden }) => {

@@ -79,11 +79,13 @@ def write_figures(results: dict[str, Any], folder: Path, formats: Sequence[str])
             continue
         with plt.rc_context(STYLE):
             drawing = figure.draw(plt)
+            if drawing is None:  # too little to draw
+                continue
             for form in formats:
                 paths.append(folder / f"{name}.{form}")
                 write_atomic(paths[-1], partial(drawing.savefig, format=form, metadata=STAMPS.get(form)))
             plt.close(drawing)
-        captions.append(f"{name}: {figure.caption}\n")
+        captions.append(f"{name}: {figure.caption.replace('`', '')}\n")
     write_atomic(folder / "captions.txt", lambda file: file.write_text("\n".join(captions), encoding="utf-8"))
     return paths
 
@@ -117,14 +119,16 @@ class Figure(NamedTuple):
 
     rows: Sequence[Row]  # of its table, the header first
     caption: str
-    draw: Callable[[Any], Any] | None  # takes pyplot, returns the matplotlib figure; None where there is a table only
+    draw: (
+        Callable[[Any], Any] | None
+    )  # takes pyplot, returns a figure or, for a lone dot, None; without one a table only
 
 
 def figures(results: dict[str, Any]) -> dict[str, Figure]:
     """Return every figure and table that `results` have the numbers of, by name."""
     runs = results.get("runs", [])
     entries = [
-        {**entry, "place": i, "runs": [run for run in runs if run["attention"] == key]}
+        {"place": i, **entry, "runs": [run for run in runs if run["attention"] == key]}
         for i, (key, entry) in enumerate(results.get("attentions", {}).items())
     ]
     words = _words(results, entries)
