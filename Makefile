@@ -3,13 +3,17 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# The build of torch for CPUs, without the gigabytes of CUDA, is taken where there is no GPU.
+# Another place: make demo TORCH_INDEX=https://...   the usual build: make demo TORCH_INDEX=
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi rocm-smi),,https://download.pytorch.org/whl/cpu)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
 .PHONY: demo test lint docs format mutants fuzz clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo-installed
-	$(BIN)/lrfdyn reproduce --out demo
+	@echo "Ten small runs, then a report in demo/report.html. The first numbers come in half a minute."
+	@$(BIN)/lrfdyn reproduce --out demo
 
 test: .venv/dev-installed
 	$(BIN)/python -m pytest -n 2 -q
@@ -41,9 +45,11 @@ clean:
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lrfdyn needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
+	$(if $(TORCH_INDEX),-$(PIP) --retries 0 --no-deps --index-url $(TORCH_INDEX) torch \
+	  || echo "No torch for CPUs from $(TORCH_INDEX); the usual one is taken.")
 
 .venv/demo-installed: .venv/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[analysis,digits]'
+	$(PIP) --editable '.[analysis,digits,train]'
 	touch $@
 
 # SpikingJelly is a peer to compare with; its declared dependencies are not needed for that.

@@ -263,7 +263,7 @@ def test_card(tmp_path):
     text = (tmp_path / CARD_FILE).read_text()
     _, header, body = text.split("---\n", 2)
     assert 'license: "apache-2.0"\n' in header
-    assert "# spikformer_4_384\n\nSpikformer with LRF-Dyn attention" in body
+    assert "# spikformer_4_384\n\nSpikformer (dim 16, depth 1, heads 2) with LRF-Dyn attention" in body
     assert f"| all | {sum(p.numel() for p in model.parameters()):,} |" in body
     assert "Of *2026*." in body
     assert "from_pretrained(" in body

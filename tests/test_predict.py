@@ -180,6 +180,8 @@ def test_every_kind_of_picture(place, tmp_path, capsys):
     bad = {"numbers": "got mode F", "thin": "20000 x 1 pixels are too thin", "beyond": "got mode I from"}
     predictor = Predictor.open(str(place / "model.onnx"), threads=1)
     predictor = replace(predictor, preprocessing=replace(predictor.preprocessing, crop_share=0.1))  # thin ones grow
+    with pytest.raises(LrfdynError, match="images: expected at least one file"):
+        next(predictor.predict([]))
     found = {Path(r["image"]).stem: r for r in predictor.predict(list(paths.values()))}
     for name, message in bad.items():
         assert message in found[name]["error"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lrfdyn.errors import LrfdynError, require, require_integer, require_integers
 from lrfdyn.nn.layers import SpikingConv
-from lrfdyn.nn.neurons import LIF
+from lrfdyn.nn.neurons import LIF, IntegerSpike, Neuron
 
 if TYPE_CHECKING:
     from lrfdyn.attention.row_stream import RowStream
@@ -28,8 +28,9 @@ class AttentionHost:
 
     `project(c_in, c_out)` makes q, k or v: spikes of a normalised 1x1 convolution. `project_out(c_in, c_out)` makes
     the layer behind the attention. `fire()` makes the neuron on an unnormalised attention output, `neuron()` the
-    host's ordinary one. All four are importable functions or partials of them, so that models can be pickled. A spike
-    of q, k or v takes `spike_bits`; v is `value_ratio` times as wide as q and k.
+    host's ordinary one. All four are importable functions or partials of them, so that models can be pickled. v is
+    `value_ratio` times as wide as q and k. The last neuron of a projection says how many bits its spikes take: one, or
+    those of the levels of an `IntegerSpike`.
     """
 
     project: Callable[[int, int], nn.Module]
@@ -38,7 +39,6 @@ class AttentionHost:
     fire: Callable[[], nn.Module] = HALF_THRESHOLD
     scale: float = 0.125  # whatever the width of a head, as in their official code
     value_ratio: int = 1
-    spike_bits: int = 1
 
 
 def lif_conv(c_in: int, c_out: int, bias: bool = False) -> SpikingConv:
@@ -94,7 +94,7 @@ class Attention(nn.Module):
         self.dim, self.heads, self.grid = dim, heads, grid
         self.host = host  # what another kind of attention in the same place is built from
         self.value_dim = dim * host.value_ratio
-        self.scale, self.spike_bits = host.scale, host.spike_bits
+        self.scale = host.scale
         for name in self.projections:
             setattr(self, name, host.project(dim, self.value_dim if name == "v" else dim))
         self.fire = host.neuron() if self.normalized else host.fire()
@@ -118,12 +118,29 @@ class Attention(nn.Module):
 
     def _project(self, x: Tensor) -> tuple[Sequence[Tensor], Tensor]:
         """These spikes, and `x` for a shortcut around the attention: layers that can, compute them together."""
-        require(x.dim() == 5, f"x: expected [T, B, C, H, W], got {list(x.shape)}")
-        require(x.shape[2] == self.dim, f"x: expected {self.dim} channels [T, B, C, H, W], got {list(x.shape)}")
+        self.check_input(x)
         layers = [getattr(self, name) for name in self.projections]
         if all(hasattr(layer, "together") for layer in layers):
             return layers[0].together(layers, x)
         return [layer(x) for layer in layers], x
+
+    def check_input(self, x: Tensor) -> None:
+        """An error where `x` is not `[T, B, dim, H, W]`, with at least one of each."""
+        fits = x.dim() == 5 and x.shape[2] == self.dim
+        require(fits, f"x: expected [T, B, {self.dim}, H, W], got {list(x.shape)}")
+        require(0 not in x.shape, f"x: expected no empty dimension, got {list(x.shape)}")
+
+    def spike_levels(self, projection: str) -> tuple[int, int]:
+        """The largest integer that a spike of a projection stands for, and what it is divided by: as the projection's
+        last neuron says, and 1 and 1 for spikes that are 0 or 1."""
+        neurons = [m for m in self.get_submodule(projection).modules() if isinstance(m, Neuron)]
+        last = neurons[-1] if neurons else None
+        return (last.levels, last.levels if last.normalize else 1) if isinstance(last, IntegerSpike) else (1, 1)
+
+    @property
+    def spike_bits(self) -> int:
+        """The bits of a spike of q, k or v."""
+        return max((self.spike_levels(name)[0] for name in self.projections), default=1).bit_length()
 
     def mix(self, *spikes: Tensor) -> Tensor:
         """The attention output before the firing neuron, `[T, B, value_dim, H, W]`, of the projections' spikes."""

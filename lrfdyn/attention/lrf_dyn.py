@@ -156,13 +156,13 @@ class LRFDyn(Attention):
         if reach and buffers == "potentials":
             hold("line buffers", 2 * reach + 1, self.value_dim, 32)
         elif reach:
-            hold("token spikes", 2 * reach + 1, 8 * packed_width(self.value_dim), self.token_bits)
+            hold("token spikes", 2 * reach + 1, 8 * packed_width(self.value_dim), self.token_levels()[0].bit_length())
         if reach and self.token == "qkv":
             # Queries wait until the rows below them that the stencils reach have arrived.
-            hold("q spikes", reach + 1, 8 * packed_width(self.dim), self.spike_bits)
+            hold("q spikes", reach + 1, 8 * packed_width(self.dim), self.spike_levels("q")[0].bit_length())
         return terms
 
-    @property
-    def token_bits(self) -> int:
-        """Bits of the dendrites' input u: of v, or of k * v."""
-        return 2 * self.spike_bits if self.token == "qkv" and self.spike_bits > 1 else self.spike_bits
+    def token_levels(self) -> tuple[int, int]:
+        """The largest integer that the dendrites' input u, v or k * v, stands for, and what it is divided by."""
+        levels = [self.spike_levels(name) for name in (("v",) if self.token == "value" else ("k", "v"))]
+        return math.prod(largest for largest, _ in levels), math.prod(divisor for _, divisor in levels)

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from lrfdyn.attention.base import Grid, require_grid
 from lrfdyn.errors import require, require_integer
-from lrfdyn.nn.neurons import IntegerSpike
 from lrfdyn.ops.bits import pack_integers, packed_width, unpack_integers
 from lrfdyn.ops.dendrite import dendrite
 from lrfdyn.ops.dendrite.modes import mode_powers
@@ -33,6 +32,13 @@ if TYPE_CHECKING:
 
 # What is held of the rows that the stencils still reach, the least first.
 BUFFERS = ("spikes", "states", "potentials")
+MOST_BITS = 24  # of a token: integers that float32 holds
+
+
+def _ordinary_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that any later call may write to: what is made under `torch.inference_mode` is for that mode alone."""
+    with torch.inference_mode(False):
+        return torch.zeros(shape, dtype=dtype, device=device)
 
 
 class RowStream:
@@ -63,23 +69,25 @@ class RowStream:
         self.offsets = sorted({0, *dilations, *(-d for d in dilations)})
         self.reach = self.offsets[-1]
         self.rows = min(2 * self.reach + 1, self.height)
-        # The largest integer that a spike of q, k or v stands for: 1 for binary spikes.
-        neurons = attention.get_submodule("v").modules()
-        self.levels = next((m.levels for m in neurons if isinstance(m, IntegerSpike)), 1)
-        self.token_levels = self.levels if attention.token == "value" else self.levels**2
+        self.levels = {name: attention.spike_levels(name) for name in attention.projections}
+        most, self.token_divisor = attention.token_levels()
+        token_bits = most.bit_length()
+        fits = token_bits <= MOST_BITS
+        require(fits, f"attention: expected tokens of at most {MOST_BITS} bits, got integers up to {most}")
 
         weight, channels = attention.dendrites.weight, attention.value_dim
-        numbers = partial(torch.zeros, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
-        bits = partial(torch.zeros, dtype=torch.uint8, device=weight.device)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        numbers = partial(_ordinary_zeros, dtype=dtype, device=weight.device)
+        bits = partial(_ordinary_zeros, dtype=torch.uint8, device=weight.device)
         self.state = numbers(len(self.offsets) if buffers == "states" else 1, frames, channels, weight.shape[1], 2)
         self.potentials = self.tokens = self.queries = None
         if self.reach and buffers == "potentials":
             self.potentials = numbers(self.rows, frames, self.width, channels)
         elif self.reach:
-            self.tokens = bits(self.rows, attention.token_bits, frames, self.width, packed_width(channels))
+            self.tokens = bits(self.rows, token_bits, frames, self.width, packed_width(channels))
         if self.reach and attention.token == "qkv":
             rows = min(self.reach + 1, self.height)
-            self.queries = bits(rows, attention.spike_bits, frames, self.width, packed_width(attention.dim))
+            self.queries = bits(rows, self.levels["q"][0].bit_length(), frames, self.width, packed_width(attention.dim))
         self.arrived = 0
 
     @property
@@ -107,9 +115,11 @@ class RowStream:
             require(isinstance(row, Tensor), f"{name}: expected a tensor, got {type(row).__name__}")
             require(row.shape == expected, f"{name}: expected a row {list(expected)}, got {list(row.shape)}")
             if row.device.type == "cpu":  # a GPU would have to be waited for
-                codes = row * self.levels
-                known = ((codes >= 0) & (codes <= self.levels) & ((codes - codes.round()).abs() < 1e-3)).all()
-                steps = "0 or 1" if self.levels == 1 else f"multiples of 1/{self.levels} up to 1"
+                levels, divisor = self.levels[name]
+                codes = row * divisor
+                known = ((codes >= 0) & (codes <= levels) & ((codes - codes.round()).abs() < 1e-3)).all()
+                steps = f"multiples of 1/{divisor} up to 1" if divisor > 1 else f"integers up to {levels}"
+                steps = "0 or 1" if levels == 1 else steps
                 require(bool(known), f"{name}: expected spikes ({steps}), got numbers from {row.min()} to {row.max()}")
         return self.take(*spikes)
 
@@ -119,9 +129,10 @@ class RowStream:
         rows = [row.flatten(0, 1).mT for row in spikes]  # [frames, W, C]
         token = self.attention.tokens(rows)
         if self.queries is not None:
-            pack_integers(rows[0] * self.levels, self.queries[self.arrived % len(self.queries)])
+            codes = rows[0].to(self.state.dtype) * self.levels["q"][1]
+            pack_integers(codes, self.queries[self.arrived % len(self.queries)])
         if self.tokens is not None:
-            pack_integers(token * self.token_levels, self.tokens[self.arrived % self.rows])
+            pack_integers(token.to(self.state.dtype) * self.token_divisor, self.tokens[self.arrived % self.rows])
         return self._next(token, rows[0])
 
     @torch.no_grad()
@@ -144,7 +155,7 @@ class RowStream:
             return None
         if self.queries is not None:
             codes = unpack_integers(self.queries[out % len(self.queries)], self.attention.dim, y.dtype)
-            query = codes.div_(self.levels)
+            query = codes.div_(self.levels["q"][1])
         if self.attention.token == "qkv":
             y = y * self.attention.widen(query)
         image = y.to(self.attention.dendrites.weight.dtype).mT.unsqueeze(2)  # [frames, C, 1, W]
@@ -176,7 +187,7 @@ class RowStream:
     def _token(self, row: int) -> Tensor:
         assert self.tokens is not None
         codes = unpack_integers(self.tokens[row % self.rows], self.attention.value_dim, self.state.dtype)
-        return codes if self.token_levels == 1 else codes.div_(self.token_levels)
+        return codes if self.token_divisor == 1 else codes.div_(self.token_divisor)
 
     def _scan(self, u: Tensor, state: Tensor) -> Tensor:
         """Potentials `[frames, W, C]` of a row of tokens; `state` is moved on in place."""

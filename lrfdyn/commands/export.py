@@ -9,7 +9,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from lrfdyn.commands.shared import MIB
+from lrfdyn.commands.shared import MIB, integer_list
 from lrfdyn.deploy.export.write import export_model, settle_norms
 from lrfdyn.deploy.predict import expand_images
 from lrfdyn.errors import require, require_integer
@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, metavar="FILE", help="ends in .onnx or .pte")
     add("--attention", metavar="KIND", help="with the name of a model")
     add("--token", metavar="value|qkv", help="of lrf_dyn, with the name of a model")
+    add("--dilations", type=integer_list, metavar="D,...", help="of local receptive fields, with the name of a model")
+    add("--num-classes", type=int, metavar="N", help="with the name of a model")
+    add("--image-size", type=int, metavar="N", help="with the name of a model")
     add("--images", nargs="+", default=[], metavar="IMAGE", help="check on these files, folders or patterns")
     add("--check", type=int, default=8, metavar="N", help="random images in the check, and the most of --images")
     add("--tolerance", type=float, default=1e-3, help="difference of logits without a flipped spike, of the largest")
@@ -35,7 +38,8 @@ def run(args: argparse.Namespace) -> None:
     require_integer("max-batch", args.max_batch, 1)
     require(args.tolerance > 0, f"tolerance: expected a positive number, got {args.tolerance}")
     images = expand_images(args.images)[: args.check] if args.images else []
-    source = find_source(args.model, attention=args.attention, token=args.token)
+    chosen = ("attention", "token", "dilations", "num_classes", "image_size")
+    source = find_source(args.model, **{key: getattr(args, key) for key in chosen})
     model, weights = source.load().float(), source.origin if source.trained else "random weights"
     if not source.trained:
         settle_norms(model)

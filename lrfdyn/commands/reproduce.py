@@ -50,8 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     formats = check_formats(args.figures)
+    console, number = plain_console(100), len(args.attentions) * len(args.seeds)
+    console.print(f"{number} runs on scikit-learn's digits, {args.together} at a time; {args.out}/report.html is next")
     sweep = Sweep(plan(args), args.out, together=args.together, threads=1, command=command_line())
-    console = plain_console(100)
     with ExitStack() as stack:
         stack.enter_context(sole_user(args.out))  # not for the trainings alone: the report is of their files
         rows = run_with_bars(sweep, console, args.restart)

@@ -86,4 +86,5 @@ def bars(console: Console) -> Progress:
     texts = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[news]"))
     name, news = texts  # which may hold brackets
     times = (TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(name, BarColumn(), MofNCompleteColumn(), news, *times, console=console)
+    columns = (name, BarColumn(), MofNCompleteColumn(), news, *times)
+    return Progress(*columns, console=console, speed_estimate_period=600)

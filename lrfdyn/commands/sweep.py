@@ -71,30 +71,50 @@ def run_with_bars(sweep: Sweep, console: Console, restart: bool) -> list[dict[st
 
 
 class Bars(SweepReporter):
-    """A bar for every run, of its epochs, and a line where a run ends."""
+    """A bar of the epochs of all runs, with the time that is left, one for every run that is under way, and a line
+    where a run ends."""
 
     def __init__(self, sweep: Sweep, shown: Progress) -> None:
         self.sweep, self.shown = sweep, shown
         self.tested: dict[str, str] = {}
-        width, add = max(len(run.name) for run in sweep.runs), partial(shown.add_task, start=False, news="")
-        self.tasks = {r.name: add(r.name.ljust(width), total=r.config.schedule.total_epochs) for r in sweep.runs}
+        self.epochs = {run.name: run.config.schedule.total_epochs for run in sweep.runs}
+        width, add = max(map(len, ("all runs", *self.epochs))), partial(shown.add_task, news="")
+        self.all = add("all runs".ljust(width), total=sum(self.epochs.values()))
+        hidden: dict[str, Any] = {"start": False, "visible": False}
+        self.tasks = {name: add(name.ljust(width), total=total, **hidden) for name, total in self.epochs.items()}
+
+    def begin(self, run: SweepRun) -> None:
+        self.shown.start_task(self.tasks[run.name])
+        self.shown.update(self.tasks[run.name], visible=True, news="starting")
+
+    def stopping(self) -> None:
+        self.shown.console.print("finishing the steps that are under way; press Ctrl-C again to stop now")
 
     def progress(self, run: SweepRun, record: Mapping[str, Any]) -> None:
-        ended = record["kind"] == "epoch"
+        ended, done = record["kind"] == "epoch", float(record["epoch"])
         if ended:
             self.tested[run.name] = describe_results(dict(record), num_classes=0)
+        elif "total_steps" in record:
+            done = self.epochs[run.name] * record["step"] / record["total_steps"]
         loss = record["train_loss" if ended else "loss"]
-        news = f"loss {loss:.3f}  {self.tested.get(run.name, '')}"
-        self.shown.start_task(self.tasks[run.name])
-        self.shown.update(self.tasks[run.name], completed=record["epoch"] - (not ended), news=news)
+        self._update(run, done, f"loss {loss:.3f}  {self.tested.get(run.name, '')}")
+
+    def _update(self, run: SweepRun, done: float, news: str) -> None:
+        task = self.shown.tasks[self.tasks[run.name]]
+        self.shown.update(self.all, advance=done - task.completed)
+        self.shown.update(task.id, completed=done, news=news)
 
     def end(self, run: SweepRun, row: Mapping[str, Any]) -> None:
-        task, text = self.tasks[run.name], f"failed, see {self.sweep.console(run)}"
+        task, text = self.shown.tasks[self.tasks[run.name]], f"failed, see {self.sweep.console(run)}"
+        left = self.epochs[run.name] - task.completed
         if row["state"] != "failed":
             results = describe_results({row["measure"]: row["accuracy"]}, num_classes=0)
             text = f"{results}, {row['wall_s']:,.0f} s"
-            self.shown.update(task, completed=run.config.schedule.total_epochs, news=results)
-        self.shown.stop_task(task)
+        if row["state"] == "failed" or not task.started:  # nothing to wait for
+            self.shown.update(self.all, total=(self.shown.tasks[self.all].total or 0) - left)
+        else:
+            self._update(run, self.epochs[run.name], "")
+        self.shown.update(task.id, visible=False)
         self.shown.console.print(f"{run.name}: {text}", soft_wrap=True)
 
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
 
 from lrfdyn.commands.recipes import print_recipes
 from lrfdyn.commands.shared import MIB, add_keys, bars, command_line, given_keys, plain_console
+from lrfdyn.io.hub import SIZES
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.logs import Reporter
+from lrfdyn.training.processes import Stop, Stopped, choose_threads, leave_together
 from lrfdyn.training.recipes import dump_yaml, load_recipe, run_name
 from lrfdyn.training.tasks import describe_results, shown_results
 
@@ -49,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         dry_run(config, args)
         return 0
-    from lrfdyn.training.processes import Stop, Stopped, leave_together
     from lrfdyn.training.run import run_training
 
     stop, code, name = Stop(args.minutes), 0, run_name(args.recipe, changed)
@@ -81,7 +84,7 @@ def dry_run(config: TrainConfig, args: argparse.Namespace) -> None:
     for key, value in facts.items():
         print(f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
     if absent:
-        print(f"(train_images: of the whole data set, not counted: {absent})")
+        print(f"(images and classes: of the whole data set, not counted: {absent})")
     parts = ", ".join(f"{name} {size / MIB:,.0f}" for name, size in memory.items())
     print(f"memory per process, estimated: {sum(memory.values()) / MIB:,.0f} MiB ({parts})")
     print("(activations: what the plain operations keep; fused kernels on a GPU keep less)")
@@ -91,9 +94,10 @@ class Bar(Reporter, AbstractContextManager["Bar"]):
     """Progress on the terminal, of the first process only."""
 
     def __init__(self, console: Console) -> None:
-        self.progress, self.news = bars(console), ""
+        self.progress, self.news, self.threads = bars(console), "", torch.get_num_threads()
 
     def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self.threads)
         if self.progress.live.is_started:
             self.progress.stop()
 
@@ -103,6 +107,9 @@ class Bar(Reporter, AbstractContextManager["Bar"]):
         self.progress.console.quiet = not trainer.is_main
         if trainer.is_main:
             self.progress.start()
+        if trainer.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(trainer.threads or choose_threads(trainer.parameters))
+            self.say(f"{torch.get_num_threads()} of {self.threads} threads (the variable OMP_NUM_THREADS sets others)")
         obstacle = trainer.graph_obstacle
         how = f"step by step ({obstacle})" if obstacle else "captured as a CUDA graph"
         steps = f"{trainer.total_steps:,} steps of {trainer.config.run.batch_size} images, {how}"
@@ -126,8 +133,8 @@ class Bar(Reporter, AbstractContextManager["Bar"]):
 
 
 def print_summary(summary: dict[str, Any], out: Path) -> None:
-    keys = ("recipe", "model", "attention", "token", "dilations", "epochs", "seed")
-    rows = {key: summary[key] for key in keys if summary[key] is not None}
+    keys = ("recipe", "model", *SIZES, "attention", "token", "dilations", "epochs", "seed")
+    rows = {key: summary[key] for key in keys if summary.get(key) is not None}
     rows |= shown_results(summary, summary["num_classes"])
     rows |= {"parameters": f"{summary['parameters']:,}", "images/s": f"{summary['images_per_s']:,.0f}"}
     for key, value in {**rows, "wall time": f"{summary['wall_s']:,.0f} s", "run": out}.items():

@@ -42,7 +42,7 @@ class DataSource:
 
     A class that is registered with `register_data` is made by `cls(root, augment, **options)`; the options are the
     keyword-only arguments of its constructor. What is the same for every copy of the data set (classes, size, channels,
-    number of training images) is a class attribute, which serves a dry run without a copy.
+    numbers of images) is a class attribute, which serves a dry run without a copy.
     """
 
     task: ClassVar[str] = "classification"  # what a run on this data trains for, by its name among the tasks

@@ -175,9 +175,9 @@ class ImageFolder(DecodedData):
 
 @register_data("imagenet")
 class ImageNet(ImageFolder):
-    num_classes, train_images = 1000, 1_281_167
+    num_classes, train_images, test_images = 1000, 1_281_167, 50_000
 
 
 @register_data("imagenette")
 class Imagenette(ImageFolder):
-    num_classes, image_size, train_images = 10, 128, 9_469
+    num_classes, image_size, train_images, test_images = 10, 128, 9_469, 3_925

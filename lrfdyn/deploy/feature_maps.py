@@ -14,17 +14,18 @@ ALIGNMENT = 64
 
 
 class FeatureMap:
-    """A feature map `[T, B, C, H, W]` of `dtype`, held as "bits" (spikes), "integers" (8-bit sums of spikes) or
-    "numbers" of that type; `place_maps` gives it memory."""
+    """A feature map `[T, B, C, H, W]` of `dtype`, held as "bits" (spikes), "integers" (sums of spikes up to `most`, in
+    8 bits where they fit) or "numbers" of that type; `place_maps` gives it memory."""
 
     data: Tensor
 
-    def __init__(self, holds: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+    def __init__(self, holds: str, shape: Sequence[int], dtype: torch.dtype, most: int = 255) -> None:
         self.holds, self.dtype = holds, dtype
         self.time, batch, self.channels, self.height, width = shape
         held = packed_width(self.channels) if holds == "bits" else self.channels
         self.stored = (self.time, batch, self.height, width, held)  # channels last: rows and pixels are whole
-        self.stored_dtype = dtype if holds == "numbers" else torch.uint8
+        wide = holds == "numbers" or (holds == "integers" and most > torch.iinfo(torch.uint8).max)
+        self.stored_dtype = dtype if wide else torch.uint8
         self.nbytes = math.prod(self.stored) * self.stored_dtype.itemsize
 
     def load(self, first: int = 0, last: int | None = None, time: slice = slice(None)) -> Tensor:

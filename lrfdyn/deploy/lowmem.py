@@ -139,10 +139,11 @@ class LowMemoryModel(nn.Module):
             numbers = max(int(TILE_SHARE * max(whole)), *untiled, 0)
         else:
             numbers = int(self.tile_mib * 2**20) // images.dtype.itemsize
-        planned = []
+        planned, most = [], 0  # the largest sum of spikes so far
         for section, grid, out_grid in zip(sections, grids, grids[1:], strict=False):
             rows, steps = self._rows_and_steps(section, time, grid, numbers)
-            out = FeatureMap(section.holds, (time, at_once, section.channels, *out_grid), images.dtype)
+            most = 1 if section.holds == "bits" else most + section.adds
+            out = FeatureMap(section.holds, (time, at_once, section.channels, *out_grid), images.dtype, most)
             tiles = -(-out.height // rows)
             planned.append(PlannedSection(section, out, tiles, -(-out.height // tiles), steps))
         return Plan(tuple(planned), buffer_bytes([each.out for each in planned]))

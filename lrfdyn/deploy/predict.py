@@ -88,6 +88,7 @@ class Predictor:
         read."""
         require_integer("top", top, 1)
         require_integer("batch", batch, 1)
+        require(len(paths) > 0, "images: expected at least one file")
         require_pillow()
         size = min(batch, self.facts.get("most_images") or batch)
         for start in range(0, len(paths), size):

@@ -51,8 +51,7 @@ class StreamingAttention(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """As `Attention.forward`: `x` and the output are `[T, B, C, H, W]`."""
-        channels = self.attention.dim
-        require(x.dim() == 5 and x.shape[2] == channels, f"x: expected [T, B, {channels}, H, W], got {list(x.shape)}")
+        self.attention.check_input(x)
         with call_lock(self):
             spikes = self.spikes(x)
         proj = self.attention.proj

@@ -31,6 +31,7 @@ CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "READ
 # A card without this line belongs to whoever took it out.
 CARD_MARK = "<!-- Made by lrfdyn, and made anew by every save. Remove this line to keep your changes. -->"
 FORMAT = 1
+SIZES = ("dim", "depth", "widths", "depths", "heads")  # options that say how large a network is
 OURS = {"library_name": "lrfdyn", "library_version": __version__}  # what the hub is told of its caller
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -55,6 +56,11 @@ class HubMixin(nn.Module):
     def num_classes(self) -> int:
         """The number of classes, 0 for a model without a classifier."""
         return self.config["num_classes"]
+
+    @property
+    def size(self) -> dict[str, Any]:
+        """How large the network is: those of its options, which need not be those of the model it is named after."""
+        return {key: self.config[key] for key in SIZES if key in self.config}
 
     @property
     def input_size(self) -> tuple[int, int, int]:
@@ -280,7 +286,9 @@ def model_card(
             raise LrfdynError(f"card: {key}: expected text, numbers or lists of them, got {kind}") from None
     channels, height, width = model.input_size
     attention, steps = model.config.get("attention"), model.time_steps
-    host = type(model).__name__ + (f" with {attention_label(attention)} attention" if attention else "")
+    size = ", ".join(f"{key} {value}" for key, value in model.size.items())
+    host = type(model).__name__ + (f" ({size})" if size else "")
+    host += f" with {attention_label(attention)} attention" if attention else ""
     size = f"images of {height}x{width} pixels and {channels} channels"
     classes = f"{model.num_classes} classes" if model.num_classes else "no classifier"
     facts = f"{host}, a spiking vision network: {size}, {steps} time step{'' if steps == 1 else 's'}, {classes}."

@@ -66,8 +66,7 @@ class SDTV3(MetaFormer):
     def make_block(self, config: SDTV3Config, width: int, drop_path: float) -> MembraneBlock:
         levels, scale = config.levels, 2 * (width / config.heads) ** -0.5
         neuron, project = partial(IntegerSpike, levels), partial(integer_conv, levels)
-        # A spike is one of 0..levels.
-        host = AttentionHost(project, ConvBN, neuron, neuron, scale, value_ratio=4, spike_bits=levels.bit_length())
+        host = AttentionHost(project, ConvBN, neuron, neuron, scale, value_ratio=4)
         separable = SeparableConv(width, 3, neuron)
         attn = config.make_attention(width, self.grid, host)
         mlp = MembraneMLP(width, config.hidden_width(width), neuron)

@@ -18,9 +18,9 @@ class Section:
 
     `run` takes `[T, B, C, H, W]` and gives `[T, B, channels, H / stride, W / stride]`. Row r of its output depends on
     the input rows from `stride` r - `halo` to `stride` r + `halo` at most; a section that is not `tiled` needs all
-    rows. The output `holds` "bits" (spikes), "integers" (sums of spikes) or "numbers" (potentials). `layers` are the
-    modules that take part. `halves` are `run` in two parts, up to the currents of its first neuron and from there on:
-    a static image passes the first part once for all time steps.
+    rows. The output `holds` "bits" (spikes), "integers" (sums of spikes, at most by `adds` larger than those of the
+    input) or "numbers" (potentials). `layers` are the modules that take part. `halves` are `run` in two parts, up to
+    the currents of its first neuron and from there on: a static image passes the first part once for all time steps.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Section:
     stride: int = 1
     tiled: bool = True
     halves: tuple[Run, Run] | None = None
+    adds: int = 1
 
     def modules(self) -> Iterator[nn.Module]:
         """All modules in the layers of this section."""

@@ -81,7 +81,7 @@ def pack_integers(codes: Tensor, out: Tensor) -> None:
     if out.shape[0] == 1:
         pack_channels(codes, out[0])
         return
-    codes = codes.round().to(torch.uint8)
+    codes = codes.round().to(torch.uint8 if out.shape[0] <= 8 else torch.int32)
     for bit, plane in enumerate(out):
         pack_channels(codes & (1 << bit), plane)
 

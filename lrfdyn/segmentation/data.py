@@ -206,7 +206,7 @@ class Ade20k(DataSource):
 
     task = "segmentation"
     unused_settings = tuple(field.name for field in fields(Augmentation) if field.name not in USED)
-    num_classes, image_size, in_channels, train_images = CLASSES, 512, 3, 20_210
+    num_classes, image_size, in_channels, train_images, test_images = CLASSES, 512, 3, 20_210, 2_000
     mean, deviation = IMAGENET_MEAN, IMAGENET_DEVIATION
 
     def __init__(

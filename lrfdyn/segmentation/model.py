@@ -207,6 +207,10 @@ class Segmenter(SpikingModel):
             raise LrfdynError(f"head_options: {error}") from None
 
     @property
+    def size(self) -> dict[str, Any]:
+        return self.backbone.size if isinstance(self.backbone, SpikingModel) else {}
+
+    @property
     def stride(self) -> int:
         """Images are padded to a multiple of this."""
         return self.feature_info[-1].stride

@@ -109,6 +109,7 @@ def segmentation_figure(
     """Write the figure, a PNG file or by its ending a JPEG file: a row per pair, a column per model by its title.
     Return the pixel accuracy of every model on every pair, in percent, which the captions say too."""
     require(len(models) > 0, "models: expected at least one")
+    require(len(pairs) > 0, "pairs: expected at least one")
     networks = {title: load_segmenter(m, device) if isinstance(m, str) else m for title, m in models.items()}
     counts = {network.num_classes for network in networks.values()}
     require(len(counts) == 1, f"models: expected the same number of classes in all, got {sorted(counts)}")

@@ -21,9 +21,9 @@ FEW, MORE = 2, 4  # images of the batches that activations are counted for
 
 
 def data_facts(config: TrainConfig) -> tuple[dict[str, int], str]:
-    """`DATA_FACTS` and the number of training images, counted in `data.root`, which may hold a part of the data. Where
-    it is not there they are those of the official data set, and the text says why."""
-    data, known, keys = config.data, data_class(config.data.name), (*DATA_FACTS, "train_images")
+    """`DATA_FACTS` and the numbers of training and test images, counted in `data.root`, which may hold a part of the
+    data. Where it is not there they are those of the official data set, and the text says why."""
+    data, known, keys = config.data, data_class(config.data.name), (*DATA_FACTS, "train_images", "test_images")
     check_options(data.name, data_options(config))
     official, absent = hasattr(known, "train_images"), ""
     if data.root is not None or not official:
@@ -35,14 +35,14 @@ def data_facts(config: TrainConfig) -> tuple[dict[str, int], str]:
                 raise
             absent = str(error).removeprefix("root: ")
     given = {"num_classes": data.options.get("num_classes"), "image_size": data.image_size}
-    return {key: given.get(key) or getattr(known, key) for key in keys}, absent
+    return {key: given.get(key) or getattr(known, key) for key in keys if key in given or hasattr(known, key)}, absent
 
 
 def estimate(config: TrainConfig, processes: int = 1, memory: bool = True) -> dict[str, Any]:
     """Parameters, steps, and the bytes that each process will need; activations are an estimate."""
     require(processes >= 1, f"processes: expected an integer >= 1, got {processes}")
     facts, absent = data_facts(config)
-    images = facts.pop("train_images")
+    images, test_images = facts.pop("train_images"), facts.pop("test_images", None)
     micro_batch, epochs = config.micro_batch(processes), config.schedule.total_epochs
     steps = images // (micro_batch * processes) // config.run.accumulate
     require(steps >= 1, f"run.batch_size: expected at most the {images} training images")
@@ -52,9 +52,12 @@ def estimate(config: TrainConfig, processes: int = 1, memory: bool = True) -> di
     parameters = count_parameters(model)
     result: dict[str, Any] = {
         "model": config.model.name,
+        **model.size,
         **attention_facts(model),
         "parameters": parameters,
+        "num_classes": facts["num_classes"],
         "train_images": images,
+        **({} if test_images is None else {"test_images": test_images}),
         "batch_size": config.run.batch_size,
         "micro_batch": micro_batch,
         "steps_per_epoch": steps,

@@ -54,7 +54,7 @@ class RunLog:
         self._file.flush()
         if self._board is not None:
             for name, value in values.items():
-                if isinstance(value, (int, float)):
+                if isinstance(value, (int, float)) and name != "total_steps":
                     self._board.add_scalar(f"{kind}/{name}", value, step)
         if kind == "epoch":
             self.epochs.append(record)

@@ -125,6 +125,14 @@ def gather(value: Any, processes: int) -> list[Any]:
     return values
 
 
+def choose_threads(parameters: int) -> int:
+    """How many threads a model of so many parameters trains with on a CPU: one where it is small, since its layers gain
+    little from a second, and threads that wait for each other on a busy machine take ten times as long; else one for
+    each core that is free."""
+    cores, busy = torch.get_num_threads(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0
+    return 1 if parameters < 10**6 else max(1, min(cores, round((os.cpu_count() or 1) - busy)))
+
+
 class Stopped(Exception):  # noqa: N818 (nothing failed)
     """The run ended early, with a checkpoint. `code` is what the process exits with: 0 for a time that was set."""
 
@@ -157,6 +165,8 @@ class Stop:
             if self.signal == number == signal.SIGINT:
                 raise KeyboardInterrupt  # asked twice: at once
             self.signal = number
+            if number == signal.SIGINT and os.environ.get("RANK", "0") == "0":
+                os.write(2, b"\nfinishing the step; press Ctrl-C again to stop now\n")  # whatever is being printed
 
         before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
         try:

@@ -20,7 +20,7 @@ from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.logs import Reporter, discard_run
 from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, launch_name
 from lrfdyn.training.recipes import dump_yaml
-from lrfdyn.training.tasks import TestRun, attention_facts, build_data, data_model, task_of
+from lrfdyn.training.tasks import TestRun, attention_facts, build_data, data_model, describe_results, task_of
 from lrfdyn.training.trainer import Trainer
 
 CLAIMED: set[Path] = set()  # folders that this process has begun a run in
@@ -118,6 +118,7 @@ def _finish(trainer: Trainer, records: list[dict[str, Any]], recipe: str, comman
     summary = {
         "recipe": recipe,
         "model": config.model.name,
+        **model.size,
         **attention_facts(model),
         "time_steps": model.time_steps,
         "data": config.data.name,
@@ -136,7 +137,10 @@ def _finish(trainer: Trainer, records: list[dict[str, Any]], recipe: str, comman
         "fingerprint": config.fingerprint(),
         "command": command,
     }
-    description = f"Trained with `{command or recipe}`."
+    shown = describe_results(summary, trainer.source.num_classes)
+    tested = f"{shown} on the {trainer.source.test_images:,} test images of {config.data.name}"
+    how = f"{summary['epochs']:g} epochs, seed {config.run.seed}"
+    description = f"Trained with `{command or recipe}`.\n\nAfter training ({how}): {tested}."
     with trainer.writing():
         model.save_pretrained(out / "model", description=description, pipeline_tag=trainer.task.pipeline)
         if "classes" in trainer.tested:

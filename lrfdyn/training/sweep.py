@@ -62,6 +62,12 @@ class SweepRun:
 class SweepReporter:
     """Hears of a sweep; this one is silent. `row` is a line of its table."""
 
+    def begin(self, run: SweepRun) -> None:
+        """A process has started for the run."""
+
+    def stopping(self) -> None:
+        """Runs that are under way were asked to stop, and finish their steps."""
+
     def progress(self, run: SweepRun, record: Mapping[str, Any]) -> None:
         """`record` is the last one in the log of a run that is under way."""
 
@@ -205,6 +211,7 @@ class Sweep:
             while waiting or running:
                 while waiting and len(running) < self.together:
                     running.append((waiting[0], self._start(waiting.pop(0))))
+                    reporter.begin(running[-1][0])
                 time.sleep(POLL_SECONDS)
                 for run, process in list(running):
                     code = process.poll()
@@ -219,8 +226,15 @@ class Sweep:
         finally:
             for _, process in running:
                 process.terminate()
-            for _, process in running:
-                process.wait()
+            if running:
+                reporter.stopping()
+            try:
+                for _, process in running:
+                    process.wait()
+            except KeyboardInterrupt:  # asked twice: at once
+                for _, process in running:
+                    process.kill()
+                raise
 
     def _start(self, run: SweepRun) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))

@@ -88,6 +88,7 @@ class Trainer:
         self.last_checkpoint: Path | None = None
         self.saved = 0  # the step of it
         self.log: RunLog | None = None
+        self.threads: int | None = None  # those that a run which goes on began with: sums keep their order
 
     def _prepare(self, model: SpikingModel) -> None:
         """The step: of the plain model where it can be captured, and of what Accelerate makes of it elsewhere."""
@@ -157,7 +158,7 @@ class Trainer:
                 if not math.isfinite(value):
                     raise self._divergence(f"loss: it is {value} at step {self.done} (epoch {epoch + 1})")
                 record = {"epoch": epoch + 1, "loss": value, "learning_rate": self.rate, "images_per_s": self.speed}
-                self._write_log("step", record)
+                self._write_log("step", {**record, "total_steps": self.total_steps})
             if self.done % run.checkpoint_steps == 0 and not last:
                 self.save()
                 clock = time.perf_counter()
@@ -236,6 +237,7 @@ class Trainer:
             "fingerprint": self.config.fingerprint(),
             "model_config": self.model_config,
             "processes": self.processes,
+            "threads": torch.get_num_threads(),
             **checkpoint.data_identity(self.source),
             "random": generators,
             "scaler": None if scaler is None else scaler.state_dict(),
@@ -259,6 +261,7 @@ class Trainer:
             setattr(self, name, meta[name])
         if self.train_step.scaler is not None and meta["scaler"] is not None:
             self.train_step.scaler.load_state_dict(meta["scaler"])
+        self.threads = meta.get("threads")
         self.last_checkpoint, self.saved, self.done = path, meta["step"], meta["step"]
         if meta["processes"] == self.processes:
             checkpoint.set_random_state(meta["random"][self.rank])

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import lrfdyn
+from lrfdyn.analysis import firing_rates, locality, measure_model, receptive_field
 from lrfdyn.analysis.measure.spikes import EnergyModel, conv_uses, energy
 from lrfdyn.attention import create_attention, lif_host
 from lrfdyn.errors import LrfdynError
@@ -41,6 +42,20 @@ def count(layer, frames):
             return self.layer(x.flatten(0, 1))
 
     return energy(Net(), [frames])
+
+
+@pytest.mark.parametrize("measure", [energy, firing_rates, locality, receptive_field, measure_model])
+def test_no_images(measure):
+    with pytest.raises(LrfdynError, match="images: expected at least one batch, got none"):
+        measure(digits_model(), [])
+    for images in (torch.zeros(0, 1, 8, 8), [torch.zeros(2, 0, 1, 8, 8)]):
+        with pytest.raises(LrfdynError, match=r"images: expected no empty dimension, got \["):
+            measure(digits_model(), images)
+
+
+def test_no_images_for_a_network_of_another_kind():
+    with pytest.raises(LrfdynError, match=r"images: expected no empty dimension, got \[0, 3\]"):
+        energy(nn.Linear(3, 2), torch.zeros(0, 3))
 
 
 def test_outputs_that_an_input_reaches():

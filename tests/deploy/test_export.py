@@ -25,6 +25,7 @@ from lrfdyn.deploy.export.exportable import exportable_model
 from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner, sidecar, write_executorch
 from lrfdyn.deploy.export.write import export_model
 from lrfdyn.errors import LrfdynError
+from lrfdyn.models import SpikingModel
 from lrfdyn.sources import find_source
 from tests.conftest import random
 from tests.deploy.small import KINDS, side, small
@@ -277,6 +278,22 @@ def test_missing_extra(format, package, extra, tmp_path, monkeypatch):
     out = tmp_path / {"onnx": "model.onnx", "executorch": "model.pte"}[format]
     with pytest.raises(LrfdynError, match=rf"format: {format} needs .*pip install 'lrfdyn\[{extra}\]'"):
         export_model(small("sew_resnet"), out, format=format)
+
+
+def test_options_of_a_named_model(tmp_path, monkeypatch, capsys):
+    made: list[SpikingModel] = []
+    monkeypatch.setattr("lrfdyn.commands.export.settle_norms", made.append)
+    options = ["--dilations", "1,2", "--num-classes", "7", "--image-size", "16", "--out", "file/x.onnx"]
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "spikformer_4_384:lrf_dyn", *options]) == 2
+    assert "out: cannot write in the folder file" in capsys.readouterr().err
+    assert made[0].num_classes == 7
+    assert made[0].input_size == (3, 16, 16)
+    assert made[0].config["attention_options"] == {"dilations": (1, 2)}
+    small("spikformer").save_pretrained(tmp_path / "saved")
+    assert main(["export", "saved", *options]) == 2
+    assert "dilations, num_classes, image_size: only for the name of a model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

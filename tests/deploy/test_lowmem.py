@@ -6,6 +6,7 @@ import copy
 import io
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -161,6 +162,23 @@ def test_maps_are_planned():
     assert [planned.out.nbytes for planned in plan.sections[:2]] == [2 * 32 * 32, 2 * 16 * 16]
     assert plan.map_bytes == 2 * 32 * 32 + 2 * 16 * 16
     assert [planned.out.holds for planned in plan.sections] == ["bits"] * 4 + ["integers"] * 5
+
+
+@torch.no_grad()
+def test_sums_of_spikes_that_no_byte_holds():
+    """As in a network of 130 blocks: here every section adds 85, so that sums from the third on are too large."""
+    model = build("spikformer_8_512", dtype=torch.float32, dim=32)
+    compiled, images = compile_for_inference(model, steps="together"), images_for(model, batch=1)
+    *spikes, rpe, a, b, c, d = compiled.model.sections()
+    sums = [replace(s, run=lambda x, run=s.run: run(x) + 84, adds=85) for s in (rpe, a, b, c, d)]
+    compiled.model.sections = lambda: iter([*spikes, *sums])
+    expected = compiled.model.to_time_major(images)
+    for section in compiled.model.sections():
+        expected = section.run(expected)
+    assert expected.max() >= 5 * 84
+    assert torch.equal(compiled.forward_features(images), expected)
+    types = [planned.out.stored_dtype for planned in compiled.plan(images).sections]
+    assert types == [torch.uint8] * 6 + [torch.float32] * 3
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 6), (5, 2), (8, 8), (7, 9)], ids=str)

@@ -8,9 +8,11 @@ from torch import nn
 
 from lrfdyn import LrfdynError, create_model
 from lrfdyn.analysis.measure.inference import peak_allocation
-from lrfdyn.attention import Attention, LRFDyn
+from lrfdyn.attention import Attention, AttentionHost, LRFDyn, create_attention
+from lrfdyn.attention.base import lif_conv
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.deploy import RowStream, StreamingAttention
+from lrfdyn.nn.neurons import IntegerSpike
 from lrfdyn.ops.bits import pack_channels, pack_integers, unpack_channels, unpack_integers
 from tests.models.host_checks import randomize, wake_attention
 
@@ -110,6 +112,58 @@ def test_less_is_held_the_more_is_computed_again():
     assert potentials == 4 * 8 * 512 + 4 * 11 * 14 * 512
     ssa = create_model("spikformer_8_512", depth=1).blocks[0].attn
     assert spikes < states < sum(term.bytes for term in ssa.state_terms()) < potentials
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(("token", "levels"), [("qkv", 4), ("qkv", 16), ("qkv", 100), ("value", 256), ("value", 1000)])
+@torch.no_grad()
+def test_integer_spikes_take_the_bits_that_they_need(token, levels, normalize):
+    """The neurons say how many: the host has nothing to repeat."""
+    host = AttentionHost(lif_conv, lif_conv, value_ratio=2)
+    attention = create_attention("lrf_dyn", 8, 2, (7, 5), host, token=token, dilations=(1, 2)).double()
+    for name in attention.projections:
+        getattr(attention, name).neuron = IntegerSpike(levels, normalize)
+        getattr(attention, name).bn.weight.fill_(levels)
+        getattr(attention, name).bn.bias.fill_(levels)
+    x = torch.randn(2, 1, 8, 7, 5, dtype=torch.float64)
+    attention(x)
+    attention.eval()
+    projected = attention.project(x)
+    assert max(p.max() for p in projected) == (1 if normalize else levels)
+    expected = attention.mix(*projected)
+    for buffers in BUFFERS:
+        torch.testing.assert_close(streamed_currents(attention, x, buffers), expected, rtol=1e-9, atol=1e-9)
+    attention.float()
+    for buffers in BUFFERS:
+        held = sum(term.bytes for term in attention.state_terms(buffers=buffers))
+        assert RowStream(attention, buffers=buffers).nbytes == held
+    assert attention.state_terms()[1].bits == (levels**2 if token == "qkv" else levels).bit_length()
+
+
+def test_integers_that_numbers_cannot_count_are_refused():
+    attention = layer("sdt_v3_s", token="qkv")
+    attention.v.neuron.levels = 2**23
+    with pytest.raises(LrfdynError, match="expected tokens of at most 24 bits, got integers up to 33554432"):
+        RowStream(attention)
+
+
+def test_a_state_made_for_inference_serves_later_calls():
+    attention = layer(dtype=torch.float32, token="qkv")
+    streaming = StreamingAttention(attention)
+    x = spikes_in(attention, (6, 6), torch.float32)
+    with torch.inference_mode():
+        first = streaming(x)
+    state = streaming.stream
+    assert torch.equal(streaming(x), first)
+    assert streaming.stream is state
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 16, 6, 6), (0, 1, 16, 6, 6), (2, 1, 16, 0, 6)], ids=str)
+def test_nothing_to_attend_to(shape):
+    attention = layer()
+    for call in (attention, attention.project, StreamingAttention(attention)):
+        with pytest.raises(LrfdynError, match=r"x: expected no empty dimension, got \["):
+            call(torch.zeros(shape, dtype=torch.float64))
 
 
 @torch.no_grad()

@@ -127,6 +127,8 @@ def test_figure_of_an_image_that_exif_turns(place, tmp_path):
     model = load_segmenter(str(place / "run"), "cpu")
     pixels, truth = read_pair(pairs[0])
     mask = predict_mask(model, Image.fromarray(pixels))
+    with pytest.raises(LrfdynError, match="pairs: expected at least one"):
+        segmentation_figure({"SSA": model}, [], tmp_path / "figure.jpg")
     accuracy = segmentation_figure({"SSA": model}, pairs, tmp_path / "figure.jpg")
     with Image.open(tmp_path / "figure.jpg") as picture:
         assert picture.format == "JPEG"

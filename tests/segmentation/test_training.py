@@ -134,7 +134,7 @@ def test_dry_run_counts_the_pictures(shapes, tmp_path, capsys):
     assert main(["train", str(recipe), "--dry-run", "--data.root", "nowhere"]) == 0
     printed = capsys.readouterr().out
     assert "train_images: 20,210\n" in printed
-    assert "(train_images: of the whole data set, not counted: no such folder nowhere" in printed
+    assert "(images and classes: of the whole data set, not counted: no such folder nowhere" in printed
     assert main(["train", str(recipe), "--dry-run", "--data.root", str(tmp_path)]) == 0
     assert f"not counted: no such folder {tmp_path}/images/training" in capsys.readouterr().out
 

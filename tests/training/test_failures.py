@@ -81,8 +81,14 @@ def test_summary_log_and_evaluation_agree(tmp_path, capsys):
     wanted = "recipe model attention token dilations epochs seed top1 parameters images_per_s wall_s command"
     assert set(wanted.split()) <= set(summary)
     assert (summary["recipe"], summary["seed"], summary["dilations"], summary["token"]) == ("tiny", 3, [3, 5], "value")
+    assert (summary["dim"], summary["depth"], summary["heads"]) == (8, 2, 2), "not of the model it is named after"
     last = read_json_lines(out / "log.jsonl")[-1]
     assert last["top1"] == summary["top1"]
+    card = (out / "model" / "README.md").read_text()
+    tested = (
+        f"(2 epochs, seed 3): top-1 {last['top1']:.2f} %, top-5 {last['top5']:.2f} % on the 360 test images of digits"
+    )
+    assert tested in card
     assert (out / "log.csv").read_text().count("\n") == 3
     assert list((out / "tensorboard").iterdir())
     assert main(["evaluate", str(out), "--json"]) == 0

@@ -146,6 +146,9 @@ def test_dry_run_command(name, capsys):
     assert main(["train", name, *choice, "--dry-run", "--processes", "8", "--schedule.epochs", "30"]) == 0
     printed = capsys.readouterr().out
     assert "epochs: 30" in printed
+    counted = ("1,000", "50,000") if name.startswith("imagenet") else ("100", "10,000")
+    assert f"\nnum_classes: {counted[0]}\n" in printed
+    assert f"\ntest_images: {counted[1]}\n" in printed
     assert "memory per process, estimated: " in printed
     assert main(["train", name, *choice, "--dry-run", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -161,6 +164,7 @@ def test_dry_run_of_own_images_counts_them(tmp_path):
     assert estimate(tiny(data={**data, "name": "imagenette"}, run={"batch_size": 4})) == facts, "what is there counts"
     with_ten = estimate(tiny(data={"name": "imagenette", "image_size": 16}, run={"batch_size": 4}))
     assert facts["steps_per_epoch"] == 6  # of 24 images
+    assert (facts["num_classes"], facts["test_images"], facts["depth"]) == (3, 9, 2)
     width = tiny().model.options["dim"]
     assert with_ten["parameters"] - facts["parameters"] == (10 - 3) * (width + 1)
     (tmp_path / "other").mkdir()

@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json_lines
 from lrfdyn.io.weights import list_checkpoints
 from lrfdyn.training.logs import Reporter
-from lrfdyn.training.processes import TIME_IS_UP, Stop, Stopped
+from lrfdyn.training.processes import TIME_IS_UP, Stop, Stopped, choose_threads
 from tests.data.make import write_folder
 from tests.training.runs import STEPS, assert_same_end, tiny, torchrun, train, write_recipe
 
@@ -86,6 +87,34 @@ def test_signal_from_outside(whole, tmp_path):
     assert list_checkpoints(out / "checkpoints")
     assert main(command) == 0  # here, since another process would take seconds to start
     assert_same_end(out, whole)
+
+
+def test_ctrl_c_is_acknowledged_and_the_second_one_stops_now(capfd):
+    stop = Stop()
+    with pytest.raises(KeyboardInterrupt), stop.listening():  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        assert "finishing the step; press Ctrl-C again to stop now" in capfd.readouterr().err
+        assert stop.reason == signal.SIGINT
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_threads_on_a_cpu(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    for load, threads in ((0.2, 8), (5.1, 3), (30, 1)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0, 0), raising=False)
+        assert choose_threads(10**7) == threads
+        assert choose_threads(10**5) == 1
+    monkeypatch.undo()
+    recipe, command = (
+        write_recipe(tmp_path / "tiny.yaml"),
+        ["train", "--minutes", "1e-9", "--out", str(tmp_path / "out")],
+    )
+    assert main([*command, str(recipe)]) == 0
+    assert "threads" not in capsys.readouterr().out  # OMP_NUM_THREADS says how many
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert main([*command, str(recipe), "--resume", "auto"]) == 0
+    assert "1 of 1 threads (the variable OMP_NUM_THREADS sets others)" in capsys.readouterr().out
 
 
 def test_workers_do_not_die_of_a_signal_to_all(tmp_path):

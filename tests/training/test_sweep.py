@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import signal
@@ -13,8 +14,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from lrfdyn.cli import main
+from lrfdyn.commands.shared import bars
+from lrfdyn.commands.sweep import Bars
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import sole_user
 from lrfdyn.io.weights import list_checkpoints
@@ -193,6 +197,51 @@ def test_restart_removes_what_is_of_its_runs(tmp_path, recipe, monkeypatch):
         path.write_text("{}")
     sweep.run(restart=True)
     assert [(sweep.folder(sweep.runs[0]) / name).exists() for name in (*ours, *mine)] == [False, False, True, True]
+
+
+def test_bars_of_what_has_begun(recipe, tmp_path):
+    runs = plan_runs({"recipe": recipe, "epochs": 2, "runs": [{"name": name} for name in "abc"]})
+    shown = bars(Console(file=io.StringIO()))
+    told = Bars(Sweep(runs, tmp_path), shown)
+    (whole, *each) = shown.tasks
+    assert (whole.total, [task.visible or task.started for task in each]) == (6, [False] * 3)
+    told.end(runs[0], {"state": "ended", "measure": "top1", "accuracy": 90.0, "wall_s": 3})  # in an earlier call
+    told.begin(runs[1])
+    told.progress(runs[1], {"kind": "step", "epoch": 1, "step": 3, "total_steps": 24, "loss": 1.0})
+    assert (whole.completed, whole.total) == (0.25, 4)
+    assert [(task.visible, task.started, task.completed) for task in each[1:]] == [
+        (True, True, 0.25),
+        (False, False, 0),
+    ]
+    told.end(runs[1], {"state": "ended", "measure": "top1", "accuracy": 90.0, "wall_s": 3})
+    told.begin(runs[2])
+    told.end(runs[2], {"state": "failed"})
+    assert whole.completed == whole.total == 2
+
+
+def test_the_second_ctrl_c_stops_runs_now(recipe, tmp_path, monkeypatch):
+    """A run that is asked to stop finishes its step; asked twice, it is killed."""
+    told: list[str] = []
+
+    class Process:
+        poll, terminate, kill = (lambda self, word=word: told.append(word) for word in ("poll", "terminate", "kill"))
+
+        def wait(self):
+            raise KeyboardInterrupt
+
+    class Watch(SweepReporter):
+        def stopping(self):
+            told.append("stopping")
+
+        def progress(self, run, record):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sweep, "_start", lambda *_: Process())
+    monkeypatch.setattr("lrfdyn.training.sweep.read_json_lines", lambda _: [{}])
+    monkeypatch.setattr("lrfdyn.training.sweep.POLL_SECONDS", 0)
+    with pytest.raises(KeyboardInterrupt):
+        list(Sweep(plan_runs([recipe]), tmp_path)._each_end(plan_runs([recipe]), Watch()))
+    assert told == ["poll", "terminate", "stopping", "kill"]
 
 
 def test_spread_over_seeds():

@@ -142,6 +142,11 @@ def images_in(batch: Tensor) -> int:
     return batch.shape[-4] if batch.dim() >= 4 else len(batch)
 
 
-def as_batches(images: ImageTensors, batch_size: int = 64) -> Iterable[Tensor]:
-    """Split images `[n, C, H, W]`; an iterable of batches is returned as it is."""
-    return images.split(batch_size) if isinstance(images, Tensor) else images
+def as_batches(images: ImageTensors, batch_size: int = 64) -> Iterator[Tensor]:
+    """Split images `[n, C, H, W]`, or yield batches as they are; none at all and empty ones are an error."""
+    shape: list[int] | None = None
+    for batch in images.split(batch_size) if isinstance(images, Tensor) else images:
+        shape = list(batch.shape)
+        require(0 not in shape, f"images: expected no empty dimension, got {shape}")
+        yield batch
+    require(shape is not None, "images: expected at least one batch, got none")
