@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from typing import Any
@@ -12,6 +13,7 @@ from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from lrfdyn.files import finite
 from lrfdyn.training.config import key_help, key_types
 from lrfdyn.training.recipes import SHORT_NAMES, type_name
 
@@ -54,6 +56,11 @@ class PlainConsole(Console):
 
     def on_broken_pipe(self) -> None:
         raise  # the error that this is called for
+
+
+def print_json(value: Any) -> None:
+    """Prints JSON, which has no nan and no inf: they become null."""
+    print(json.dumps(finite(value), indent=1, allow_nan=False))
 
 
 def plain_console(width: int = 0, stderr: bool = False) -> Console:
