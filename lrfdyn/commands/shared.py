@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from lrfdyn.files import finite
 from lrfdyn.training.config import key_help, key_types
 from lrfdyn.training.recipes import SHORT_NAMES, type_name
 
@@ -43,6 +46,11 @@ def given_keys(args: argparse.Namespace) -> dict[str, str]:
 def command_line() -> str:
     """The command as it was given, for the record."""
     return shlex.join(["lrfdyn", *sys.argv[1:]])
+
+
+def print_json(value: Any) -> None:
+    """Prints JSON, which has no nan and no inf: they become null."""
+    print(json.dumps(finite(value), indent=1, allow_nan=False))
 
 
 def plain_console(width: int = 0, stderr: bool = False) -> Console:

@@ -108,11 +108,6 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     np.random.set_state((kind, np.array(keys, np.uint32), *rest))
 
 
-def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names of weights that are not all numbers."""
-    return [name for name, value in tensors.items() if value.is_floating_point() and not value.isfinite().all()]
-
-
 def data_identity(source: DataSource) -> dict[str, Any]:
     """What a checkpoint keeps of its data, which may move to another folder but not change."""
     names = None if source.class_names is None else list(source.class_names)
