@@ -17,15 +17,17 @@ from sklearn.datasets import load_digits
 
 import lrfdyn
 from lrfdyn.cli import main
+from lrfdyn.commands.shared import print_json
 from lrfdyn.data import Augmentation
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.data.resident import Digits
 from lrfdyn.deploy.export.write import export_model
 from lrfdyn.deploy.predict import Predictor, expand_images
 from lrfdyn.errors import LrfdynError
+from lrfdyn.segmentation.predict import predict_mask
 from tests.deploy.small import small
 from tests.segmentation.make import shapes, tiny_model
-from tests.training.runs import tiny, train
+from tests.training.runs import tiny, train, write_recipe
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "predict_onnx.py"
 NAMES = ("zero", "one", "two", "three", "four")
@@ -334,6 +336,52 @@ def test_foreign_onnx_file(description, message, place, tmp_path):
     onnx.save(file, tmp_path / "foreign.onnx")
     with pytest.raises(LrfdynError, match=f"model: .*{message}"):
         Predictor.open(str(tmp_path / "foreign.onnx"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_said_by_every_command(value, place, tmp_path, capsys):
+    folder, out = tmp_path / "model", tmp_path / "out"
+    model = lrfdyn.from_pretrained(place / "run" / "model")
+    model.head.weight.data[0, 0] = value
+    model.save_pretrained(folder)
+    for command in (
+        f"predict {place / 'images'} --model {folder}",
+        f"predict {place / 'images'} --model {folder} --json -",
+        f"evaluate {write_recipe(tmp_path / 'tiny.yaml')} --weights {folder} --json",
+        f"analyze {folder} --image-size 16 --out {out}",
+        f"export {folder} --out {tmp_path / 'model.onnx'}",
+        f"profile {folder} --json",
+    ):
+        assert main(command.split()) == 2, command
+        said = capsys.readouterr()
+        assert "model.safetensors is of no use: head.weight holds numbers that are not finite\n" in said.err, command
+        assert "nan" not in said.out, command
+
+
+def test_logits_that_are_not_finite_are_said(place, tmp_path):
+    """Numbers in the weights are not enough: large ones add up to inf."""
+    model = lrfdyn.from_pretrained(place / "run" / "model")
+    model.head.weight.data.fill_(3e38)
+    model.head.bias.data.fill_(3e38)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(LrfdynError, match=r"model: its logits of .*00.png or those after it are not finite"):
+        list(Predictor.open(str(tmp_path)).predict(sorted((place / "images").iterdir())))
+    network = tiny_model()
+    network.head.classifier.bias.data[0] = float("nan")
+    with pytest.raises(LrfdynError, match="model: its scores are not finite"):
+        predict_mask(network.eval(), Image.new("RGB", (64, 64)))
+
+
+def test_a_loss_that_is_not_finite_is_said(tmp_path, monkeypatch, capsys):
+    train(tiny(schedule={"epochs": 1, "warmup_epochs": 0, "mix_epochs": 0}), tmp_path)
+    monkeypatch.setattr("lrfdyn.training.tasks.Classification.test", lambda *_: {"test_loss": float("nan"), "top1": 0})
+    assert main(["evaluate", str(tmp_path), "--json"]) == 2
+    assert "is of no use: the loss on the test images is nan" in capsys.readouterr().err
+
+
+def test_json_has_no_numbers_that_are_none(capsys):
+    print_json({"a": [float("nan"), 1.5], "b": -float("inf")})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"a": [None, 1.5], "b": None}
 
 
 def test_model_without_description(tmp_path, place, capsys):

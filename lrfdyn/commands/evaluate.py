@@ -7,12 +7,11 @@ or a recipe together with --weights.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.commands.shared import add_keys, bar, command_line, given_keys
+from lrfdyn.commands.shared import add_keys, bar, command_line, given_keys, print_json
 from lrfdyn.errors import require
 from lrfdyn.io.weights import list_checkpoints, read_checkpoint
 from lrfdyn.sources import find_source
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
             config, weights, Path(source), lambda images, total: shown.update(task, advance=images, total=total)
         )
     if first and args.json:  # all processes have the same numbers
-        print(json.dumps(result, indent=1))
+        print_json(result)
     elif first:
         print(f"{source}: {describe_results(result, result['num_classes'])}, loss {result['test_loss']:.4f}")
         seen = [row for row in result.get("classes", []) if args.classes and row["iou"] is not None]

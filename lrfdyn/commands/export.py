@@ -6,10 +6,9 @@ The file is run against PyTorch before it is kept. It describes itself: preproce
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 
-from lrfdyn.commands.shared import MIB, integer_list
+from lrfdyn.commands.shared import MIB, integer_list, print_json
 from lrfdyn.deploy.export.write import export_model, settle_norms
 from lrfdyn.deploy.predict import expand_images
 from lrfdyn.errors import require, require_integer
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     size, assumed = made.bytes / MIB, model.preprocessing is None
     if args.json:
         facts = {"file": str(made.path), "format": made.format, "weights": weights, "file_mib": size}
-        print(json.dumps({**facts, "preprocessing_assumed": assumed, **asdict(made.check)}, indent=1))
+        print_json({**facts, "preprocessing_assumed": assumed, **asdict(made.check)})
         return
     print(f"{made.path}: {made.format}, {size:.1f} MiB")
     print(f"verified on {made.check}")

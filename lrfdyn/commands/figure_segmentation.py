@@ -7,11 +7,11 @@ are validation pairs of a data set in ADE20K's layout.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
+from lrfdyn.commands.shared import print_json
 from lrfdyn.errors import require, require_integer
-from lrfdyn.files import finite, writable_folder
+from lrfdyn.files import writable_folder
 from lrfdyn.segmentation.predict import choose_pairs, segmentation_figure
 
 
@@ -39,6 +39,6 @@ def run(args: argparse.Namespace) -> None:
     accuracy = segmentation_figure(models, pairs, args.out, device=args.device)
     if args.json:
         found = {"figure": str(args.out), "scenes": [pair.image.stem for pair in pairs], "pixel_accuracy": accuracy}
-        print(json.dumps(finite(found), indent=1))
+        print_json(found)
     else:
         print(f"{args.out}: {len(pairs)} scenes, {', '.join(models)}")

@@ -7,12 +7,11 @@ are counted, accuracies are those that the paper reports.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import Any
 
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
-from lrfdyn.commands.shared import make_table, number, plain_console
+from lrfdyn.commands.shared import make_table, number, plain_console, print_json
 from lrfdyn.errors import LrfdynError, near_names, require, require_integer, unknown_name
 from lrfdyn.models import SpikingModel, list_models
 from lrfdyn.models.registry import model_class
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     rows = [model_row(build(name, args.attention)) for name in names]
     rows.sort(key=lambda row: sort_key(row, args.sort, args.attention))
     if args.json:
-        print(json.dumps(rows, indent=1))
+        print_json(rows)
         return
     columns = ("model", ">parameters", ">input", ">T", "attention")
     table = make_table(*columns, ">paper:\nbase", ">paper:\nLRF-SSA", ">paper:\nLRF-Dyn")
@@ -99,7 +98,7 @@ def show_model(args: argparse.Namespace) -> None:
     require(fits, f"attention: {args.pattern} has none, got {args.attention!r}")
     row, layers = model_row(model), summarize(model, args.depth)
     if args.json:
-        print(json.dumps({**row, "config": model.config, "layers": [asdict(layer) for layer in layers]}, indent=1))
+        print_json({**row, "config": model.config, "layers": [asdict(layer) for layer in layers]})
         return
     table = make_table("layer", "kind", ">output", ">parameters", ">share")
     for layer in layers:

@@ -6,13 +6,12 @@ IMAGE is a file, a folder or a pattern. Images that cannot be read are named, th
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.commands.shared import bar
+from lrfdyn.commands.shared import bar, print_json
 from lrfdyn.deploy.predict import Predictor, expand_images
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.files import writable_folder, write_json
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"{record['image']}: {record.get('overlay') or ', '.join(best)}")
     result = {"model": args.model, "task": args.task, "unreadable": bad, "images": records}
     if args.json == "-":
-        print(json.dumps(result, indent=1))
+        print_json(result)
     elif args.json:
         try:
             write_json(Path(args.json), result)

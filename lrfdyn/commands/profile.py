@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from rich.table import Table
 from lrfdyn.analysis.measure.inference import largest_state, profile_model
 from lrfdyn.analysis.report.drawings import check_plot, plot_memory
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
-from lrfdyn.commands.shared import MIB, make_table, number, plain_console
+from lrfdyn.commands.shared import MIB, make_table, number, plain_console, print_json
 from lrfdyn.convert.swap import swap_attention
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import require, require_integer
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
         ]
         plot_memory({attention_label(p["attention"]): largest_state(p["layers"]) for p in profiles}, peaks, args.plot)
     if args.json:
-        print(json.dumps(profiles, indent=1))
+        print_json(profiles)
         return
     console = plain_console(80)
     console.print(state_table(profiles), *map(layers_table, profiles), totals_table(profiles))

@@ -9,7 +9,6 @@ goes on where it stopped.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,7 +19,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from lrfdyn.commands.shared import add_keys, bars, command_line, given_keys, make_table, number, plain_console
+from lrfdyn.commands.shared import (
+    add_keys,
+    bars,
+    command_line,
+    given_keys,
+    make_table,
+    number,
+    plain_console,
+    print_json,
+)
 from lrfdyn.files import sole_user
 from lrfdyn.training.sweep import Sweep, SweepReporter, SweepRun, group_rows, load_sweep
 from lrfdyn.training.tasks import describe_results
@@ -54,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         if args.keep is not None:
             sweep.keep(args.keep)
     if args.json:
-        print(json.dumps({"runs": rows, "groups": group_rows(rows)}, indent=1))
+        print_json({"runs": rows, "groups": group_rows(rows)})
     else:
         plain_console(100).print(sweep_table(rows))
     return 1 if sweep.failed else 0

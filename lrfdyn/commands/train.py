@@ -7,7 +7,6 @@ Under torchrun or accelerate launch the same command uses all processes.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from rich.console import Console
 
 from lrfdyn.commands.recipes import print_recipes
-from lrfdyn.commands.shared import MIB, add_keys, bars, command_line, given_keys, plain_console
+from lrfdyn.commands.shared import MIB, add_keys, bars, command_line, given_keys, plain_console, print_json
 from lrfdyn.io.hub import SIZES
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.logs import Reporter
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             summary, code = {}, stopped.code
             bar.say(str(stopped))
     if summary and args.json:  # of the first process
-        print(json.dumps(summary, indent=1))
+        print_json(summary)
     elif summary:
         print_summary(summary, out)
     leave_together(code)
@@ -77,7 +76,7 @@ def dry_run(config: TrainConfig, args: argparse.Namespace) -> None:
 
     facts = estimate(config, args.processes)
     if args.json:
-        print(json.dumps({"recipe": config.as_dict(), **facts}, indent=1))
+        print_json({"recipe": config.as_dict(), **facts})
         return
     print(dump_yaml(config.as_dict()))
     memory, absent = facts.pop("memory"), facts.pop("images_not_counted", None)

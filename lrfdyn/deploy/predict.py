@@ -101,6 +101,7 @@ class Predictor:
                 except Exception as error:  # damaged files make decoders fail in any way
                     record["error"] = reason(error)
             logits = self.run(np.stack(images)) if images else ()
+            require(bool(np.isfinite(logits).all()), f"model: its logits of {some[0]} or those after it are not finite")
             for record, row in zip((r for r in records if "error" not in r), logits, strict=True):
                 scores = np.exp(row.astype(np.float64) - row.max())
                 scores /= scores.sum()

@@ -15,31 +15,34 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lrfdyn.errors import LrfdynError, require
-from lrfdyn.files import write_atomic
+from lrfdyn.errors import LrfdynError, first_line, require
+from lrfdyn.files import json_object, plain_file, write_atomic
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
-    """Writes tensors by name to a safetensors file, with `meta` as JSON in its header."""
+    """Writes tensors by name to a safetensors file, with `meta` as JSON in its header. A full disk is an OSError."""
     data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"lrfdyn": json.dumps(dict(meta or {}))}
-    write_atomic(path, lambda file: save_file(data, file, metadata=header))
+    try:
+        write_atomic(path, lambda file: save_file(data, file, metadata=header))
+    except SafetensorError as error:  # its way to say that the system refused to write
+        raise OSError(str(error)) from None
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Reads the tensors by name and the `meta` of a file of `save_tensors`; a damaged one is an error that names it."""
     try:
-        with safe_open(path, framework="pt") as file:
-            meta = json.loads((file.metadata() or {}).get("lrfdyn", "{}"))
+        with safe_open(plain_file(path), framework="pt") as file:
+            meta = json_object((file.metadata() or {}).get("lrfdyn", "{}"))
             return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118 (not a mapping)
     except FileNotFoundError:
         raise LrfdynError(f"weights: no such file: {path}") from None
-    except (SafetensorError, json.JSONDecodeError, OSError) as error:
-        raise LrfdynError(f"weights: {path} is damaged or not a safetensors file ({error})") from None
+    except (SafetensorError, ValueError, OSError) as error:
+        raise LrfdynError(f"weights: {path} is damaged or not a safetensors file ({first_line(error)})") from None
 
 
 def check_fit(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """An error that names the file and the first entry that is missing, unknown or of another shape or kind."""
+    """An error that names the file and the first entry that is missing, unknown, of another shape or kind, or nan."""
     own, problem = model.state_dict(), f"weights: {path} does not fit the model:"
     for name in [*own, *tensors]:
         require(name in tensors, f"{problem} {name} is missing")
@@ -49,6 +52,18 @@ def check_fit(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> No
             for tensor in (own[name], tensors[name])
         )
         require(ours == theirs, f"{problem} {name} expected {ours}, got {theirs}")
+    check_finite(path, tensors)
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of weights that are not all numbers."""
+    return [name for name, value in tensors.items() if value.is_floating_point() and not value.isfinite().all()]
+
+
+def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """An error that names the file and the first weights that are nan or inf: nothing can be computed with them."""
+    for name in not_finite(tensors):
+        raise LrfdynError(f"weights: {path} is of no use: {name} holds numbers that are not finite")
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

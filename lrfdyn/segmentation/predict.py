@@ -48,6 +48,7 @@ def predict_mask(model: Segmenter, image: Any, *, window: int | None = None, fli
     levels = torch.from_numpy(np.array(seen)).permute(2, 0, 1)[None].to(like.device)
     images = normalise(levels, IMAGENET_MEAN, IMAGENET_DEVIATION).to(like.dtype)
     scores = segment(model, images, window=window, flip=flip)
+    require(bool(scores.isfinite().all()), "model: its scores are not finite")
     return best_class(scores, (image.height, image.width))[0].to(torch.uint8).cpu().numpy()
 
 

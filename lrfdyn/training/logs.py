@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrfdyn.files import read_json_lines, write_atomic, write_table
+from lrfdyn.files import finite, read_json_lines, write_atomic, write_table
 
 if TYPE_CHECKING:
     from lrfdyn.training.trainer import Trainer
@@ -39,7 +39,7 @@ class RunLog:
         path, self.table = folder / "log.jsonl", folder / "log.csv"
         records = [record for record in read_json_lines(path) if record["step"] <= step]
         self.epochs = [record for record in records if record["kind"] == "epoch"]
-        text = "".join(json.dumps(record) + "\n" for record in records)
+        text = "".join(json.dumps(finite(record)) + "\n" for record in records)
         write_atomic(path, lambda file: file.write_text(text, encoding="utf-8"))
         self._file = path.open("a", encoding="utf-8")
         self._board: Any = None
@@ -50,7 +50,7 @@ class RunLog:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         record = {"kind": kind, "step": step, **values}
-        self._file.write(json.dumps(record) + "\n")
+        self._file.write(json.dumps(finite(record)) + "\n")
         self._file.flush()
         if self._board is not None:
             for name, value in values.items():
@@ -69,7 +69,8 @@ class RunLog:
         with suppress(OSError):  # every record was flushed; what a full disk refused, it refuses again
             self._file.close()
         if self._board is not None:
-            self._board.close()
+            with suppress(OSError):
+                self._board.close()
 
 
 def discard_run(out: Path) -> None:

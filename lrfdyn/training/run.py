@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from torch import Tensor
 from lrfdyn.devices import device_name
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
-from lrfdyn.io.weights import check_fit, find_checkpoint, list_checkpoints, model_weights, read_checkpoint
+from lrfdyn.io.weights import check_finite, check_fit, find_checkpoint, list_checkpoints, model_weights, read_checkpoint
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.logs import Reporter, discard_run
 from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, launch_name
@@ -156,6 +157,7 @@ def evaluate_weights(
     with the number of its images, over all processes, and with that of all images."""
     accelerator, source = build_accelerator(config.run), build_data(config)
     model = data_model(config, source)
+    check_finite(name, weights)
     try:
         check_fit(name, model, weights)
     except LrfdynError as error:  # the shape of a head tells not everybody that the data is another
@@ -166,4 +168,7 @@ def evaluate_weights(
     factor, total = accelerator.num_processes, source.test_images
     run = TestRun(source, config.run.test_batch_size, accelerator, dtype, lambda n: progress(n * factor, total))
     facts = {"device": device_name(accelerator.device), "precision": config.run.precision}
-    return {"num_classes": source.num_classes, **facts, **task_of(config.data.name).test(model, run)}
+    tested = task_of(config.data.name).test(model, run)
+    loss = tested.get("test_loss", 0.0)
+    require(math.isfinite(loss), f"weights: {name} is of no use: the loss on the test images is {loss}")
+    return {"num_classes": source.num_classes, **facts, **tested}

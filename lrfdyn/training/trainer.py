@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lrfdyn.data import Batch
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io.hub import model_config
-from lrfdyn.io.weights import read_checkpoint
+from lrfdyn.io.weights import not_finite, read_checkpoint
 from lrfdyn.models import SpikingModel
 from lrfdyn.sources import find_source
 from lrfdyn.training import checkpoint
@@ -228,7 +228,7 @@ class Trainer:
         if not self.is_main:
             return
         # A loss that was a number does not prove that the step it led to was one.
-        for name in checkpoint.not_finite(tensors):
+        for name in not_finite(tensors):
             raise self._divergence(f"weights: {name} is not finite after step {self.done}")
         scaler = self.train_step.scaler
         meta = {

@@ -14,8 +14,7 @@ import lrfdyn.io.weights
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json_lines
-from lrfdyn.io.weights import list_checkpoints, read_checkpoint
-from lrfdyn.training import checkpoint
+from lrfdyn.io.weights import list_checkpoints, not_finite, read_checkpoint
 from lrfdyn.training.logs import Reporter
 from tests.training.runs import STEPS, final_state, tiny, train, write_recipe
 
@@ -67,7 +66,7 @@ def test_loss_that_is_no_number(step, log_steps, message, tmp_path):
         train(config, tmp_path, reporter=Poison(step))
     tensors, meta = read_checkpoint(list_checkpoints(tmp_path / "checkpoints")[0])
     assert meta["step"] == 4
-    assert not checkpoint.not_finite(tensors)
+    assert not not_finite(tensors)
     train(config, tmp_path, resume="auto")
     assert final_state(tmp_path)[1]["step"] == STEPS
 
