@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from docs.parts import ROOT, deployment, findings, models, performance, readme, results, segmentation
+from docs.parts import ROOT, deployment, findings, models, mutants, performance, readme, results, segmentation
 
-MODULES = (deployment, findings, models, performance, readme, results, segmentation)
+MODULES = (deployment, findings, models, mutants, performance, readme, results, segmentation)
 PARTS: dict[str, Callable[[], str]] = {name: part for module in MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"(<!-- fill: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
 

@@ -1,5 +1,6 @@
 """Spiking vision transformers with local receptive fields and neural dynamics self-attention."""
 
+from lrfdyn import _start  # noqa: F401 (before what takes seconds)
 from lrfdyn.attention import ATTENTIONS, create_attention, register_attention
 from lrfdyn.convert.swap import swap_attention
 from lrfdyn.data import register_data

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from lrfdyn.errors import LrfdynError, near_names, unknown_name
+from lrfdyn._start import listen
+from lrfdyn.errors import LrfdynError, explain, near_names, printable, unknown_name
 from lrfdyn.version import __version__
 
 COMMANDS = (
@@ -52,25 +56,62 @@ def build_parser(only: str | None = None) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold letters that its encoding lacks
-    warnings.formatwarning = lambda message, *_: f"lrfdyn: {message}\n"  # not the line of code that it is from
-    argv = sys.argv[1:] if argv is None else argv
-    parser = build_parser(*argv[:1])
-    args, unknown = parser.parse_known_args(argv)
-    if args.command is None:
-        parser.print_help()
-        return 0
+    """Runs a command and returns its exit code: 2 for bad input and for what the system refuses, with one line on the
+    error stream, 130 after Ctrl-C, 141 where the reader of a pipe has gone."""
+    command, argv = "lrfdyn", sys.argv[1:] if argv is None else argv
+    _open_streams()
     try:
+        listen()
+        parser = build_parser(*argv[:1])
+        try:
+            args, unknown = parser.parse_known_args(argv)
+        finally:
+            sys.stdout.flush()  # --help and --version end here
+        if args.command is None:
+            parser.print_help()
+            sys.stdout.flush()
+            return 0
+        command = f"lrfdyn {args.command}"
         if unknown:
             raise unknown_name("option", unknown[0].partition("=")[0], args.options)
-        return args.run(args) or 0  # a command may end with an exit code of its own
-    except LrfdynError as error:
-        print(f"lrfdyn {args.command}: error: {error}", file=sys.stderr)
-        return 2
+        code = args.run(args) or 0  # a command may end with an exit code of its own
+        sys.stdout.flush()  # here and not when the interpreter ends, where nobody hears of a full disk
+        return code
     except KeyboardInterrupt:
-        print(f"\nlrfdyn {args.command}: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of a pipe went away
-        sys.stderr.close()
-        return 0
+        return _fail(f"\n{command}: interrupted", 130)
+    except BrokenPipeError:
+        return _fail("", 141)
+    except (LrfdynError, OSError, UnicodeError) as error:
+        return _fail(f"{command}: error: {printable(explain(error))}", 2)
+
+
+def _open_streams() -> None:
+    """Closed streams lead nowhere, and what is printed needs no encoding that has all letters."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (as long as the process lives)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold letters that its encoding lacks
+    threading.excepthook = _thread_failed
+    warnings.formatwarning = lambda message, *_: f"lrfdyn: {message}\n"  # not the line of code that it is from
+
+
+def _thread_failed(failed: Any) -> None:
+    """A full disk in a thread, such as TensorBoard's, is told by whoever uses the thread."""
+    if not isinstance(failed.exc_value, OSError):
+        threading.__excepthook__(failed)
+
+
+def _fail(message: str, code: int) -> int:
+    """Prints the message, where there is one, and returns the code. A stream that cannot be written leads nowhere from
+    here on: the interpreter would try again when it ends, and end with a code of its own."""
+    if message:
+        with suppress(OSError):
+            print(message, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+    return code

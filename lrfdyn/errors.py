@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ MOST_NAMES = 30  # that an error lists
 LONGEST = 800  # characters of an error
 _brief = Repr()
 _brief.maxlevel, _brief.maxstring, _brief.maxother = 2, 80, 80
+MOST_LETTERS = 100  # of a path that the system refused
 
 
 class LrfdynError(ValueError):
@@ -60,6 +62,19 @@ def _same_meaning(given: str, known: str) -> bool:
 def first_line(error: BaseException) -> str:
     """What another library's error says, in one line; its name where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def explain(error: BaseException) -> str:
+    """What an error says; of the system's also the path that it is about, shortened."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error) or type(error).__name__
+    path = "" if error.filename is None else f": {os.fsdecode(error.filename)}"
+    return error.strerror + (path if len(path) <= MOST_LETTERS else f"{path[:MOST_LETTERS]}...")
+
+
+def printable(text: str) -> str:
+    """`text` in one line, with escapes for what would move the cursor or cannot be encoded."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 @contextmanager

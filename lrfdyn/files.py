@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import os
@@ -13,8 +14,10 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import LrfdynError, explain, require
 
+# What a summary.json says in numbers.
+MEASURES = {"top1", "miou", "seed", "parameters", "images_per_s", "wall_s"}
 TEMPORARY = ".lrfdyn-"  # how the names of temporary folders begin
 
 
@@ -25,7 +28,12 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
         temporary = folder / path.name
         temporary.touch()
         mode = temporary.stat().st_mode
-        write(temporary)
+        try:
+            write(temporary)
+        except OSError as error:
+            if error.errno:
+                error.filename = str(path)  # and not the temporary one
+            raise
         temporary.chmod(mode)  # as any file here: safetensors makes its own, which only its owner can read
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
@@ -114,21 +122,64 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_json(path: Path, argument: str) -> Any:
-    """The content of a JSON file; a damaged one is an error that names `argument` and the file."""
+def expanded(path: str | os.PathLike[str], argument: str) -> Path:
+    """The path with the folder of a user for `~` or `~name`; an error names `argument`."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise LrfdynError(f"{argument}: {path} begins with a user that this machine does not know") from None
+
+
+def plain_file(path: Path) -> Path:
+    """The path, to be opened. An OSError where it is a pipe or a device, which may be waited for or never end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return path
+
+
+def read_json(path: Path, argument: str) -> dict[str, Any]:
+    """The object in a JSON file; a damaged one is an error that names `argument` and the file."""
+    try:
+        return json_object(plain_file(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise LrfdynError(f"{argument}: cannot read {path} ({error})") from None
+        raise LrfdynError(f"{argument}: cannot read {path} ({explain(error)})") from None
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """What a JSON text holds. Any other text is a ValueError."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    require(isinstance(value, dict), "it is no JSON object")
+    return value
+
+
+def read_summary(path: Path, argument: str) -> dict[str, Any]:
+    """What a run says of itself in its summary.json, nothing where there is none; numbers are numbers."""
+    summary = read_json(path, argument) if path.is_file() else {}
+    for key in MEASURES & summary.keys():
+        valid = summary[key] is None or _is_number(summary[key])
+        require(valid, f"{argument}: {path}: {key}: expected a number, got {str(summary[key])[:40]!r}")
+    return summary
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a file of JSON lines, which need not be there; one that was cut short is left out."""
+    """The whole records of a log.jsonl, which need not be there: those of steps and epochs, with numbers. One that was
+    cut short or edited into something else is left out."""
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         with suppress(ValueError):
-            records.append(json.loads(line))
+            record = json_object(line)
+            needed = {"step": {"step", "epoch", "loss"}, "epoch": {"step", "epoch", "train_loss"}}
+            whole = needed.get(str(record.get("kind")), {""}) <= record.keys()
+            if whole and all(map(_is_number, (v for k, v in record.items() if k != "kind" and v is not None))):
+                records.append(record)
     return records
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from lrfdyn.attention import attention_options
 from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, near_names, require
-from lrfdyn.files import read_json, read_json_lines
+from lrfdyn.files import expanded, read_json_lines, read_summary
 from lrfdyn.io.hub import CONFIG_FILE, REPO_ID, WEIGHTS_FILE, build_trained
 from lrfdyn.io.weights import check_fit, find_checkpoint, list_checkpoints, load_tensors, model_weights, read_checkpoint
 from lrfdyn.models import SpikingModel, create_model, list_models
@@ -118,7 +118,7 @@ def find_source(text: str | os.PathLike[str], argument: str = "model", **options
         model = find_source("runs/cifar100").load()
         model = find_source("spikformer_4_384:lrf_dyn", num_classes=10).load(seed=1)
     """
-    origin, path = str(text), Path(text).expanduser()
+    origin, path = str(text), expanded(text, argument)
     inner = _models_in(path)
     if inner:
         require(len(inner) == 1, f"{argument}: {origin} holds {len(inner)} models; name one, such as {inner[0]}")
@@ -135,7 +135,7 @@ def find_source(text: str | os.PathLike[str], argument: str = "model", **options
 def find_sources(text: str | os.PathLike[str]) -> list[Source]:
     """Finds all models that a path or name stands for: those of the runs in the folder of a sweep or of `lrfdyn
     reproduce`, runs without a checkpoint left out, else the one that `find_source` finds."""
-    return [find_source(path) for path in _models_in(Path(text).expanduser()) or [Path(text)]]
+    return [find_source(path) for path in _models_in(expanded(text, "model")) or [Path(text)]]
 
 
 def _folders(path: Path) -> tuple[Path, ...]:
@@ -176,7 +176,7 @@ def _find_folder(origin: str, path: Path, argument: str) -> Source:
 
 def _training_facts(run: Path) -> dict[str, Any]:
     """What a run says of itself."""
-    summary = read_json(run / "summary.json", "model") if (run / "summary.json").is_file() else {}
+    summary = read_summary(run / "summary.json", "model")
 
     def accuracy(record: dict[str, Any]) -> float | None:
         return None if record.get("top1") is None else record["top1"] / 100
@@ -184,7 +184,7 @@ def _training_facts(run: Path) -> dict[str, Any]:
     curve = [
         {"epoch": r["epoch"], **{key: r.get(key) for key in ("train_loss", "test_loss")}, "test_accuracy": accuracy(r)}
         for r in read_json_lines(run / "log.jsonl")
-        if r.get("kind") == "epoch"
+        if r["kind"] == "epoch"
     ]
     facts = {"accuracy": accuracy(summary), "train_seconds": summary.get("wall_s")}
     return {"run": run, "seed": summary.get("seed"), "curve": curve, **facts}

@@ -48,14 +48,24 @@ def command_line() -> str:
     return shlex.join(["lrfdyn", *sys.argv[1:]])
 
 
+class PlainConsole(Console):
+    """A console that prints texts as they are, brackets and colons too, and leaves errors to the command line."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **how)
+
+    def on_broken_pipe(self) -> None:
+        raise  # the error that this is called for
+
+
 def print_json(value: Any) -> None:
     """Prints JSON, which has no nan and no inf: they become null."""
     print(json.dumps(finite(value), indent=1, allow_nan=False))
 
 
 def plain_console(width: int = 0, stderr: bool = False) -> Console:
-    """A console that prints texts as they are, at least `width` wide: the terminal breaks lines, no column is lost."""
-    return Console(width=max(width, Console().width) if width else None, stderr=stderr, highlight=False, markup=False)
+    """A console at least `width` wide: the terminal breaks lines, no column is lost."""
+    return PlainConsole(width=max(width, Console().width) if width else None, stderr=stderr)
 
 
 def make_table(*headers: str, title: str | None = None) -> Table:
@@ -74,12 +84,14 @@ def number(value: float | None, form: str, unit: float = 1) -> str:
 
 def bar(visible: bool = True) -> Progress:
     """A progress bar on the error stream, and only where a person sees it."""
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     return Progress(console=console, transient=True, disable=not visible or not console.is_terminal)
 
 
 def bars(console: Console) -> Progress:
     """Bars whose tasks have a description and a field `news` for what was last heard of them."""
-    news, times = TextColumn("{task.fields[news]}"), (TimeElapsedColumn(), TimeRemainingColumn())
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), news, *times)
+    texts = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[news]"))
+    name, news = texts  # which may hold brackets
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (name, BarColumn(), MofNCompleteColumn(), news, *times)
     return Progress(*columns, console=console, speed_estimate_period=600)

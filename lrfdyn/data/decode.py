@@ -22,6 +22,7 @@ from lrfdyn.data.hashed_random import CROP, Keys
 from lrfdyn.data.loading import load_in_order, to_device
 from lrfdyn.data.preprocess import CROP_SHARE, IMAGENET_DEVIATION, IMAGENET_MEAN, centre_crop, require_pillow
 from lrfdyn.errors import LrfdynError, require, require_integer
+from lrfdyn.files import plain_file
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
 MOST_REPLACEMENTS = 100  # bad images in a row, before this is no longer a matter of single files
@@ -156,7 +157,7 @@ class FolderImages(Images):
         return str(self.folder / os.fsdecode(self.files[index]))
 
     def read(self, index: int) -> bytes:
-        return Path(self.name(index)).read_bytes()
+        return plain_file(Path(self.name(index))).read_bytes()
 
 
 @register_data("folder")

@@ -13,6 +13,7 @@ import numpy as np
 
 from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, require, require_integer
+from lrfdyn.files import plain_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,7 +32,7 @@ def open_picture(path: Path, mode: str) -> Image:
     with warnings.catch_warnings():
         # Cameras make pictures beyond the size that Pillow warns of; twice that is an error still.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        with Image.open(path) as file:
+        with Image.open(plain_file(path)) as file:
             return eight_bits(ImageOps.exif_transpose(file)).convert(mode)
 
 

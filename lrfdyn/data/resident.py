@@ -21,6 +21,7 @@ from lrfdyn.data.base import DataSource, register_data
 from lrfdyn.data.hashed_random import Keys
 from lrfdyn.data.loading import to_device
 from lrfdyn.errors import LrfdynError, require
+from lrfdyn.files import plain_file
 
 # The only functions that a file may call.
 UNPICKLED = ("numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct", "_codecs.encode")
@@ -146,7 +147,7 @@ def _read_entries(folder: Path, files: dict[str, str], *keys: bytes) -> Iterator
     """The entries `keys` of every file, which must be the official one."""
     for path, md5 in ((folder / name, md5) for name, md5 in files.items()):
         try:
-            data = path.read_bytes()
+            data = plain_file(path).read_bytes()
         except OSError as error:
             raise LrfdynError(f"root: cannot read {path} ({error.strerror})") from None
         found = hashlib.md5(data, usedforsecurity=False).hexdigest()
@@ -161,7 +162,7 @@ def _read_entries(folder: Path, files: dict[str, str], *keys: bytes) -> Iterator
 
 def _read_archive(path: Path, split: str) -> tuple[Tensor, Tensor]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(plain_file(path), allow_pickle=False) as file:
             images, labels = file[f"x_{split}"], file[f"y_{split}"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise LrfdynError(f"root: cannot read {path} ({error})") from None

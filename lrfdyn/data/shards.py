@@ -20,10 +20,11 @@ from lrfdyn.data.base import register_data
 from lrfdyn.data.decode import DecodedData, Images
 from lrfdyn.data.hashed_random import ORDER, SHARD_ORDER, hashed, permutation
 from lrfdyn.errors import LrfdynError, require, require_integer
-from lrfdyn.files import remove_abandoned, write_atomic
+from lrfdyn.files import plain_file, remove_abandoned, write_atomic
 
 ENDINGS = ("jpg", "jpeg", "png", "webp")
 FORMAT = 1  # of the kept index
+MOST_DIGITS = 6  # of a class index
 
 
 class ShardImages(Images):
@@ -57,9 +58,10 @@ def _index(path: Path) -> np.ndarray:
     kept = path.with_name(f".{path.name}.index.npy")
     try:
         made_from = [FORMAT, path.stat().st_size, path.stat().st_mtime_ns]
-        with suppress(OSError, ValueError, EOFError, IndexError):  # none is kept, or a damaged one
-            table = np.load(kept, allow_pickle=False)
-            if table.ndim == 2 and table.dtype == np.int64 and table[0].tolist() == made_from:
+        with suppress(Exception):  # none is kept, or a file that is damaged in any way
+            table = np.load(plain_file(kept), allow_pickle=False)
+            whole = table.dtype == np.int64 and len(table) > 1 and table[1:].min() >= 0
+            if whole and table[0].tolist() == made_from and table[1:, :2].sum(1).max() <= made_from[1]:
                 return table[1:]
         table = np.array([made_from, *_scan(path)], np.int64)
     except (OSError, tarfile.TarError) as error:
@@ -83,8 +85,8 @@ def _scan(path: Path) -> list[tuple[int, int, int]]:
                 require(key not in images, f"root: {path} has two images for the key {key}")
                 images[key] = (member.offset_data, member.size)
             elif ending == "cls":
-                text = tar.extractfile(member).read()  # type: ignore[union-attr]  # it is a file
-                number = text.strip().isdigit()
+                text = tar.extractfile(member).read(MOST_DIGITS + 20)  # type: ignore[union-attr]  # it is a file
+                number = text.strip().isdigit() and len(text.strip()) <= MOST_DIGITS
                 require(number, f"root: {member.name} in {path} is not a class index: {text[:20]!r}")
                 labels[key] = int(text)
     for key in images:

@@ -23,7 +23,7 @@ from lrfdyn.attention import attention_label
 from lrfdyn.checks import checked
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.devices import choose_device
-from lrfdyn.errors import LrfdynError, first_line, require, unknown_name
+from lrfdyn.errors import LrfdynError, explain, first_line, require, unknown_name
 from lrfdyn.files import read_json, writable_folder, write_atomic, write_json
 from lrfdyn.io.weights import check_fit, load_tensors, save_tensors
 from lrfdyn.registry import load_plugins
@@ -98,7 +98,7 @@ class HubMixin(nn.Module):
             if not path.exists() or CARD_MARK in path.read_text(encoding="utf-8"):
                 write_atomic(path, lambda file: file.write_text(text, encoding="utf-8", errors="replace"))
         except OSError as error:
-            raise LrfdynError(f"folder: cannot write in {place} ({error.strerror})") from None
+            raise LrfdynError(f"folder: cannot write in {place} ({explain(error)})") from None
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], **arguments: Any) -> Self:
@@ -222,7 +222,7 @@ def known_hosts() -> dict[str, type[HubMixin]]:
 
 def _build(config: dict[str, Any], options: dict[str, Any], wanted: type[Host], path: Path) -> Host:
     """The configured model on the meta device: a wrong configuration costs no memory, and nothing is random."""
-    hosts, name = known_hosts(), config.get("host")
+    hosts, name = known_hosts(), str(config.get("host"))
     if name not in hosts:
         raise unknown_name(f"source: {path}: host", name, hosts)
     host = hosts[name]
@@ -237,6 +237,8 @@ def _build(config: dict[str, Any], options: dict[str, Any], wanted: type[Host], 
             model = host(**{**_tuples(config["options"]), **options})
     except Exception as error:  # the values come from a file, so anything may be wrong with them
         raise LrfdynError(f"source: {path}: {name} cannot be built ({first_line(error)})") from error
+    named = config.get("model") is None or isinstance(config["model"], str)
+    require(named, f"source: {path}: model: expected a name, got {str(config.get('model'))[:40]}")
     model.name = config.get("model")
     model.class_names = class_names_of(config, model.num_classes, f"source: {path}")
     if config.get("preprocessing") is not None:

@@ -16,29 +16,32 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lrfdyn.checks import checked
-from lrfdyn.errors import LrfdynError, require
-from lrfdyn.files import write_atomic
+from lrfdyn.errors import LrfdynError, first_line, require
+from lrfdyn.files import json_object, plain_file, write_atomic
 
 
 @checked
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
-    """Writes tensors by name to a safetensors file, with `meta` as JSON in its header."""
+    """Writes tensors by name to a safetensors file, with `meta` as JSON in its header. A full disk is an OSError."""
     data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"lrfdyn": json.dumps(dict(meta or {}))}
-    write_atomic(path, lambda file: save_file(data, file, metadata=header))
+    try:
+        write_atomic(path, lambda file: save_file(data, file, metadata=header))
+    except SafetensorError as error:  # its way to say that the system refused to write
+        raise OSError(str(error)) from None
 
 
 @checked
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Reads the tensors by name and the `meta` of a file of `save_tensors`; a damaged one is an error that names it."""
     try:
-        with safe_open(path, framework="pt") as file:
-            meta = json.loads((file.metadata() or {}).get("lrfdyn", "{}"))
+        with safe_open(plain_file(path), framework="pt") as file:
+            meta = json_object((file.metadata() or {}).get("lrfdyn", "{}"))
             return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118 (not a mapping)
     except FileNotFoundError:
         raise LrfdynError(f"weights: no such file: {path}") from None
-    except (SafetensorError, json.JSONDecodeError, OSError) as error:
-        raise LrfdynError(f"weights: {path} is damaged or not a safetensors file ({error})") from None
+    except (SafetensorError, ValueError, OSError) as error:
+        raise LrfdynError(f"weights: {path} is damaged or not a safetensors file ({first_line(error)})") from None
 
 
 def check_fit(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

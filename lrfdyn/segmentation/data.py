@@ -24,6 +24,7 @@ from lrfdyn.data.hashed_random import CROP, FLIP, PHOTOMETRIC, Keys
 from lrfdyn.data.loading import load_in_order, to_device
 from lrfdyn.data.preprocess import IMAGENET_DEVIATION, IMAGENET_MEAN, eight_bits, require_pillow, scaled_size
 from lrfdyn.errors import LrfdynError, require, require_integer
+from lrfdyn.files import plain_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -61,7 +62,7 @@ def opened(path: Path, what: str) -> Iterator[Image]:
     from PIL.Image import open as open_image
 
     try:
-        with open_image(path) as file:
+        with open_image(plain_file(path)) as file:
             yield file
     except Exception as error:  # damaged files make decoders fail in any way
         raise LrfdynError(f"data: cannot read the {what} {path} ({type(error).__name__}: {error})") from None

@@ -69,7 +69,8 @@ class RunLog:
         with suppress(OSError):  # every record was flushed; what a full disk refused, it refuses again
             self._file.close()
         if self._board is not None:
-            self._board.close()
+            with suppress(OSError):
+                self._board.close()
 
 
 def discard_run(out: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from lrfdyn.checks import UNIONS, checked, fits
 from lrfdyn.errors import LrfdynError, needs, require, shown, unknown_name
+from lrfdyn.files import plain_file
 from lrfdyn.training.config import TrainConfig, key_types
 
 ENDINGS = (".yaml", ".yml")
@@ -236,7 +237,7 @@ def read_yaml(path: Path, argument: str = "recipe") -> Any:
     """The content of a YAML file; an error names `argument`."""
     yaml = _yaml()
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"))
+        return parse_yaml(plain_file(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise LrfdynError(f"{argument}: cannot read {path} ({error.strerror})") from None
     except UnicodeDecodeError as error:

@@ -22,7 +22,7 @@ from typing import Any
 
 from lrfdyn.checks import checked
 from lrfdyn.errors import require, unknown_name
-from lrfdyn.files import read_json, read_json_lines, sole_user, write_json, write_table
+from lrfdyn.files import read_json, read_json_lines, read_summary, sole_user, write_json, write_table
 from lrfdyn.training.config import TrainConfig, differences, key_types
 from lrfdyn.training.logs import discard_run
 from lrfdyn.training.processes import PARENT
@@ -159,14 +159,14 @@ class Sweep:
 
     def summary(self, run: SweepRun) -> dict[str, Any]:
         """That of a run which is finished, with these settings; else it is empty."""
-        path = self.folder(run) / "summary.json"
-        summary = read_json(path, "out") if path.is_file() else {}
+        summary = read_summary(self.folder(run) / "summary.json", "out")
         return summary if summary.get("fingerprint") == run.config.fingerprint() else {}
 
     def row(self, run: SweepRun) -> dict[str, Any]:
         """What is known of a run: its line of the table."""
         summary, measure = self.summary(run), task_of(run.config.data.name).headline
-        tested = [record[measure] for record in read_json_lines(self.folder(run) / "log.jsonl") if measure in record]
+        log = read_json_lines(self.folder(run) / "log.jsonl")
+        tested = [record[measure] for record in log if record.get(measure) is not None]
         return {
             "name": run.name,
             "group": run.group,

@@ -6,7 +6,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +17,7 @@ from lrfdyn.checks import checked
 from lrfdyn.data import Batch, DataSource, create_data, data_class
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import require
+from lrfdyn.files import expanded
 from lrfdyn.models import SpikingModel, create_model
 from lrfdyn.models.registry import model_class
 from lrfdyn.models.timm_networks import create_timm
@@ -153,7 +153,7 @@ def data_options(config: TrainConfig) -> dict[str, Any]:
 
 def build_data(config: TrainConfig) -> DataSource:
     """The data set of a configuration."""
-    root = None if config.data.root is None else Path(config.data.root).expanduser()
+    root = None if config.data.root is None else expanded(config.data.root, "data.root")
     return create_data(config.data.name, root, config.augmentation, **data_options(config))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lrfdyn.analysis.report.drawings import KINDS, places
+from lrfdyn.analysis.report.drawings import KINDS, _line, energy, places, plot_memory, pyplot
 from lrfdyn.analysis.report.write import figures, render_report, write_report
 from lrfdyn.analysis.theory_report import TheorySettings, theory_results
 from lrfdyn.errors import LrfdynError
@@ -115,6 +116,43 @@ def test_figures_show_what_would_be_covered() -> None:
     assert [len(points.get_facecolor()) for points in made["memory_accuracy"].axes[0].collections[1::2]] == [1, 0, 0]
     lines = made["attention_distance"].axes[0].lines
     assert lines[-1].get_zorder() > max(line.get_zorder() for line in lines[:-1])
+
+
+def test_lines_of_many_models_differ() -> None:
+    """Eight colours with a marker each, then the same with another kind of line: 64 in all."""
+    lines = [_line({"label": "", "place": place}) for place in range(64)]
+    assert len({(line["color"], line["marker"], line["linestyle"]) for line in lines}) == 64
+    assert len({line["linestyle"] for line in lines[:8]}) == 1
+    for line, again in zip(lines, (_line({"label": "", "place": place}) for place in range(64, 128)), strict=True):
+        assert line == again
+
+
+def test_bars_of_energy_begin_at_nothing_and_end_at_the_sum() -> None:
+    pytest.importorskip("matplotlib")
+    plt = pyplot("figures")
+    entries = list(make_results()["attentions"].values())
+    (axis,) = energy(plt, entries).axes
+    for i, entry in enumerate(entries):
+        bars = [container[i] for container in axis.containers]
+        assert bars[0].get_x() == 0
+        for before, after in pairwise(bars):
+            assert after.get_x() == pytest.approx(before.get_x() + before.get_width())
+        total = sum(layer["energy_pj"] for layer in entry["energy"]["layers"]) / 1e6
+        assert bars[-1].get_x() + bars[-1].get_width() == pytest.approx(total)
+    plt.close("all")
+
+
+def test_bars_of_memory_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    plt, kept = pyplot("plot"), []
+    monkeypatch.setattr(plt, "close", kept.append)
+    peaks = [{"group": "GPU", "label": "SSA", "implementation": name, "mib": 4.0} for name in ("eager", "low-memory")]
+    plot_memory({"SSA": [{"name": "k^T v matrix", "bytes": 2048}]}, peaks, tmp_path / "memory.svg")
+    state, measured = kept[0].axes
+    assert [label.get_text() for label in state.get_xticklabels()] == ["SSA"]
+    assert [label.get_text() for label in measured.get_xticklabels()] == ["SSA\neager", "SSA\nlow-memory"]
+    assert [bar.get_height() for bar in measured.patches] == [4.0, 4.0]
+    assert [(bar.get_y(), bar.get_height()) for bar in state.patches] == [(0.0, 2.0)]
 
 
 def test_unknown_format_is_refused() -> None:

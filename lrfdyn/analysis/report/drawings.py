@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.files import writable_folder
+from lrfdyn.files import writable_folder, write_atomic
 
 NEEDED = "figures need matplotlib; pip install 'lrfdyn[analysis]'"
 # The attentions that have the same colour and marker in every figure and report; others take those that are left.
@@ -341,6 +341,7 @@ def check_plot(path: Path) -> None:
     one_of = f"one of {', '.join(endings)}, got {path}"
     require(path.suffix.removeprefix(".") in endings, f"plot: expected a name that ends in {one_of}")
     writable_folder(path.parent, "plot")
+    require(not path.is_dir(), f"plot: expected a file, got the folder {path}")
 
 
 def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dict[str, Any]], path: Path) -> None:
@@ -374,5 +375,5 @@ def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dic
             axes.bar_label(bars, [f"{size:,.0f}" if size >= 10 else f"{size:.1f}" for size in sizes])
             axes.set_xticks(range(len(shown)), [f"{r['label']}\n{r['implementation']}" for r in shown], fontsize=7)
             axes.set(title=f"Peak of inference, {group}", ylabel="MiB")
-        figure.savefig(path, dpi=150)
+        write_atomic(path, partial(figure.savefig, dpi=150, format=path.suffix[1:]))
     plt.close(figure)
