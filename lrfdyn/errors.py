@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from pathlib import PurePath
 from reprlib import Repr
 
-MOST_NAMES = 30  # that an error lists
-LONGEST = 800  # characters of an error
+MOST_LISTED = 240  # letters of the names that an error lists
+LONGEST = 400  # characters of an error
 _brief = Repr()
 _brief.maxlevel, _brief.maxstring, _brief.maxother = 2, 80, 80
 MOST_LETTERS = 100  # of a path that the system refused
@@ -48,8 +48,11 @@ def near_names(name: object, known: Iterable[str]) -> str:
     lower = {known_name.lower(): known_name for known_name in names}
     alike = [each for each in lower if _same_meaning(given, each)] or get_close_matches(given, lower, n=3, cutoff=0.5)
     near = [lower[each] for each in alike[:3]]
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names[:MOST_NAMES])}{more}"
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    some = [each for i, each in enumerate(names) if len(", ".join(names[: i + 1])) <= MOST_LISTED]
+    more = f" and {len(names) - len(some)} more" if len(names) > len(some) else ""
+    return f"known: {', '.join(some)}{more}"
 
 
 def _same_meaning(given: str, known: str) -> bool:

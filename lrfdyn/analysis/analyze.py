@@ -13,12 +13,10 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from lrfdyn import sources as known
 from lrfdyn.analysis.measure.inference import attention_state, images_per_second, inference_peak, machine, state_notes
 from lrfdyn.analysis.measure.locality import Locality, receptive_field_record
-from lrfdyn.analysis.measure.observe import RANDOM, Images, observe
+from lrfdyn.analysis.measure.observe import RANDOM, Images, ImageTensors, as_batches, observe
 from lrfdyn.analysis.measure.spikes import EnergyModel, FiringRates, SynapticOperations
 from lrfdyn.analysis.report.drawings import places
 from lrfdyn.analysis.report.write import results_head
@@ -163,11 +161,12 @@ def _training_settings(source: Source) -> dict[str, Any]:
 
 @checked
 def measure_model(
-    model: SpikingModel, batches: Sequence[Tensor], energy: EnergyModel | None = None, progress: Tell = lambda *_: None
+    model: SpikingModel, batches: ImageTensors, energy: EnergyModel | None = None, progress: Tell = lambda *_: None
 ) -> dict[str, Any]:
     """Measure a model on batches `[B, C, H, W]` of images (or of event frames, `[T, B, C, H, W]`) and return a record
     of parameters, memory, firing, energy, speed, locality (with attention) and receptive field, and `notes` about what
     an attention does not say. `progress(what, images)` is called while images are measured."""
+    batches = list(as_batches(batches))
     counts, local, told = SynapticOperations(energy), Locality(), partial(progress, "spikes and attention")
     rates, operations, distances = observe(model, batches, FiringRates(), counts, local, on_batch=told)
     terms = attention_state(model) if any(isinstance(module, Attention) for module in model.modules()) else []

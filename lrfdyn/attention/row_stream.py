@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lrfdyn.attention.base import Grid, require_grid
+from lrfdyn.attention.base import Attention, Grid, require_grid
 from lrfdyn.checks import checked
-from lrfdyn.errors import require, require_integer
+from lrfdyn.errors import require, require_integer, shown
 from lrfdyn.ops.bits import pack_integers, packed_width, unpack_integers
 from lrfdyn.ops.dendrite import dendrite
 from lrfdyn.ops.dendrite.modes import mode_powers
@@ -59,6 +59,8 @@ class RowStream:
     def __init__(
         self, attention: LRFDyn, time_steps: int = 1, batch: int = 1, grid: Grid | None = None, buffers: str = "spikes"
     ) -> None:
+        known = isinstance(attention, Attention) and attention.streams
+        require(known, f"attention: expected a layer that has a streaming form, got {shown(attention)}")
         require(not attention.training, "attention: expected evaluation mode (batch statistics need all rows)")
         require_integer("time_steps", time_steps, 1)
         require_integer("batch", batch, 1)

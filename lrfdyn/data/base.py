@@ -139,6 +139,7 @@ class DataSource:
         `count` images are real. Where sizes differ, images that a network pads to the same `multiple` come together."""
         require_integer("batch_size", batch_size, 1)
         require(0 <= rank < world_size, f"rank: expected 0..{world_size - 1}, got {rank}")
+        require_integer("world_size", world_size, 1, most=2**20)
         slices = self._test_slices(batch_size, multiple)
         slices += [np.arange(0)] * (-len(slices) % world_size)
         return self._test(slices[rank::world_size], batch_size, torch.device(device))

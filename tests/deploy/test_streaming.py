@@ -223,7 +223,9 @@ def test_bad_input():
     attention = layer()
     with pytest.raises(LrfdynError, match="buffers: unknown name 'spike'; did you mean spikes"):
         StreamingAttention(attention, "spike")
-    with pytest.raises(LrfdynError, match="attention: expected an attention, got Identity"):
+    with pytest.raises(
+        LrfdynError, match="attention: expected an object of type Attention, got an object of type Identity"
+    ):
         StreamingAttention(nn.Identity())  # type: ignore[arg-type]
     other = create_model("spikformer_4_384", depth=1).blocks[0].attn.eval()
     for build in (other.row_stream, lambda: StreamingAttention(other)):

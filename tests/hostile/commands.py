@@ -24,6 +24,7 @@ def commands(case: Case) -> None:
         "predict": [[ground / "images", "--model", ground / "saved", "--top", "2", "--batch", "1", "--json", "-"]],
         "figure-segmentation": [[f"a={ground / 'segmenter'}", "--root", ground / "shapes", "--count", "1", "--out",
         "f.png"]],
+        "completion": [["bash"], ["zsh"], []],
         "reproduce": [["--out", "d", "--seeds", "x", "--attentions", "ssa"]],
     }  # fmt: skip
     name = draw.choice(COMMANDS)
