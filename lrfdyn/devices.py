@@ -7,7 +7,7 @@ import torch
 from lrfdyn.errors import LrfdynError, first_line
 
 
-def choose_device(name: str | None) -> torch.device:
+def choose_device(name: str | torch.device | None) -> torch.device:
     """The device of a name; for None or "auto" a GPU where there is one."""
     if name is None or name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -15,7 +15,7 @@ def choose_device(name: str | None) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # what torch says of a device that is not there
-        raise LrfdynError(f"device: cannot use {name!r} ({first_line(error)})") from None
+        raise LrfdynError(f"device: cannot use {str(name)!r} ({first_line(error)})") from None
     return device
 
 

@@ -7,23 +7,44 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import PurePath
+from reprlib import Repr
 
 MOST_NAMES = 30  # that an error lists
+LONGEST = 800  # characters of an error
+_brief = Repr()
+_brief.maxlevel, _brief.maxstring, _brief.maxother = 2, 80, 80
 MOST_LETTERS = 100  # of a path that the system refused
 
 
 class LrfdynError(ValueError):
-    """Bad input. The command line prints it as one line and exits with code 2."""
+    """Bad input. The command line prints it as one line and exits with code 2. Whatever is put into it, it stays one
+    line of visible characters, of which the middle is left out where they are very many."""
+
+    def __init__(self, message: str) -> None:
+        if len(message) > LONGEST:
+            message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 4 :]}"
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: in full where it is short, its type where it is no plain value."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes, list, tuple, dict, set, PurePath)):
+        try:
+            return _brief.repr(value)
+        except ValueError:  # Python writes no integer of more than 4,300 digits
+            return "a very long integer"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> LrfdynError:
     """An error for a name that is not in a registry, with the near matches."""
-    return LrfdynError(f"{what}: unknown name {name!r}; {near_names(name, known)}")
+    return LrfdynError(f"{what}: unknown name {shown(name)}; {near_names(name, known)}")
 
 
 def near_names(name: object, known: Iterable[str]) -> str:
     """The known names that are near to one that is not known, or else all of them, in words."""
-    names, given = sorted(known), str(name).lower()
+    names, given = sorted(known), shown(name).strip("'").lower()
     lower = {known_name.lower(): known_name for known_name in names}
     alike = [each for each in lower if _same_meaning(given, each)] or get_close_matches(given, lower, n=3, cutoff=0.5)
     near = [lower[each] for each in alike[:3]]
@@ -70,11 +91,12 @@ def require(condition: bool, message: str) -> None:
         raise LrfdynError(message)
 
 
-def require_integer(name: str, value: object, minimum: int) -> None:
-    integer = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
-    require(integer, f"{name}: expected an integer >= {minimum}, got {value!r}")
+def require_integer(name: str, value: object, minimum: int, most: int | None = None) -> None:
+    integer = isinstance(value, int) and not isinstance(value, bool) and minimum <= value
+    require(integer, f"{name}: expected an integer >= {minimum}, got {shown(value)}")
+    require(most is None or value <= most, f"{name}: expected at most {most}, got {shown(value)}")  # type: ignore[operator]
 
 
 def require_integers(name: str, values: object) -> None:
     integers = isinstance(values, Sequence) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
-    require(integers, f"{name}: expected a sequence of integers, got {values!r}")
+    require(integers, f"{name}: expected a sequence of integers, got {shown(values)}")

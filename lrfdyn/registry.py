@@ -59,7 +59,7 @@ class Registry(Mapping[str, Item]):
 
     def __contains__(self, name: object) -> bool:
         load_plugins()
-        return name in self._items
+        return isinstance(name, str) and name in self._items
 
     def __iter__(self) -> Iterator[str]:
         load_plugins()

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from lrfdyn.attention import attention_options
+from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, near_names, require
 from lrfdyn.files import expanded, read_json_lines, read_summary
 from lrfdyn.io.hub import CONFIG_FILE, REPO_ID, WEIGHTS_FILE, build_trained
@@ -107,6 +108,7 @@ class Source:
             raise LrfdynError(re.sub(r"^source:", f"{self.argument}:", str(error))) from error
 
 
+@checked
 def find_source(text: str | os.PathLike[str], argument: str = "model", **options: Any) -> Source:
     """Finds the one model that a path or name stands for; several in a folder are an error that names one of them.
 
@@ -129,6 +131,7 @@ def find_source(text: str | os.PathLike[str], argument: str = "model", **options
     return replace(source, options={**source.options, **given})
 
 
+@checked
 def find_sources(text: str | os.PathLike[str]) -> list[Source]:
     """Finds all models that a path or name stands for: those of the runs in the folder of a sweep or of `lrfdyn
     reproduce`, runs without a checkpoint left out, else the one that `find_source` finds."""

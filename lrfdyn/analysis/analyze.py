@@ -23,6 +23,7 @@ from lrfdyn.analysis.measure.spikes import EnergyModel, FiringRates, SynapticOpe
 from lrfdyn.analysis.report.drawings import places
 from lrfdyn.analysis.report.write import results_head
 from lrfdyn.attention import Attention, attention_label, attention_options
+from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models import SpikingModel
 from lrfdyn.models.registry import model_class
@@ -51,6 +52,7 @@ Tell = Callable[..., None]  # of what is measured, and how many images of it are
 PASSES = 3  # over the images: one that observes, two for the gradients, with and without those of attention
 
 
+@checked
 def find_sources(text: str, images: Images) -> list[Source]:
     """All models that `text` stands for (see `lrfdyn.sources`). One that is named is made for the images."""
     first, *others = known.find_sources(text)
@@ -59,6 +61,7 @@ def find_sources(text: str, images: Images) -> list[Source]:
     return [replace(first, options={**first.options, **facts}), *others]
 
 
+@checked
 def analyze(
     sources: Sequence[Source],
     images: Images,
@@ -158,6 +161,7 @@ def _training_settings(source: Source) -> dict[str, Any]:
         return {}
 
 
+@checked
 def measure_model(
     model: SpikingModel, batches: Sequence[Tensor], energy: EnergyModel | None = None, progress: Tell = lambda *_: None
 ) -> dict[str, Any]:

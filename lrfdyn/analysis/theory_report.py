@@ -12,6 +12,7 @@ import numpy as np
 from lrfdyn.analysis import theory as t
 from lrfdyn.analysis.report.drawings import places
 from lrfdyn.analysis.report.write import results_head
+from lrfdyn.checks import checked
 from lrfdyn.errors import require
 
 Chart = dict[str, Any]
@@ -42,6 +43,7 @@ ORDER_NOTE = (
 )
 
 
+@checked
 @dataclass(frozen=True)
 class TheorySettings:
     """The numbers of the theorems."""
@@ -85,6 +87,7 @@ def checks(settings: TheorySettings) -> list[dict[str, Any]]:
     return [{"name": name, "sum": a, "closed_form": b, "difference": abs(a - b)} for name, a, b in pairs]
 
 
+@checked
 def theory_results(settings: TheorySettings | None = None, command: str = "lrfdyn theory") -> dict[str, Any]:
     """Compute charts, checks and explanations of Theorems 1 and 2, in the format that `write_all` takes."""
     settings = settings or TheorySettings()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, require, require_integer, require_integers
 from lrfdyn.nn.layers import SpikingConv
 from lrfdyn.nn.neurons import LIF, IntegerSpike, Neuron
@@ -22,6 +23,7 @@ WeightBlocks = Iterator[tuple[range, Tensor]]  # ranges of queries and their wei
 HALF_THRESHOLD = partial(LIF, threshold=0.5)  # the neuron on an attention output of Spikformer and SDT
 
 
+@checked
 @dataclass(frozen=True)
 class AttentionHost:
     """The layers that a network gives to the attentions in it.
@@ -46,6 +48,7 @@ def lif_conv(c_in: int, c_out: int, bias: bool = False) -> SpikingConv:
     return SpikingConv(c_in, c_out, LIF(), bias=bias)
 
 
+@checked
 def lif_host(qkv_bias: bool = False) -> AttentionHost:
     """The host of Spikformer, and of an attention that is built without one: layers of `lif_conv`."""
     return AttentionHost(partial(lif_conv, bias=qkv_bias), partial(lif_conv, bias=True))

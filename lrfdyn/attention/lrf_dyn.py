@@ -30,6 +30,7 @@ from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf
 
 TOKENS = ("value", "qkv")
+MOST_DENDRITES = 1024  # per channel: the paper has 8, and memory grows with them
 
 
 class Dendrites(nn.Module):
@@ -40,7 +41,7 @@ class Dendrites(nn.Module):
 
     def __init__(self, channels: int, dendrites: int, width: int) -> None:
         super().__init__()
-        require_integer("dendrites", dendrites, 2)
+        require_integer("dendrites", dendrites, 2, MOST_DENDRITES)
         require(dendrites % 2 == 0, f"dendrites: expected an even number (pairs oscillate), got {dendrites}")
         decay, frequency, weight = paired_modes(*initial_dendrites(channels, dendrites, width))
         dtype = torch.get_default_dtype()

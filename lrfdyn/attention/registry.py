@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from lrfdyn.attention.base import Attention, AttentionHost, lif_host
+from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, unknown_name
 from lrfdyn.registry import Registry
 
@@ -14,6 +15,7 @@ ATTENTIONS: Registry[type[Attention]] = Registry("attention")
 Kind = TypeVar("Kind", bound=type[Attention])
 
 
+@checked
 def register_attention(name: str, *, label: str | None = None) -> Callable[[Kind], Kind]:
     """A class decorator that makes an `Attention` known as `name` wherever an attention is named.
 
@@ -37,22 +39,26 @@ def register_attention(name: str, *, label: str | None = None) -> Callable[[Kind
     return register
 
 
+@checked
 def attention_label(kind: str) -> str:
     """What tables and figures call a kind; its name where it is not installed here."""
     return ATTENTIONS[kind].label if kind in ATTENTIONS else kind
 
 
+@checked
 def attention_options(kind: str) -> dict[str, Any]:
     """The options of a kind beyond what the host gives, with their defaults."""
     parameters = inspect.signature(ATTENTIONS[kind]).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
+@checked
 def option_takers(name: str) -> list[str]:
     """The kinds that take an option."""
     return [kind for kind in ATTENTIONS if name in attention_options(kind)]
 
 
+@checked
 def unknown_option(kind: str, name: str) -> LrfdynError:
     """An error for an option that a kind does not take; it names the kinds that do."""
     takers = option_takers(name)
@@ -61,6 +67,7 @@ def unknown_option(kind: str, name: str) -> LrfdynError:
     return unknown_name(f"option of attention {kind!r}", name, attention_options(kind))
 
 
+@checked
 def create_attention(
     kind: str, dim: int, heads: int, grid: tuple[int, int], host: AttentionHost | None = None, **options: Any
 ) -> Attention:

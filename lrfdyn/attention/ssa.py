@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lrfdyn.attention.base import Attention, AttentionHost, Grid, Operations, Spikes, StateTerm, WeightBlocks
 from lrfdyn.attention.layout import from_heads, query_blocks, to_heads, to_tokens
 from lrfdyn.attention.registry import register_attention
-from lrfdyn.errors import require, require_integers
+from lrfdyn.errors import require, require_integers, shown
 from lrfdyn.ops.bits import attach_step_bits, step_bits_of
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf, lrf_reference
@@ -91,8 +91,8 @@ class LocalReceptiveFields(nn.Module):
         super().__init__()
         require_integers("dilations", dilations)
         self.dilations = tuple(dilations)
-        different = len(set(self.dilations)) == len(self.dilations) and all(d >= 1 for d in self.dilations)
-        require(different, f"dilations: expected different integers >= 1, got {self.dilations}")
+        different = len(set(self.dilations)) == len(self.dilations) and all(1 <= d <= 2**16 for d in self.dilations)
+        require(different, f"dilations: expected different integers >= 1, at most 65536, got {shown(self.dilations)}")
         if self.dilations:
             self.weight = nn.Parameter(torch.empty(len(self.dilations), channels, 3, 3))
             nn.init.uniform_(self.weight, -1 / 3, 1 / 3)  # a convolution of nine inputs per output

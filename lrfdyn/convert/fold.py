@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lrfdyn.attention.lrf_dyn import LRFDyn
+from lrfdyn.checks import checked
 from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.nn.layers import ConvBN
@@ -31,6 +32,7 @@ def fold_into(conv: nn.Conv2d, *norms: nn.BatchNorm2d) -> nn.Conv2d:
 
 
 @torch.no_grad()
+@checked
 def fold_batch_norm(model: SpikingModel) -> SpikingModel:
     """A copy of `model`, which must be in evaluation mode, whose convolutions (and the dendrites' read-out) carry the
     scales and shifts of the norms behind them: the same function with fewer numbers."""

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from lrfdyn.attention import Attention, attention_options, create_attention
+from lrfdyn.checks import checked
 from lrfdyn.convert.spikingjelly import FlatAttention, is_spikingjelly, stated_grid
 from lrfdyn.errors import require
 from lrfdyn.nn.layers import init_weights
@@ -37,6 +38,7 @@ class SwapReport:
         return "\n".join(lines)
 
 
+@checked
 def swap_attention(model: nn.Module, kind: str, *, grid: tuple[int, int] | None = None, **options: Any) -> SwapReport:
     """Replaces every attention layer of `model` in place by one of `kind`, and returns what became of the parameters.
 

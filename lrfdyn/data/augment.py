@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lrfdyn.checks import check_fields
 from lrfdyn.data.hashed_random import CROP, ERASE, ERASE_NOISE, FLIP, MIX, Keys, device_normal, hashed
 from lrfdyn.data.loading import to_device
 from lrfdyn.data.randaugment import OPERATIONS, rand_augment
@@ -52,6 +53,7 @@ class Augmentation:
     photometric: Annotated[bool, "Of images with masks: random brightness, contrast, saturation and hue."] = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         pairs, operations = ("crop_scale", "crop_ratio", "erase_area", "scale"), "rand_augment_operations"
         for name in pairs if self.rand_augment_operations is None else (*pairs, operations):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # lists, as configuration files have them

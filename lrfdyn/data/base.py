@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lrfdyn.checks import checked
 from lrfdyn.data.augment import Augmentation, augment_images, draw_mix, mix, normalise, smooth_targets
 from lrfdyn.data.hashed_random import Keys, permutation
 from lrfdyn.errors import require, require_integer, unknown_name
@@ -90,6 +91,7 @@ class DataSource:
         require(steps > 0, f"batch_size: {asked} are more than the {self.train_images} training images")
         return steps
 
+    @checked
     def train_batches(
         self,
         *,
@@ -129,6 +131,7 @@ class DataSource:
                 yield Batch(x, y, t, size)
                 number += 1
 
+    @checked
     def test_batches(
         self, *, batch_size: int, rank: int = 0, world_size: int = 1, device: Device = "cpu", multiple: int = 1
     ) -> Iterator[Batch]:
@@ -160,6 +163,7 @@ DATA: Registry[type[DataSource]] = Registry("data")
 Source = TypeVar("Source", bound=DataSource)
 
 
+@checked
 def register_data(name: str) -> Callable[[type[Source]], type[Source]]:
     """Makes a data set known by `name`: in recipes, on the command line and to `create_data`. A class decorator:
 
@@ -180,11 +184,13 @@ def register_data(name: str) -> Callable[[type[Source]], type[Source]]:
     return add
 
 
+@checked
 def data_class(name: str) -> type[DataSource]:
     """The class that is registered as `name`; its attributes say what is known without the data's files."""
     return DATA[name]
 
 
+@checked
 def create_data(name: str, root: Path | str | None, augment: Augmentation, **options: Any) -> DataSource:
     """The data set `name` from the folder `root`, with options of its class, which `data_class(name).options()` lists.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, require, require_integer
 from lrfdyn.files import plain_file
 
@@ -66,6 +67,7 @@ def centre_crop(image: Image, size: int, crop_share: float) -> Image:
     return image.resize((width, height), Resampling.BICUBIC).crop((left, top, left + size, top + size))
 
 
+@checked
 @dataclass(frozen=True)
 class Preprocessing:
     """Scale the shorter side to `size / crop_share`, take the centre, then (levels / 255 - mean) / std."""

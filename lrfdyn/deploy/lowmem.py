@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import Attention
 from lrfdyn.attention.row_stream import BUFFERS
+from lrfdyn.checks import checked
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy.feature_maps import FeatureMap, buffer_bytes, place_maps
 from lrfdyn.deploy.streaming_attention import StreamingAttention, call_lock
@@ -261,6 +262,7 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+@checked
 def compile_for_inference(
     model: SpikingModel,
     *,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lrfdyn.checks import checked
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.data.decode import ENDINGS
 from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
@@ -54,6 +55,7 @@ class Predictor:
     run: Callable[[np.ndarray], np.ndarray]
 
     @classmethod
+    @checked
     def open(cls, model: str, runtime: str | None = None, device: str | None = None, threads: int = 0) -> Predictor:
         """Opens the trained model or exported file that a path or name stands for (see `lrfdyn.sources`).
 
@@ -83,6 +85,7 @@ class Predictor:
         preprocessing = Preprocessing.from_dict(facts.get("preprocessing"), f"model: {model}")
         return cls(wanted, facts, preprocessing, names, runner)
 
+    @checked
     def predict(self, paths: Sequence[Path], top: int = 5, batch: int = 16) -> Iterator[dict[str, Any]]:
         """A record for every image, in order: its `predictions`, best first, or the `error` that kept it from being
         read."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import Attention
 from lrfdyn.attention.row_stream import BUFFERS, RowStream
+from lrfdyn.checks import checked
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.nn.sections import row_halo
 
@@ -35,6 +36,7 @@ class StreamingAttention(nn.Module):
         y = layer(x)                                     # [T, B, C, H, W]
     """
 
+    @checked
     def __init__(self, attention: Attention, buffers: str = BUFFERS[0]) -> None:
         super().__init__()
         require(isinstance(attention, Attention), f"attention: expected an attention, got {type(attention).__name__}")

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from lrfdyn.attention import attention_label
+from lrfdyn.checks import checked
 from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.devices import choose_device
 from lrfdyn.errors import LrfdynError, explain, first_line, require, unknown_name
 from lrfdyn.files import read_json, writable_folder, write_atomic, write_json
 from lrfdyn.io.weights import check_fit, load_tensors, save_tensors
@@ -67,6 +69,7 @@ class HubMixin(nn.Module):
         """Channels, height and width of the images that the model was laid out for."""
         raise NotImplementedError
 
+    @checked
     def save_pretrained(
         self, folder: str | os.PathLike[str], *, description: str = "", source: str = "path/to/this/folder", **card: Any
     ) -> None:
@@ -102,6 +105,7 @@ class HubMixin(nn.Module):
         """Loads a saved model as `lrfdyn.from_pretrained` does; a model of another class is an error."""
         return from_pretrained(source, host=cls, **arguments)
 
+    @checked
     def push_to_hub(
         self,
         repo_id: str,
@@ -134,6 +138,7 @@ class HubMixin(nn.Module):
 Host = TypeVar("Host", bound=HubMixin)
 
 
+@checked
 def from_pretrained(
     source: str | os.PathLike[str],
     *,
@@ -154,7 +159,7 @@ def from_pretrained(
         model = lrfdyn.from_pretrained("runs/cifar100/model", device="cuda")
         logits = model(images)  # [B, C, H, W] to [B, classes]
     """
-    folder, name = Path(source), os.fspath(source)
+    place, folder, name = choose_device(device), Path(source), os.fspath(source)
     if not folder.is_dir():
         require(REPO_ID.fullmatch(name) is not None, f"source: no such folder: {name}")
         how: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir, **OURS}
@@ -166,7 +171,7 @@ def from_pretrained(
     together = header.get("library_name") is None or header == config
     hint = "save the model again, or pass changed options to from_pretrained"
     require(together, f"source: {path} and {weights} were not saved together; {hint}")
-    return build_trained(config, tensors, path, weights, host=host, **options).to(device)
+    return build_trained(config, tensors, path, weights, host=host, **options).to(place)
 
 
 def build_trained(

@@ -15,10 +15,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, first_line, require
 from lrfdyn.files import json_object, plain_file, write_atomic
 
 
+@checked
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
     """Writes tensors by name to a safetensors file, with `meta` as JSON in its header. A full disk is an OSError."""
     data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -29,6 +31,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, A
         raise OSError(str(error)) from None
 
 
+@checked
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Reads the tensors by name and the `meta` of a file of `save_tensors`; a damaged one is an error that names it."""
     try:

@@ -9,15 +9,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lrfdyn.errors import require, require_integer, require_integers
+from lrfdyn.checks import check_fields
+from lrfdyn.errors import require, require_integer
 from lrfdyn.io.hub import HubMixin
 from lrfdyn.nn.layers import init_weights
 from lrfdyn.nn.sections import Section
 
 USUAL_IMAGE_SIZE = 224  # of hosts that take any size
-# The integers among the hosts' arguments, and the least that each may be.
-LEAST = dict.fromkeys(("time_steps", "in_channels", "image_size", "dim", "depth", "heads", "levels"), 1)
-LEAST["num_classes"] = 0
+# The integers among the hosts' arguments, and the least and the most that each may be. Building a network takes a
+# second for a hundred blocks, and a neuron runs step by step; a tensor of the largest widths can still be addressed.
+LIMITS = dict.fromkeys(("in_channels", "image_size", "dim", "heads", "levels"), (1, 2**16))
+LIMITS |= {"time_steps": (1, 1000), "depth": (1, 1000), "num_classes": (0, 2**20)}
 
 
 @dataclass
@@ -30,6 +32,15 @@ class ModelConfig:
     """Classes that the logits are for. With 0 the model gives the features in front of the classifier."""
     time_steps: int = 4
     """T, how many times a static image is shown."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name in LIMITS and value is not None:
+                require_integer(name, value, *LIMITS[name])
+        check_fields(self)
+        for name, limits in (("widths", LIMITS["dim"]), ("depths", LIMITS["depth"])):
+            for value in getattr(self, name, ()):
+                require_integer(name, value, *limits)
 
 
 @dataclass(frozen=True)
@@ -68,11 +79,6 @@ class SpikingModel(HubMixin):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = dict(vars(config))
-        for name, value in self.config.items():
-            if name in LEAST:
-                require_integer(name, value, LEAST[name])
-            elif name in ("widths", "depths"):
-                require_integers(name, value)
         self.time_steps, self.in_channels = config.time_steps, config.in_channels
 
     @classmethod
@@ -167,7 +173,7 @@ class SpikingModel(HubMixin):
 
     def reset_classifier(self, num_classes: int) -> None:
         """Puts a fresh classifier for `num_classes` in the place of the old one; 0 removes it."""
-        require_integer("num_classes", num_classes, LEAST["num_classes"])
+        require_integer("num_classes", num_classes, *LIMITS["num_classes"])
         self.head = self.fresh_classifier(num_classes)
         self.config["num_classes"] = num_classes
         self.class_names = None

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models.base import SpikingModel
 
@@ -45,6 +46,7 @@ class OfficialReport:
         return "\n".join([f"loaded official weights from {self.source_key or 'the whole file'}", *lines])
 
 
+@checked
 def load_official(model: SpikingModel, path: str | Path, strict: bool = True) -> OfficialReport:
     """Fills `model` from a checkpoint of the official code, a PyTorch or safetensors file, and reports what it did.
 

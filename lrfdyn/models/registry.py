@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from lrfdyn.attention.registry import ATTENTIONS, attention_options, option_takers, unknown_option
+from lrfdyn.checks import check_types, checked, hints_of
 from lrfdyn.errors import unknown_name
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.registry import Registry
@@ -17,6 +18,7 @@ _HOSTS: Registry[type[SpikingModel]] = Registry("model")
 _PRESETS: dict[str, dict[str, Any]] = {}
 
 
+@checked
 def register_model(name: str, **preset: Any) -> Callable[[Host], Host]:
     """Makes a host class known to `create_model`, `list_models` and all commands as `name`, built with the options of
     `preset` in the place of its defaults. A class may have several names.
@@ -35,6 +37,7 @@ def register_model(name: str, **preset: Any) -> Callable[[Host], Host]:
     return register
 
 
+@checked
 def list_models(pattern: str = "*") -> list[str]:
     """The sorted names that `create_model` takes, of those that a shell pattern such as "spikformer_8_*" matches, with
     capitals or without."""
@@ -50,7 +53,8 @@ def host_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `create_model` as the host class takes them: those of its attention in `attention_options`. An
     unknown one is an error that names those who take it, or the near matches."""
     known = {**model_class(name).options(), **_PRESETS[_HOSTS.name_of(name)]}
-    host = dict(options)
+    host, config_class = dict(options), cast(Any, model_class(name).config_class)
+    check_types({key: host[key] for key in ("attention", "attention_options") if key in host}, hints_of(config_class))
     if host.get("attention") is not None:
         host["attention"] = ATTENTIONS.name_of(host["attention"])
     kind = host.get("attention", known.get("attention"))
@@ -64,6 +68,7 @@ def host_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**host, "attention_options": own} if own else host
 
 
+@checked
 def create_model(name: str, **options: Any) -> SpikingModel:
     """Builds a model with random weights.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
+from lrfdyn.checks import checked
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.registry import create_model
 
@@ -25,6 +26,7 @@ class Layer:
     parameters: int
 
 
+@checked
 def count_parameters(model: nn.Module) -> int:
     """The number of parameters, shared ones once."""
     return sum(p.numel() for p in model.parameters())

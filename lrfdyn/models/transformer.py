@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import Attention, AttentionHost, create_attention
 from lrfdyn.errors import require
-from lrfdyn.models.base import ModelConfig, SpikingModel, classifier
+from lrfdyn.models.base import LIMITS, ModelConfig, SpikingModel, classifier
 from lrfdyn.nn.layers import ConvBN, MembraneConv, SpikingConv, drop_path_rates, init_weights, max_pool
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, sections_of
@@ -44,8 +44,10 @@ class TransformerConfig(ModelConfig):
 
     def hidden_width(self, width: int) -> int:
         """The width between the two layers of an MLP on `width` channels."""
-        require(int(width * self.mlp_ratio) >= 1, f"mlp_ratio: expected a positive number, got {self.mlp_ratio}")
-        return int(width * self.mlp_ratio)
+        hidden, most = width * self.mlp_ratio, LIMITS["dim"][1]
+        require(hidden >= 1, f"mlp_ratio: expected a positive number, got {self.mlp_ratio}")
+        require(hidden <= most, f"mlp_ratio: expected at most {most} channels, got {width} x {self.mlp_ratio:g}")
+        return int(hidden)
 
 
 @dataclass

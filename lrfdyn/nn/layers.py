@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lrfdyn.checks import checked
 from lrfdyn.errors import require
 from lrfdyn.nn.neurons import FoldedNorm, fused_dynamics, fused_norm, observed
 from lrfdyn.nn.sections import Section, lean_max_pool, residual_section, row_halo
@@ -46,6 +47,7 @@ class DropPath(nn.Module):
     """Stochastic depth: in training, the residual branch `[T, B, ...]` of a sample is 0 at all time steps with
     probability `rate`, and divided by `1 - rate` otherwise."""
 
+    @checked
     def __init__(self, rate: float = 0.0) -> None:
         super().__init__()
         self.rate = rate

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lrfdyn.checks import checked
 from lrfdyn.ops.bn_lif import Integer, Norm
 from lrfdyn.ops.lif import Dynamics, integer_spike, lif
 
@@ -65,6 +66,7 @@ class MSLIF(SpikingNeuron):
 class IntegerSpike(Neuron):
     """The neuron of SDT-V3, without state: `round(clamp(x, 0, levels))`, with `normalize` divided by `levels`."""
 
+    @checked
     def __init__(self, levels: int = 4, normalize: bool = True) -> None:
         super().__init__()
         self.levels, self.normalize = levels, normalize

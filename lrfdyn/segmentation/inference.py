@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lrfdyn.checks import checked
 from lrfdyn.errors import require
 from lrfdyn.ops.dispatch import plain_operations
 from lrfdyn.segmentation.model import Segmenter
@@ -36,6 +37,7 @@ def check_window(window: int | None, stride: int) -> None:
     require(window is None or window >= stride, f"window: expected at least the stride {stride}, got {window}")
 
 
+@checked
 def segment(
     model: Segmenter,
     images: Tensor,

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lrfdyn.checks import checked
 from lrfdyn.errors import require
 from lrfdyn.segmentation.data import IGNORED
 
@@ -17,6 +18,7 @@ def require_torchmetrics() -> None:
     require(find_spec("torchmetrics") is not None, "test: mIoU needs torchmetrics; pip install 'lrfdyn[segmentation]'")
 
 
+@checked
 def build_confusion(classes: int) -> Any:
     """Return torchmetrics' confusion matrix `[true, predicted]`, summed over all processes when it is computed."""
     require_torchmetrics()
@@ -31,6 +33,7 @@ def iou_and_accuracy(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return hits / (true + predicted - hits), hits / true
 
 
+@checked
 def scores(matrix: Tensor) -> dict[str, float]:
     """Return mIoU and accuracies in percent, means over the classes for which there is a number."""
     iou, accuracy = iou_and_accuracy(matrix)

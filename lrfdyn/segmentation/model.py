@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lrfdyn.checks import check_types, checked, hints_of
 from lrfdyn.errors import LrfdynError, require, require_integer
 from lrfdyn.models.base import FeatureInfo, ModelConfig, SpikingModel
 from lrfdyn.models.registry import create_model, host_options, model_class
@@ -245,6 +246,7 @@ def enlarge(x: Tensor, size: Sequence[int]) -> Tensor:
     return torch.bmm(weights(height, high).mT.expand(len(rows), -1, -1), rows).unflatten(0, x.shape[:2])
 
 
+@checked
 def create_segmenter(name: str, **options: Any) -> Segmenter:
     """Builds a segmentation model with random weights on the backbone `name`, a host's name or "timm/NAME".
 
@@ -255,6 +257,8 @@ def create_segmenter(name: str, **options: Any) -> Segmenter:
         logits = model(torch.randn(1, 3, 512, 512))  # [1, 150, 512, 512]
     """
     own = {key: options.pop(key) for key in list(options) if key in Segmenter.options()}
+    check_types(own, hints_of(SegmenterConfig))
+    require("backbone" not in own, f"backbone: is the name, {name!r}, and cannot be an option too")
     if not name.startswith(TIMM):
         kind = {key: own.pop(key) for key in ("attention", "attention_options") if own.get(key)}
         options = host_options(name, {**kind, **options})

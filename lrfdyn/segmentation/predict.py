@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lrfdyn.checks import checked
 from lrfdyn.data.augment import normalise
 from lrfdyn.data.preprocess import IMAGENET_DEVIATION, IMAGENET_MEAN, open_picture, reason, scaled_size
 from lrfdyn.devices import choose_device
@@ -25,6 +26,7 @@ from lrfdyn.sources import find_source
 MOST_PIXELS = 2**24  # that the network sees at once: its scores are 150 numbers a pixel
 
 
+@checked
 def load_segmenter(source: str, device: str | None = None) -> Segmenter:
     """The trained segmentation model that a path or name stands for (see `lrfdyn.sources`), in evaluation mode."""
     place, found = choose_device(device), find_source(source)
@@ -41,6 +43,7 @@ def size_seen(model: Segmenter, image: Any) -> tuple[int, int]:
 
 
 @torch.no_grad()
+@checked
 def predict_mask(model: Segmenter, image: Any, *, window: int | None = None, flip: bool = False) -> np.ndarray:
     """Classes `[H, W]` uint8 of a Pillow image, which is seen with the short side that the model was trained on."""
     seen = image.convert("RGB").resize(size_seen(model, image), pillow().Image.Resampling.BILINEAR)
@@ -52,6 +55,7 @@ def predict_mask(model: Segmenter, image: Any, *, window: int | None = None, fli
     return best_class(scores, (image.height, image.width))[0].to(torch.uint8).cpu().numpy()
 
 
+@checked
 def predict_segmentation(
     model: str,
     images: Sequence[Path],

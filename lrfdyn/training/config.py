@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
+from lrfdyn.checks import check_types, checked
 from lrfdyn.data import Augmentation
 from lrfdyn.errors import require
 
@@ -23,6 +24,7 @@ SHARE = ("a number in [0, 1)", 0, 1)
 SHARE_OR_ONE = ("a number in [0, 1]", 0, math.nextafter(1, 2))
 COUNT = ("an integer >= 1", 1, math.inf)
 COUNT_OR_ZERO = ("an integer >= 0", 0, math.inf)
+SEED = ("an integer from 0 to 2^40 - 1", 0, 2**40)  # processes and steps make seeds of 64 bits from it
 
 
 class Section:
@@ -30,6 +32,7 @@ class Section:
 
     def __post_init__(self) -> None:
         section = type(self).__name__.removesuffix("Config").lower()
+        check_types({f"{section}.{key}": value for key, value in vars(self).items()}, key_types())
         for key, kind in get_type_hints(type(self), include_extras=True).items():
             for words, low, high in kind.__metadata__[1:]:
                 value = getattr(self, key)
@@ -53,9 +56,12 @@ class ModelConfig(Section):
     head: Annotated[dict[str, Any], "Of segmentation: options of the FPN head."] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for key in self.options:
             require(key not in DATA_FACTS, f"model.options: {key} is the data's, and cannot be chosen")
-            require(key not in OWN_KEYS, f"model.options: {key} has a key of its own, model.{key}")
+            own = {"head_options": "head"}.get(key, key)
+            chosen = own in ("name", "backbone", "head", *OWN_KEYS)
+            require(not chosen, f"model.options: {key} has a key of its own, model.{own}")
 
     def arguments(self) -> dict[str, Any]:
         """What `create_model` is called with, besides the data's facts."""
@@ -146,7 +152,7 @@ class RunConfig(Section):
     batch_size: Annotated[int, "Images per step of the optimiser, over all processes.", COUNT] = 128
     accumulate: Annotated[int, "Parts that a process computes its share in, where memory is small.", COUNT] = 1
     test_batch_size: Annotated[int, "Images at a time in a test, of each process.", COUNT] = 256
-    seed: Annotated[int, "Seed of weights, data order and augmentation.", COUNT_OR_ZERO] = 0
+    seed: Annotated[int, "Seed of weights, data order and augmentation.", SEED] = 0
     precision: Annotated[Literal["fp32", "bf16", "fp16", "fp64"], "bf16 and fp16 by autocast."] = "fp32"
     device: Annotated[Literal["auto", "cpu", "cuda"], "auto: a GPU where there is one."] = "auto"
     sync_batchnorm: Annotated[bool, "Statistics over all processes."] = True
@@ -166,6 +172,7 @@ FREE_KEYS = (
 FREE_OPTIONS = ("workers", "on_corrupt")
 
 
+@checked
 @dataclass(frozen=True)
 class TrainConfig:
     """Everything that decides a run: a recipe with its overrides, checked."""

@@ -6,15 +6,16 @@ load_recipe("cifar100_spikformer", {"attention": "lrf_dyn", "dilations": (1, 3, 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
 
-from lrfdyn.errors import LrfdynError, needs, require, unknown_name
+from lrfdyn.checks import UNIONS, checked, fits
+from lrfdyn.errors import LrfdynError, needs, require, shown, unknown_name
 from lrfdyn.files import plain_file
 from lrfdyn.training.config import TrainConfig, key_types
 
@@ -26,7 +27,7 @@ SHORT_NAMES = {
     "model": "model.name", "attention": "model.attention", "dilations": "model.dilations",
     "dendrites": "model.dendrites", "token": "model.token",
 }  # fmt: skip
-UNIONS = (types.UnionType, typing.Union)
+DEEPEST, MOST_VALUES = 30, 10_000  # of a YAML file: levels, and values once all anchors are written out
 
 
 def list_recipes() -> dict[str, Path]:
@@ -45,6 +46,7 @@ def find_recipe(name: str, beside: Path | None = None) -> Path:
     raise unknown_name(argument, name, list_recipes())
 
 
+@checked
 def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None, epochs: int | None = None) -> TrainConfig:
     """The configuration of a recipe, by its name or its file. `overrides` are values by `section.key` or by a short
     name (`SHORT_NAMES`); texts are read as on a command line. `epochs` are those of the whole schedule."""
@@ -86,7 +88,7 @@ def parse_config(
             try:
                 value = parse_yaml(value)
             except _yaml().YAMLError:
-                raise LrfdynError(f"--{key}: cannot read {value!r} as YAML") from None
+                raise LrfdynError(f"--{key}: cannot read {shown(value)} as YAML") from None
         convert(value, key_types()[key], f"--{key}")
         values = merge(values, {section: merge(values.get(section) or {}, {name: value})})
     return _parse(TrainConfig, values, source)
@@ -95,7 +97,7 @@ def parse_config(
 def _parse(cls: Any, values: Any, source: str, prefix: str = "") -> Any:
     """The dataclass `cls` of nested `values`, whose keys begin with `prefix`."""
     where = prefix or "the top level"
-    require(isinstance(values, Mapping), f"{source}: {where}: expected keys with values, got {values!r}")
+    require(isinstance(values, Mapping), f"{source}: {where}: expected keys with values, got {shown(values)}")
     hints, arguments = typing.get_type_hints(cls), {}
     names = {key: f"{prefix}.{key}".removeprefix(".") for key in hints}
     for key, value in values.items():
@@ -129,28 +131,34 @@ def convert(value: Any, kind: Any, key: str) -> Any:
     if origin is tuple:
         return _convert_tuple(value, arguments, key)
     if origin is dict:
-        require(isinstance(value, Mapping), f"{key}: expected keys with values, got {value!r}")
+        require(fits(value, Mapping[str, Any]), f"{key}: expected keys with values, got {shown(value)}")
+        for name, item in value.items():
+            try:
+                json.dumps(item, allow_nan=False)
+            except (TypeError, ValueError):
+                plain = "expected text, finite numbers, or lists or keys with such values"
+                raise LrfdynError(f"{key}: {name}: {plain}, got {shown(item)}") from None
         return dict(value)
     if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
             return float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     elif type(value) is kind:
         return value
     expected = {int: "an integer", float: "a number", str: "text", bool: "true or false"}[kind]
-    raise LrfdynError(f"{key}: expected {expected}, got {value!r}")
+    raise LrfdynError(f"{key}: expected {expected}, got {shown(value)}")
 
 
 def _convert_tuple(value: Any, kinds: tuple[Any, ...], key: str) -> tuple[Any, ...]:
     if isinstance(value, str):  # from the command line: 1,3,5 or (1, 3, 5)
         parts = [part.strip() for part in value.strip("()[] ").split(",") if part.strip()]
-        value = [int(p) if p.lstrip("-").isdigit() else p for p in parts]
+        value = [int(p) if re.fullmatch(r"-?[0-9]{1,18}", p) else p for p in parts]
     elif type(value) is int:
         value = [value]  # (1,) on the command line is 1
-    require(isinstance(value, (list, tuple)), f"{key}: expected a list, got {value!r}")
+    require(isinstance(value, (list, tuple)), f"{key}: expected a list, got {shown(value)}")
     kinds = kinds[:1] * len(value) if kinds[1] is ... else kinds
-    require(len(value) == len(kinds), f"{key}: expected {len(kinds)} numbers, got {value!r}")
+    require(len(value) == len(kinds), f"{key}: expected {len(kinds)} numbers, got {shown(value)}")
     return tuple(convert(v, kind, key) for v, kind in zip(value, kinds, strict=True))
 
 
@@ -180,10 +188,37 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """YAML as plain values. A key that stands twice in a mapping is an error: PyYAML would take the last one."""
-    yaml = _yaml()
+    """YAML as plain values. A key that stands twice in a mapping is an error: PyYAML would take the last one. So are
+    nesting without end, and anchors that make much of little."""
+    yaml, sizes = _yaml(), dict[Any, int]()  # the values in a node, those behind its aliases included
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]  # a module that is known when it is there
+        level = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            def check(fine: bool, problem: str) -> None:
+                if not fine:
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
+
+            alias = self.check_event(yaml.AliasEvent)
+            self.level += 1
+            check(self.level <= DEEPEST, f"more than {DEEPEST} levels deep")
+            node = super().compose_node(parent, index)
+            self.level -= 1
+            check(not alias or node in sizes, "an alias inside of what it stands for")
+            parts = () if isinstance(node, yaml.ScalarNode) else node.value
+            inner = (part for item in parts for part in (item if isinstance(item, tuple) else (item,)))
+            sizes[node] = 1 + sum(sizes[part] for part in inner)
+            check(sizes[node] <= MOST_VALUES, f"more than {MOST_VALUES} values")
+            return node
+
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # of int(), float(), a match
+                problem = f"cannot read {shown(node.value)} as {node.tag.rpartition(':')[2]}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+
         def compose_mapping_node(self, anchor: Any) -> Any:
             node, seen = super().compose_mapping_node(anchor), set()
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
@@ -214,13 +249,13 @@ def _read(path: Path, seen: Sequence[Path]) -> dict[str, Any]:
     """The sections of a file over those of the file that it extends."""
     require(path.resolve() not in seen, f"recipe: {path} extends itself")
     values = read_yaml(path)
-    require(isinstance(values, dict), f"recipe: {path}: expected sections with keys, got {values!r}")
+    require(isinstance(values, dict), f"recipe: {path}: expected sections with keys, got {shown(values)}")
     # A section whose keys are all commented out says nothing, and must not undo what it extends.
     values = {key: value for key, value in values.items() if value is not None and key not in NOTES}
     base = values.pop("extends", None)
     if base is None:
         return values
-    require(isinstance(base, str), f"{path}: extends: expected a file or the name of a recipe, got {base!r}")
+    require(isinstance(base, str), f"{path}: extends: expected a file or the name of a recipe, got {shown(base)}")
     return merge(_read(find_recipe(base, path.parent), [*seen, path.resolve()]), values)
 
 

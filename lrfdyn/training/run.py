@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lrfdyn.checks import checked
 from lrfdyn.devices import device_name
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
@@ -27,6 +28,7 @@ from lrfdyn.training.trainer import Trainer
 CLAIMED: set[Path] = set()  # folders that this process has begun a run in
 
 
+@checked
 def run_training(
     config: TrainConfig,
     out: Path,

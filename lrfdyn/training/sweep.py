@@ -20,6 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lrfdyn.checks import checked
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.files import read_json, read_json_lines, read_summary, sole_user, write_json, write_table
 from lrfdyn.training.config import TrainConfig, differences, key_types
@@ -75,6 +76,7 @@ class SweepReporter:
         """The run has ended, now or in an earlier call, or it has failed."""
 
 
+@checked
 def load_sweep(path: Path, overrides: Mapping[str, str] | None = None) -> list[SweepRun]:
     """The runs of a sweep file; `overrides` are keys of the recipe for all of them, as on a command line."""
     return plan_runs(read_yaml(path, "sweep"), overrides, f"sweep: {path}")
@@ -139,6 +141,7 @@ class Sweep:
     """The runs of a list in `out`: `runs/NAME/` is the folder of each, sweep.json and table.csv say how they ended.
     `together` runs are under way at a time, each with `threads` (default: one where several run, else all)."""
 
+    @checked
     def __init__(
         self, runs: Sequence[SweepRun], out: Path, *, together: int = 1, threads: int | None = None, command: str = ""
     ) -> None:

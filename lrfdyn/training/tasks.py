@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.attention import attention_options
+from lrfdyn.checks import checked
 from lrfdyn.data import Batch, DataSource, create_data, data_class
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import require
@@ -87,6 +88,7 @@ class Task(ABC):
 TASKS: Registry[type[Task]] = Registry("task")
 
 
+@checked
 def register_task(name: str) -> Callable[[type[Task]], type[Task]]:
     """Makes a subclass of `Task` the one of all data sets whose `task` is `name`."""
     return lambda task: TASKS.add(name, task)
@@ -144,7 +146,8 @@ class Classification(Task):
 def data_options(config: TrainConfig) -> dict[str, Any]:
     """What `create_data` is called with, besides the folder and the augmentation."""
     data = config.data
-    require("image_size" not in data.options, "data.options: image_size has a key of its own, data.image_size")
+    for key in ("image_size", "name", "root"):
+        require(key not in data.options, f"data.options: {key} has a key of its own, data.{key}")
     return {**data.options, **({} if data.image_size is None else {"image_size": data.image_size})}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lrfdyn.checks import checked
 from lrfdyn.data import Batch
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io.hub import model_config
@@ -42,6 +43,7 @@ class Trainer:
     end or until `stop` asks, `resume` puts it where a checkpoint was written, `save` writes one. Every process has its
     own."""
 
+    @checked
     def __init__(
         self, config: TrainConfig, out: Path, reporter: Reporter | None = None, stop: Stop | None = None
     ) -> None:

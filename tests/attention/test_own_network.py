@@ -35,10 +35,10 @@ def test_without_a_host_it_is_that_of_spikformer(kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"grid": 8}, "grid: expected a sequence of integers, got 8"),
-        ({"grid": (8,)}, r"grid: expected the rows and columns of tokens, two integers, got \(8,\)"),
+        ({"grid": 8}, "grid: expected a sequence of 2 integers, got 8"),
+        ({"grid": (8,)}, r"grid: expected a sequence of 2 integers, got \(8,\)"),
         ({"grid": (0, 8)}, r"grid: expected the rows and columns of tokens, two integers, got \(0, 8\)"),
-        ({"dim": 16.0}, "dim: expected an integer >= 1, got 16.0"),
+        ({"dim": 16.0}, "dim: expected an integer, got 16.0"),
         ({"dim": -4}, "dim: expected an integer >= 1, got -4"),
     ],
 )

@@ -135,7 +135,7 @@ def test_largest_spikformer_runs_forward_and_backward():
         ({"drop_path": 1.0}, "drop_path: expected a rate in [0, 1)"),
         ({"drop_path": -0.1}, "drop_path: expected a rate in [0, 1)"),
         ({"drop_path": 1.0, "depth": 1}, "drop_path: expected a rate in [0, 1)"),
-        ({"drop_path": "0.1"}, "drop_path: expected a rate in [0, 1), got '0.1'"),
+        ({"drop_path": "0.1"}, "drop_path: expected a finite number, got '0.1'"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
 )

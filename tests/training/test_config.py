@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import date
+from itertools import pairwise
 
 import pytest
 
@@ -20,7 +22,7 @@ from tests.training.runs import TINY, tiny, write_recipe
         ("optimizer", {"learning_rate": "fast"}, "optimizer.learning_rate: expected a number, got 'fast'"),
         ("optimizer", {"learning_rate": True}, "optimizer.learning_rate: expected a number, got True"),
         ("optimizer", {"betas": [0.9, 1]}, r"optimizer.betas: expected two numbers in \[0, 1\), got \(0.9, 1.0\)"),
-        ("optimizer", {"learning_rate": float("inf")}, "optimizer.learning_rate: expected a positive number, got inf"),
+        ("optimizer", {"learning_rate": float("inf")}, "optimizer.learning_rate: expected a finite number, got inf"),
         ("schedule", {"mix_epochs": -1}, "schedule.mix_epochs: expected an integer >= 0, got -1"),
         ("optimizer", {"learning_rate": -1}, "optimizer.learning_rate: expected a positive number, got -1.0"),
         ("optimizer", {"name": "adam"}, "optimizer.name: unknown name 'adam'; did you mean adamw"),
@@ -35,7 +37,14 @@ from tests.training.runs import TINY, tiny, write_recipe
         ("model", {"options": 3}, "model.options: expected keys with values, got 3"),
         ("model", {"options": {"num_classes": 5}}, "model.options: num_classes is the data's, and cannot be chosen"),
         ("model", {"options": {"token": "qkv"}}, "model.options: token has a key of its own, model.token"),
-        ("optimizer", {"weight_decay": float("inf")}, "optimizer.weight_decay: expected a number >= 0, got inf"),
+        ("optimizer", {"weight_decay": float("inf")}, "optimizer.weight_decay: expected a finite number, got inf"),
+        ("run", {"seed": 9 * 10**15}, r"run.seed: expected an integer from 0 to 2\^40 - 1, got 9000000000000000"),
+        ("model", {"options": {"name": "x"}}, "model.options: name has a key of its own, model.name"),
+        ("model", {"options": {"head_options": {}}}, "model.options: head_options has a key of its own, model.head"),
+        ("model", {"options": {"mlp_ratio": float("nan")}}, "model.options: mlp_ratio: expected text, finite numbers"),
+        ("data", {"options": {"since": date(2020, 1, 1)}}, "data.options: since: expected text, finite numbers"),
+        ("model", {"options": {1: 2}}, "model.options: expected keys with values"),
+        ("optimizer", {"learning_rate": 10**400}, "optimizer.learning_rate: expected a number"),
         ("augmentation", {"mixup": -1}, "augmentation.mixup: expected a number >= 0, got -1"),
         ("optimiser", {}, "section: unknown name 'optimiser'; did you mean optimizer"),
         ("data", 3, "data: expected keys with values, got 3"),
@@ -106,6 +115,37 @@ def test_a_key_that_stands_twice_is_an_error(tmp_path, capsys):
         "b": {"x": 3, "y": 2},
         "c": {"x": 1, "y": 2},
     }, "keys that are merged in may be replaced"
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join(9 * [f'*{old}'])}]\n" for old, new in pairwise("abcdefghijk")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: !!float x", "cannot read 'x' as float"),
+        ("a: !!timestamp x", "cannot read 'x' as timestamp"),
+        ("a: 2001-13-45", "cannot read '2001-13-45' as timestamp"),
+        ("a: " + 5000 * "9", "cannot read '999"),
+        ("a: " + 5000 * "[", "more than 30 levels deep"),
+        ("a: &a [*a]", "an alias inside of what it stands for"),
+        (BOMB, "more than 10000 values"),
+    ],
+    ids=["float", "timestamp", "date", "digits", "deep", "cycle", "bomb"],
+)
+def test_yaml_that_cannot_be_a_recipe_is_one_line(text, problem, tmp_path):
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(LrfdynError, match=r"r.yaml is not YAML in line \d+ ") as error:
+        load_recipe(tmp_path / "r.yaml")
+    assert problem in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_a_network_without_end_is_refused_by_the_dry_run(capsys):
+    assert main(["train", "digits", "--dry-run", "--model.options", "{depth: 1000000}"]) == 2
+    assert "depth: expected at most 1000, got 1000000" in capsys.readouterr().err
 
 
 def test_unknown_recipe_and_option(capsys):

@@ -23,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lrfdyn.attention import Attention
 from lrfdyn.attention.row_stream import BUFFERS
+from lrfdyn.checks import checked
 from lrfdyn.deploy import LowMemoryModel, compile_for_inference
 from lrfdyn.devices import device_name
 from lrfdyn.errors import require
@@ -55,6 +56,7 @@ def state_notes(model: nn.Module) -> list[str]:
     return list(dict.fromkeys(layer.missing("what it holds at inference (state_terms)") for layer in layers))
 
 
+@checked
 def attention_state(model: nn.Module, buffers: str = BUFFERS[0]) -> Terms:
     """Return the terms of the attention layer that holds most, for one image and time step."""
     return largest_state(layer_states(model, buffers))
@@ -131,6 +133,7 @@ def resident_growth(run: Callable[[], object]) -> int | None:
     return max(status_bytes("VmHWM") - before, 0)
 
 
+@checked
 def inference_peak(model: nn.Module, images: Tensor) -> int:
     """Measure the peak bytes of activations in one evaluation pass over `images` `[B, C, H, W]`."""
     model.eval()

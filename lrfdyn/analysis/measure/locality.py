@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from lrfdyn.analysis.measure.observe import ImageTensors, OnBatch, as_batches, hooked, observe, watch_attentions
 from lrfdyn.attention import Attention
 from lrfdyn.attention.base import Spikes
+from lrfdyn.checks import checked
 from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel
 
@@ -194,6 +195,7 @@ class Locality:
         }
 
 
+@checked
 def locality(model: nn.Module, images: ImageTensors) -> dict[str, Any]:
     """Attention weight against distance and entropy of `model` on `images` `[n, C, H, W]` or batches of them, per layer
     and averaged over layers."""
@@ -230,6 +232,7 @@ def even_max_pool(
     return x
 
 
+@checked
 def receptive_field(
     model: SpikingModel, images: ImageTensors, on_batch: OnBatch = lambda _: None, through_attention: bool = True
 ) -> Tensor:
@@ -252,6 +255,7 @@ def receptive_field(
     return total / count
 
 
+@checked
 def share_inside(field: Tensor, centre: Sequence[int]) -> list[dict[str, Any]]:
     """The share of `field` `[H, W]` inside squares of side 1, 3, 5, ... around the pixel `centre`. The last one is the
     whole field, whose side is the longer one of `field`: no square is larger."""
@@ -264,6 +268,7 @@ def share_inside(field: Tensor, centre: Sequence[int]) -> list[dict[str, Any]]:
     return [{"side": side, "share": share} for side, share in inside.items()]
 
 
+@checked
 def receptive_field_record(
     model: SpikingModel, images: ImageTensors, on_batch: OnBatch = lambda _: None
 ) -> dict[str, Any]:

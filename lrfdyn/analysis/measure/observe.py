@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lrfdyn.attention import Attention
 from lrfdyn.attention.base import Spikes
+from lrfdyn.checks import checked
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.data.base import DATA
 from lrfdyn.errors import require, unknown_name
@@ -63,6 +64,7 @@ class Images:
         return right / self.count
 
 
+@checked
 def load_images(
     name: str, root: Path | None, count: int, batch_size: int, device: torch.device, image_size: int | None = None
 ) -> Images:

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from lrfdyn.analysis.measure.observe import ImageTensors, images_in, observe, watch_attentions
 from lrfdyn.attention import Attention
 from lrfdyn.attention.base import Spikes
+from lrfdyn.checks import checked
 from lrfdyn.errors import require
 from lrfdyn.models.qkformer import TokenAttention
 from lrfdyn.models.sdt_v2 import RepConv
@@ -51,12 +52,14 @@ class FiringRates:
         return {"mean": sum(spikes.values()) / max(1, self.neurons.total()), "by_layer": by_layer}
 
 
+@checked
 def firing_rates(model: nn.Module, images: ImageTensors) -> dict[str, Any]:
     """Return the firing rates of a model on images `[n, C, H, W]` or batches of them: `mean`, spikes per neuron and
     time step over all neurons, and `by_layer`, the same of every neuron layer."""
     return observe(model, images, FiringRates())[0]
 
 
+@checked
 @dataclass(frozen=True)
 class EnergyModel:
     """What an operation costs, and what counts as which. The costs are those of 32-bit arithmetic at 45 nm."""
@@ -196,6 +199,7 @@ class SynapticOperations:
         return {**totals, "layers": layers, "assumptions": self.energy.assumptions(), "notes": [*self.notes]}
 
 
+@checked
 def energy(model: nn.Module, images: ImageTensors, costs: EnergyModel | None = None) -> dict[str, Any]:
     """Synaptic operations and energy per image of `model` on `images` `[n, C, H, W]` or batches of them: `accumulates`,
     `multiply_accumulates` and `energy_pj` in all and in `layers`, the `assumptions` behind them, and `notes` about what

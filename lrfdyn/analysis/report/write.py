@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from lrfdyn.analysis.report import drawings
 from lrfdyn.analysis.report.drawings import NEEDED, STYLE, pyplot
+from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.files import finite, write_atomic, write_json, write_table
 from lrfdyn.version import __version__
@@ -49,6 +50,7 @@ def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
     return chosen
 
 
+@checked
 def write_all(results: dict[str, Any], out: Path, formats: Sequence[str]) -> str:
     """Write `results` into the folder `out` (results.json, report.html, tables/*.csv and, in every one of `formats`,
     figures/* with captions.txt) and return a line that names what was written."""
@@ -90,12 +92,14 @@ def write_figures(results: dict[str, Any], folder: Path, formats: Sequence[str])
     return paths
 
 
+@checked
 def write_report(results: dict[str, Any], path: Path) -> None:
     """Write the report of `results` to `path`, replacing an older one only when the new one is complete."""
     page = render_report(results)
     write_atomic(Path(path), lambda file: file.write_text(page, encoding="utf-8", newline="\n"))
 
 
+@checked
 def render_report(results: dict[str, Any]) -> str:
     """Return the report of `results` as one HTML page with its style, scripts and data inside."""
     found = results.get("format")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lrfdyn.checks import checked
 from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
 from lrfdyn.deploy.export.exportable import exportable_model
 from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner, write_executorch, write_onnx
@@ -79,6 +80,7 @@ class Exported:
     check: Check
 
 
+@checked
 def export_model(
     model: SpikingModel,
     out: str | os.PathLike[str],

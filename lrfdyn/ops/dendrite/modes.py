@@ -16,6 +16,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from lrfdyn.errors import require
+from lrfdyn.ops.dispatch import require_shape
+
 # exp(-LARGEST_DECAY) is zero in every float format; beyond it only inf * 0 could happen.
 LARGEST_DECAY = 1e4
 CHUNK = 32
@@ -115,6 +118,16 @@ def dendrite_step(u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, s
     """One token of `dendrite`, holding k numbers per channel: the soma potential `[B, C]` and the next state
     `[B, C, M, 2]` after the token `u` `[B, C]`; `decay` and `frequency` are `[C, M]`, `weight` is `[C, M, 2]` and
     `state` `[B, C, M, 2]`."""
+    require(state.dim() == 4, f"state: expected [B, C, M, 2], got {list(state.shape)}")
+    batch, *modes = state.shape[:3]
+    wanted = {"u": (batch, modes[0]), "decay": modes, "frequency": modes, "weight": (*modes, 2)}
+    for (name, shape), given in zip(wanted.items(), (u, decay, frequency, weight), strict=True):
+        require_shape(name, given, shape)
+    require_shape("state", state, (batch, *modes, 2))
+    return _advance(u, decay, frequency, weight, state)
+
+
+def _advance(u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     modulus = torch.exp(-decay.clamp(max=LARGEST_DECAY))
     cos, sin = modulus * torch.cos(frequency), modulus * torch.sin(frequency)
     re, im = state.unbind(-1)
@@ -130,7 +143,7 @@ def dendrite_steps(
     state = u.new_zeros(u.shape[0], *modes[2].shape) if initial_state is None else initial_state
     soma = []
     for token in u.unbind(1):
-        out, state = dendrite_step(token, *modes, state)
+        out, state = _advance(token, *modes, state)
         soma.append(out)
     return torch.stack(soma, 1), state if final_state else None
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lrfdyn.checks import checked
 from lrfdyn.errors import require, unknown_name
 
 
@@ -31,6 +32,7 @@ def rectangle(x: Tensor, alpha: float) -> Tensor:
 SURROGATES: dict[str, Callable[[Tensor, float], Tensor]] = {"sigmoid": sigmoid, "atan": atan, "rectangle": rectangle}
 
 
+@checked
 @dataclass(frozen=True)
 class Dynamics:
     """One neuron of the family
@@ -58,6 +60,7 @@ class Dynamics:
         require(self.alpha > 0, f"alpha: expected a positive number, got {self.alpha}")
 
     @classmethod
+    @checked
     def lif(cls, tau: float = 2.0, threshold: float = 1.0, **other: Any) -> Dynamics:
         """U = H + (I - H) / tau: Spikformer, QKFormer, SDT-V1 and SDT-V2."""
         require(tau >= 1, f"tau: expected a number >= 1, got {tau}")
