@@ -39,7 +39,6 @@ class StreamingAttention(nn.Module):
     @checked
     def __init__(self, attention: Attention, buffers: str = BUFFERS[0]) -> None:
         super().__init__()
-        require(isinstance(attention, Attention), f"attention: expected an attention, got {type(attention).__name__}")
         require(attention.streams, f"attention: {attention.kind!r} has no streaming form")
         if buffers not in BUFFERS:
             raise unknown_name("buffers", buffers, BUFFERS)

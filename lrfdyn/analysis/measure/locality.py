@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,6 @@ from lrfdyn.attention import Attention
 from lrfdyn.attention.base import Spikes
 from lrfdyn.checks import checked
 from lrfdyn.errors import require
-from lrfdyn.models.base import SpikingModel
 
 BLOCK = 2**24  # numbers of mixing weights that are held at a time
 FINE = 192  # bins of entropy that are counted
@@ -234,7 +233,7 @@ def even_max_pool(
 
 @checked
 def receptive_field(
-    model: SpikingModel, images: ImageTensors, on_batch: OnBatch = lambda _: None, through_attention: bool = True
+    model: nn.Module, images: ImageTensors, on_batch: OnBatch = lambda _: None, through_attention: bool = True
 ) -> Tensor:
     """|d centre output / d input| `[H, W]` of images `[n, C, H, W]` or batches of them, summed over channels, averaged
     over images. Spikes pass their surrogate gradient, max pools share theirs among equals. Without `through_attention`,
@@ -242,11 +241,11 @@ def receptive_field(
     attentions = [] if through_attention else [m for m in model.modules() if isinstance(m, Attention)]
     layers = [getattr(attention, name) for attention in attentions for name in attention.projections]
     handles = [layer.register_forward_hook(lambda _module, _args, spikes: spikes.detach()) for layer in layers]
-    total, count = torch.zeros(()), 0
+    total, count, host = torch.zeros(()), 0, cast(Any, model)  # whatever has feature maps
     with hooked(model, handles), EvenTies():
         for batch in as_batches(images):
             x = batch.detach().clone().requires_grad_()
-            features = model.forward_features(x)
+            features = host.forward_features(x)
             row, column = features.shape[-2] // 2, features.shape[-1] // 2
             (gradient,) = torch.autograd.grad(features[..., row, column].sum(), x)
             total = total.to(x.device) + gradient.abs().sum(-3).flatten(0, -3).sum(0)
@@ -270,7 +269,7 @@ def share_inside(field: Tensor, centre: Sequence[int]) -> list[dict[str, Any]]:
 
 @checked
 def receptive_field_record(
-    model: SpikingModel, images: ImageTensors, on_batch: OnBatch = lambda _: None
+    model: nn.Module, images: ImageTensors, on_batch: OnBatch = lambda _: None
 ) -> dict[str, Any]:
     """Measure the receptive field of a model on images `[n, C, H, W]` or batches of them: the map in cells of
     `pixels_per_cell`, scaled to a maximum of 1, the pixel `centre` that the output looks at, the share inside growing
@@ -278,7 +277,7 @@ def receptive_field_record(
     gradient of attention cut, and how much of all gradient is left."""
     batches = list(as_batches(images))
     field = receptive_field(model, batches, on_batch).double().cpu()
-    stride = model.feature_info[-1].stride
+    stride = cast(Any, model).feature_info[-1].stride
     # All hosts shrink with odd kernels and a padding of half of one: output i looks straight at pixel i * stride.
     centre = [-(-size // stride) // 2 * stride for size in field.shape]
     shares = share_inside(field, centre)
