@@ -67,13 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             args, unknown = parser.parse_known_args(argv)
         finally:
             sys.stdout.flush()  # --help and --version end here
-        if args.command is None:
+        if args.command is None and not unknown:
             parser.print_help()
             sys.stdout.flush()
             return 0
-        command = f"lrfdyn {args.command}"
+        command = f"lrfdyn {args.command or ''}".strip()
         if unknown:
-            raise unknown_name("option", unknown[0].partition("=")[0], args.options)
+            options = args.options if args.command else parser._option_string_actions
+            raise unknown_name("option", unknown[0].partition("=")[0], options)
         code = args.run(args) or 0  # a command may end with an exit code of its own
         sys.stdout.flush()  # here and not when the interpreter ends, where nobody hears of a full disk
         return code

@@ -173,7 +173,8 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             record = json_object(line)
             needed = {"step": {"step", "epoch", "loss"}, "epoch": {"step", "epoch", "train_loss"}}
             whole = needed.get(str(record.get("kind")), {""}) <= record.keys()
-            if whole and all(map(_is_number, (v for k, v in record.items() if k != "kind" and v is not None))):
+            optional = {"kind", *(k for k, v in record.items() if v is None and k not in ("step", "epoch"))}
+            if whole and all(_is_number(v) for k, v in record.items() if k not in optional):
                 records.append(record)
     return records
 

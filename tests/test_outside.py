@@ -192,7 +192,15 @@ def test_full_disk_in_tensorboard(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "line", ["5", "[]", "{}", '{"kind": "epoch"}', json.dumps({**EPOCH, "top1": "x"}), "[" * 10**5]
+    "line",
+    [
+        "5",
+        "[]",
+        "{}",
+        '{"kind": "epoch"}',
+        *(json.dumps(EPOCH | e) for e in ({"top1": "x"}, {"step": None})),
+        "[" * 10**5,
+    ],
 )
 def test_edited_log(line):
     Path("log.jsonl").write_text(f"{line}\n{json.dumps(EPOCH)}\n{line}\n")

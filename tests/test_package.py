@@ -92,6 +92,11 @@ def test_without_a_command_the_help(capsys):
     assert all(f"\n    {command}" in said for command in COMMANDS)
 
 
+def test_an_option_without_a_command(capsys):
+    assert main(["--vresion"]) == 2
+    assert capsys.readouterr().err == "lrfdyn: error: option: unknown name '--vresion'; did you mean --version?\n"
+
+
 def test_names_with_capitals():
     model = lrfdyn.create_model("Spikformer_4_384", attention="SSA", depth=1)
     assert (model.name, model.config["attention"]) == ("spikformer_4_384", "ssa")
