@@ -24,7 +24,7 @@ class LrfdynError(ValueError):
     def __init__(self, message: str) -> None:
         if len(message) > LONGEST:
             message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 4 :]}"
-        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
+        super().__init__(printable(message))
 
 
 def shown(value: object) -> str:

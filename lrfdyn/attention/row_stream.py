@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from lrfdyn.attention.base import Attention, Grid, require_grid
-from lrfdyn.checks import checked
 from lrfdyn.errors import require, require_integer, shown
 from lrfdyn.ops.bits import pack_integers, packed_width, unpack_integers
 from lrfdyn.ops.dendrite import dendrite
@@ -55,7 +54,6 @@ class RowStream:
             ...
     """
 
-    @checked
     def __init__(
         self, attention: LRFDyn, time_steps: int = 1, batch: int = 1, grid: Grid | None = None, buffers: str = "spikes"
     ) -> None:

@@ -19,16 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from lrfdyn.commands.shared import (
-    add_keys,
-    bars,
-    command_line,
-    given_keys,
-    make_table,
-    number,
-    plain_console,
-    print_json,
-)
+from lrfdyn.commands import shared
 from lrfdyn.files import sole_user
 from lrfdyn.training.sweep import Sweep, SweepReporter, SweepRun, group_rows, load_sweep
 from lrfdyn.training.tasks import describe_results
@@ -46,32 +37,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep", type=Path, metavar="FOLDER", help="copy summary, log and recipe of every run there, for the record")
     add("--dry-run", action="store_true", help="print the runs, and stop")
     add("--json", action="store_true", help="print the table as JSON")
-    add_keys(parser)
+    shared.add_keys(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    out, runs = args.out or Path("results") / "sweeps" / args.file.stem, load_sweep(args.file, given_keys(args))
-    sweep = Sweep(runs, out, together=args.together, command=command_line())
+    out, runs = args.out or Path("results") / "sweeps" / args.file.stem, load_sweep(args.file, shared.given_keys(args))
+    sweep = Sweep(runs, out, together=args.together, command=shared.command_line())
     if args.dry_run:
         for each in sweep.runs:
             state = " (ended)" if sweep.summary(each) else ""
             print(f"{each.name}{state}: {shlex.join(['lrfdyn', *each.command(sweep.folder(each))])}")
         return 0
     with sole_user(out):
-        rows = run_with_bars(sweep, plain_console(stderr=args.json), args.restart)
+        rows = run_with_bars(sweep, shared.plain_console(stderr=args.json), args.restart)
         if args.keep is not None:
             sweep.keep(args.keep)
     if args.json:
-        print_json({"runs": rows, "groups": group_rows(rows)})
+        shared.print_json({"runs": rows, "groups": group_rows(rows)})
     else:
-        plain_console(100).print(sweep_table(rows))
+        shared.plain_console(100).print(sweep_table(rows))
     return 1 if sweep.failed else 0
 
 
 def run_with_bars(sweep: Sweep, console: Console, restart: bool) -> list[dict[str, Any]]:
     """Makes the runs of a sweep with a bar for each, and returns the rows of its table."""
     try:
-        with bars(console) as shown:
+        with shared.bars(console) as shown:
             return sweep.run(Bars(sweep, shown), restart)
     except KeyboardInterrupt:
         console.print(f"Stopped. The same command goes on from here; checkpoints are in {sweep.out}.")
@@ -129,10 +120,10 @@ class Bars(SweepReporter):
 def sweep_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The runs, and behind those of several seeds their mean and standard deviation."""
     columns = (">" + key.replace("_per_", "/").replace("_", " ") for key in NUMBERS)
-    table = make_table("run", "attention", "options", *columns)
+    table = shared.make_table("run", "attention", "options", *columns)
     for group in group_rows(rows):
         for row in (row for row in rows if row["group"] == group["group"]):
-            numbers = (number(row[key], form) for key, form in NUMBERS.items())
+            numbers = (shared.number(row[key], form) for key, form in NUMBERS.items())
             table.add_row(row["name"], row["attention"] or "", row["options"], *numbers)
         if group["accuracy_std"] is not None:
             mean = f"{group['accuracy_mean']:.2f} ± {group['accuracy_std']:.2f}"

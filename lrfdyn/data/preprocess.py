@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lrfdyn.checks import checked
-from lrfdyn.errors import LrfdynError, require, require_integer
+from lrfdyn.errors import LrfdynError, needs, require, require_integer
 from lrfdyn.files import plain_file
 
 if TYPE_CHECKING:
@@ -142,7 +142,5 @@ def reason(error: Exception) -> str:
 
 
 def require_pillow(what: str = "images: reading images") -> None:
-    try:
+    with needs(f"{what} needs Pillow; pip install 'lrfdyn[data]'"):
         import PIL  # noqa: F401
-    except ImportError:
-        raise LrfdynError(f"{what} needs Pillow; pip install 'lrfdyn[data]'") from None

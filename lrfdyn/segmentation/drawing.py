@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lrfdyn.data.preprocess import scaled_size
-from lrfdyn.errors import LrfdynError
+from lrfdyn.errors import needs
 from lrfdyn.segmentation.data import CLASSES, IGNORED
 
 if TYPE_CHECKING:
@@ -25,12 +25,10 @@ LEGEND_HEIGHT = 160  # at least, beside an image: eight classes and the number o
 
 def pillow() -> Any:
     """Import Pillow with the modules that drawing needs; an error says how to install it."""
-    try:
+    with needs("pictures: drawing needs Pillow; pip install 'lrfdyn[segmentation]'"):
         import PIL.Image
         import PIL.ImageDraw
         import PIL.ImageFont
-    except ImportError:
-        raise LrfdynError("pictures: drawing needs Pillow; pip install 'lrfdyn[segmentation]'") from None
     return PIL
 
 

@@ -14,7 +14,7 @@ from zlib import crc32
 
 import numpy as np
 
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import needs, require
 from lrfdyn.files import writable_folder, write_atomic
 
 NEEDED = "figures need matplotlib; pip install 'lrfdyn[analysis]'"
@@ -73,11 +73,9 @@ def places(kinds: Sequence[str]) -> list[int]:
 
 def pyplot(argument: str) -> Any:
     """Import matplotlib without a screen; an error names `argument` where it is not installed."""
-    try:
+    with needs(f"{argument}: {NEEDED}"):
         import matplotlib
         import matplotlib.pyplot as plt
-    except ImportError:
-        raise LrfdynError(f"{argument}: {NEEDED}") from None
     matplotlib.use("Agg")
     return plt
 
