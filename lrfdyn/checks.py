@@ -17,10 +17,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from lrfdyn.errors import LrfdynError, shown
 
 UNIONS = (types.UnionType, typing.Union)
-WORDS = {
-    int: "an integer", float: "a finite number", str: "text", bool: "True or False", type(None): "None",
-    Path: "a pathlib.Path",
-}  # fmt: skip
+WORDS = {int: "an integer", float: "a finite number", str: "text", bool: "True or False", type(None): "None"}
 PLURALS = {int: "integers", float: "finite numbers", str: "texts", bool: "True or False", Path: "paths"}
 Checked = TypeVar("Checked", bound=Callable[..., Any])
 

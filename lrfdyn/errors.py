@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import PurePath
@@ -98,8 +98,3 @@ def require_integer(name: str, value: object, minimum: int, most: int | None = N
     integer = isinstance(value, int) and not isinstance(value, bool) and minimum <= value
     require(integer, f"{name}: expected an integer >= {minimum}, got {shown(value)}")
     require(most is None or value <= most, f"{name}: expected at most {most}, got {shown(value)}")  # type: ignore[operator]
-
-
-def require_integers(name: str, values: object) -> None:
-    integers = isinstance(values, Sequence) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
-    require(integers, f"{name}: expected a sequence of integers, got {shown(values)}")

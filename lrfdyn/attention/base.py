@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from lrfdyn.checks import checked
-from lrfdyn.errors import LrfdynError, require, require_integer, require_integers
+from lrfdyn.checks import check_types, checked
+from lrfdyn.errors import LrfdynError, require, require_integer
 from lrfdyn.nn.layers import SpikingConv
 from lrfdyn.nn.neurons import LIF, IntegerSpike, Neuron
 
@@ -191,6 +191,6 @@ class Attention(nn.Module):
 
 
 def require_grid(grid: Grid) -> None:
-    require_integers("grid", grid)
+    check_types({"grid": grid}, {"grid": Sequence[int]})
     known = len(grid) == 2 and min(grid) >= 1
     require(known, f"grid: expected the rows and columns of tokens, two integers, got {grid!r}")

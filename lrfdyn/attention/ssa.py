@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from lrfdyn.attention.base import Attention, AttentionHost, Grid, Operations, Spikes, StateTerm, WeightBlocks
 from lrfdyn.attention.layout import from_heads, query_blocks, to_heads, to_tokens
 from lrfdyn.attention.registry import register_attention
-from lrfdyn.errors import require, require_integers, shown
+from lrfdyn.checks import check_types
+from lrfdyn.errors import require, shown
 from lrfdyn.ops.bits import attach_step_bits, step_bits_of
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf, lrf_reference
@@ -89,7 +90,7 @@ class LocalReceptiveFields(nn.Module):
 
     def __init__(self, channels: int, dilations: Sequence[int]) -> None:
         super().__init__()
-        require_integers("dilations", dilations)
+        check_types({"dilations": dilations}, {"dilations": Sequence[int]})
         self.dilations = tuple(dilations)
         different = len(set(self.dilations)) == len(self.dilations) and all(1 <= d <= 2**16 for d in self.dilations)
         require(different, f"dilations: expected different integers >= 1, at most 65536, got {shown(self.dilations)}")

@@ -64,8 +64,6 @@ class Augmentation:
             (("crop_scale", "erase_area"), lambda v: v[1] <= 1, "shares up to 1"),
             (probabilities, lambda v: 0 <= v <= 1, "a probability"),
             (amounts, lambda v: v >= 0, "a number >= 0"),
-            (["crop"], lambda v: v in ("none", "pad", "resized"), "none, pad or resized"),
-            (["erase_fill"], lambda v: v in ("noise", "mean"), "noise or mean"),
             (["rand_augment_magnitude"], lambda v: 0 <= v <= 10, "0..10"),
             ([operations], lambda v: v is None or len(v) > 0, "at least one name"),
             (["label_smoothing"], lambda v: 0 <= v < 1, "0 <= x < 1"),

@@ -6,7 +6,6 @@ the rows around it that its convolutions read, and on CPUs only one time step of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -292,12 +291,11 @@ def compile_for_inference(
         compiled = compile_for_inference(model.eval(), mixing="streaming")
         logits = compiled(images)
     """
-    require(isinstance(model, SpikingModel), f"model: expected a model of this package, got {type(model).__name__}")
     require(model.pipeline_tag == "image-classification", "model: expected a classifier, got a segmentation model")
     cuda = next(model.parameters()).is_cuda
     images = (16 if cuda else 1) if images_at_once is None else images_at_once  # a GPU needs enough work per launch
     require_integer("images_at_once", images, 1)
-    positive = tile_mib is None or (isinstance(tile_mib, (int, float)) and 0 < tile_mib < math.inf)
+    positive = tile_mib is None or tile_mib > 0
     require(positive, f"tile_mib: expected a positive number, got {tile_mib!r}")
     steps = STEPS[cuda] if steps is None else steps
     for name, value, known in (("steps", steps, STEPS), ("mixing", mixing, MIXING), ("buffers", buffers, BUFFERS)):

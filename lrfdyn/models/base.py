@@ -38,9 +38,9 @@ class ModelConfig:
             if name in LIMITS and value is not None:
                 require_integer(name, value, *LIMITS[name])
         check_fields(self)
-        for name, limits in (("widths", LIMITS["dim"]), ("depths", LIMITS["depth"])):
-            for value in getattr(self, name, ()):
-                require_integer(name, value, *limits)
+        for name, (_, most) in (("widths", LIMITS["dim"]), ("depths", LIMITS["depth"])):
+            largest = max(getattr(self, name, ()), default=0)
+            require(largest <= most, f"{name}: expected at most {most}, got {shown(largest)}")
 
 
 @dataclass(frozen=True)

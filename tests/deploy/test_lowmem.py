@@ -320,14 +320,16 @@ def test_bad_input():
     for options, message in (
         ({"images_at_once": 0}, "images_at_once: expected an integer >= 1, got 0"),
         ({"tile_mib": -1}, "tile_mib: expected a positive number, got -1"),
-        ({"tile_mib": float("inf")}, "tile_mib: expected a positive number, got inf"),
+        ({"tile_mib": float("inf")}, "tile_mib: expected a finite number or None, got inf"),
         ({"steps": "single"}, "steps: unknown name 'single'"),
         ({"mixing": "stream"}, "mixing: unknown name 'stream'; did you mean streaming"),
         ({"mixing": "streaming"}, "mixing: attention 'ssa' has no streaming form"),
     ):
         with pytest.raises(LrfdynError, match=message):
             compile_for_inference(model, **options)
-    with pytest.raises(LrfdynError, match="model: expected a model of this package, got Identity"):
+    with pytest.raises(
+        LrfdynError, match="model: expected an object of type SpikingModel, got an object of type Identity"
+    ):
         compile_for_inference(nn.Identity())  # type: ignore[arg-type]
     with pytest.raises(LrfdynError, match="evaluation mode"):
         compile_for_inference(model.train())

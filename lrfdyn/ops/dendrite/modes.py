@@ -120,9 +120,10 @@ def dendrite_step(u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, s
     `state` `[B, C, M, 2]`."""
     require(state.dim() == 4, f"state: expected [B, C, M, 2], got {list(state.shape)}")
     batch, *modes = state.shape[:3]
-    wanted = {"u": (batch, modes[0]), "decay": modes, "frequency": modes, "weight": (*modes, 2)}
-    for (name, shape), given in zip(wanted.items(), (u, decay, frequency, weight), strict=True):
-        require_shape(name, given, shape)
+    require_shape("u", u, (batch, modes[0]))
+    require_shape("decay", decay, modes)
+    require_shape("frequency", frequency, modes)
+    require_shape("weight", weight, (*modes, 2))
     require_shape("state", state, (batch, *modes, 2))
     return _advance(u, decay, frequency, weight, state)
 
