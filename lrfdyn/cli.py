@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from lrfdyn._start import listen
-from lrfdyn.errors import LrfdynError, explain, near_names, printable, unknown_name
+from lrfdyn.errors import LrfdynError, explain, near_names, printable, shown, unknown_name
 from lrfdyn.version import __version__
 
 COMMANDS = (
@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             near = near_names(value, map(str, action.choices))
-            raise argparse.ArgumentError(action, f"unknown name {value!r}; {near}")
+            raise argparse.ArgumentError(action, f"unknown name {shown(value)}; {near}")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

@@ -123,11 +123,16 @@ def finite(value: Any) -> Any:
 
 
 def expanded(path: str | os.PathLike[str], argument: str) -> Path:
-    """The path with the folder of a user for `~` or `~name`; an error names `argument`."""
+    """The path with the folder of a user for `~` or `~name`; an error, also for one that the system refuses, names
+    `argument`."""
     try:
-        return Path(path).expanduser()
+        found = Path(path).expanduser()
+        found.exists()
     except RuntimeError:
         raise LrfdynError(f"{argument}: {path} begins with a user that this machine does not know") from None
+    except OSError as error:
+        raise LrfdynError(f"{argument}: {explain(error)}") from None
+    return found
 
 
 def plain_file(path: Path) -> Path:
@@ -168,7 +173,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The whole records of a log.jsonl, which need not be there: those of steps and epochs, with numbers. One that was
     cut short or edited into something else is left out."""
     records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         with suppress(ValueError):
             record = json_object(line)
             needed = {"step": {"step", "epoch", "loss"}, "epoch": {"step", "epoch", "train_loss"}}
@@ -202,8 +207,8 @@ def writable_folder(path: Path, argument: str) -> Path:
         remove_abandoned(path)
         with temporary_folder(path):
             return path
-    except OSError as error:
-        raise LrfdynError(f"{argument}: cannot write in the folder {path} ({error.strerror})") from None
+    except (OSError, ValueError) as error:  # the latter of a path that no system has
+        raise LrfdynError(f"{argument}: cannot write in the folder {path} ({explain(error)})") from None
 
 
 @contextmanager

@@ -79,7 +79,7 @@ class DecodedData(DataSource):
         require_pillow("data: decoding images")
         super().__init__(None, augment)
         self.image_size = self.image_size if image_size is None else image_size
-        require_integer("image_size", self.image_size, 1)
+        require_integer("image_size", self.image_size, 1, most=2**14)
         require_integer("workers", workers, 0)
         require(on_corrupt in ("error", "skip"), f"on_corrupt: expected error or skip, got {on_corrupt!r}")
         fits = isinstance(crop_share, (int, float)) and 0 < crop_share <= 1

@@ -225,7 +225,7 @@ class Ade20k(DataSource):
         require_pillow("data: decoding images")
         require_integer("num_classes", num_classes, 2)  # with one there is nothing to decide
         for name, side in (("image_size", image_size), ("test_size", test_size), ("window", window)):
-            require_integer(name, 1 if side is None else side, 1)
+            require_integer(name, 1 if side is None else side, 1, most=2**14)
         for name, on in (("resident", resident), ("flip", flip)):
             require(isinstance(on, bool), f"{name}: expected true or false, got {on!r}")
         require(num_classes <= CLASSES, f"num_classes: masks of bytes hold up to {CLASSES}, got {num_classes}")

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from lrfdyn.checks import UNIONS, checked, fits
 from lrfdyn.errors import LrfdynError, needs, require, shown, unknown_name
-from lrfdyn.files import plain_file
+from lrfdyn.files import expanded, plain_file
 from lrfdyn.training.config import TrainConfig, key_types
 
 ENDINGS = (".yaml", ".yml")
@@ -37,8 +37,8 @@ def list_recipes() -> dict[str, Path]:
 
 def find_recipe(name: str, beside: Path | None = None) -> Path:
     """The file of a recipe, by its name or its path; for a recipe that extends it, first `beside` that one."""
-    is_path = Path(name).suffix in ENDINGS
-    file, argument = name if is_path else f"{name}.yaml", "recipe: extends" if beside else "recipe"
+    is_path, argument = Path(name).suffix in ENDINGS, "recipe: extends" if beside else "recipe"
+    file = expanded(name if is_path else f"{name}.yaml", argument)
     for folder in (beside, *FOLDERS) if beside else (Path(),) if is_path else FOLDERS:
         if (folder / file).is_file():
             return folder / file

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from lrfdyn.errors import LrfdynError, first_line, require
-from lrfdyn.files import discard_stderr, read_json, write_json
+from lrfdyn.files import discard_stderr, json_object, read_json, write_json
 
 METADATA_KEY = "lrfdyn"  # one JSON object, which a reader in any language can take apart
 INPUT, OUTPUT = "images", "logits"
@@ -89,7 +89,7 @@ class OnnxRunner:
         found = self.session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
         require(found is not None, f"model: {path} was not exported by lrfdyn: it has no metadata {METADATA_KEY!r}")
         try:
-            self.facts: Any = json.loads(found)
+            self.facts: Any = json_object(found)
         except ValueError as error:
             raise LrfdynError(f"model: {path}: its metadata {METADATA_KEY!r} is no JSON ({error})") from None
 
