@@ -23,7 +23,7 @@ class LrfdynError(ValueError):
 
     def __init__(self, message: str) -> None:
         if len(message) > LONGEST:
-            message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 4 :]}"
+            message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}"
         super().__init__(printable(message))
 
 

@@ -207,7 +207,7 @@ def create_data(name: str, root: Path | str | None, augment: Augmentation, **opt
         require(given == getattr(Augmentation, key), f"augmentation.{key}: is not for images of {name}, got {given}")
     check_options(name, options)
     if root is not None and not source.needs_root:
-        warnings.warn(f"root: {name} is read from no folder, so {root} is not used", stacklevel=2)
+        warnings.warn(f"root: {name} is read from no folder, so {root} is not used", stacklevel=3)
         root = None
     require(root is not None or not source.needs_root, f"root: {name} needs the folder of its files")
     folder = None if root is None else Path(root)

@@ -67,7 +67,7 @@ def load_official(model: SpikingModel, path: str | Path, strict: bool = True) ->
     except LrfdynError as error:
         raise LrfdynError(f"path: {path} does not fit the model: {error}") from None
     if model.official_warning:
-        warnings.warn(model.official_warning, stacklevel=2)
+        warnings.warn(model.official_warning, stacklevel=3)  # past the check of arguments
     return replace(report, source_key=source_key)
 
 
