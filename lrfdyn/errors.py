@@ -11,7 +11,7 @@ from pathlib import PurePath
 from reprlib import Repr
 
 MOST_LISTED = 240  # letters of the names that an error lists
-LONGEST = 400  # characters of an error
+LONGEST = 360  # characters of an error
 _brief = Repr()
 _brief.maxlevel, _brief.maxstring, _brief.maxother = 2, 80, 80
 MOST_LETTERS = 100  # of a path that the system refused

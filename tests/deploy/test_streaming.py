@@ -231,8 +231,8 @@ def test_bad_input():
     for build in (other.row_stream, lambda: StreamingAttention(other)):
         with pytest.raises(LrfdynError, match="attention: 'ssa' has no streaming form"):
             build()
-    for grid, expected in (((0, 6), "the rows and columns of tokens"), ((6,), "a sequence of 2 integers")):
-        with pytest.raises(LrfdynError, match=f"grid: expected {expected}"):
+    for grid in ((0, 6), (6,)):
+        with pytest.raises(LrfdynError, match="grid: expected the rows and columns of tokens"):
             RowStream(attention, 2, 1, grid)  # type: ignore[arg-type]
     with pytest.raises(LrfdynError, match=r"x: expected \[T, B, 16, H, W\], got \[2, 1, 4, 6, 6\]"):
         StreamingAttention(attention)(torch.zeros(2, 1, 4, 6, 6, dtype=torch.float64))
