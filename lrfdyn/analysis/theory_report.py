@@ -56,8 +56,8 @@ class TheorySettings:
     def __post_init__(self) -> None:
         sums = "as every point of a chart is a sum over all tokens"
         require(8 <= self.n <= MOST, f"n (tokens): expected an integer in 8..{MOST}, {sums}, got {self.n}")
-        require(self.beta > 0, f"beta: expected a positive number, got {self.beta}")
-        require(self.alpha is None or self.alpha > 0, f"alpha: expected a positive number, got {self.alpha}")
+        for name, value in (("beta", self.beta), ("alpha", 1 if self.alpha is None else self.alpha)):
+            require(0 < value <= 1e9, f"{name}: expected a positive number up to 1e9, got {value}")
         require(0 <= self.share <= 1, f"share: expected a number in [0, 1], got {self.share}")
         inside = len(self.dilations) > 0 and all(1 <= d < self.n for d in self.dilations)
         require(inside, f"dilations: expected integers in 1..{self.n - 1}, got {self.dilations}")

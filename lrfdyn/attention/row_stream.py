@@ -60,8 +60,8 @@ class RowStream:
         known = isinstance(attention, Attention) and attention.streams
         require(known, f"attention: expected a layer that has a streaming form, got {shown(attention)}")
         require(not attention.training, "attention: expected evaluation mode (batch statistics need all rows)")
-        require_integer("time_steps", time_steps, 1)
-        require_integer("batch", batch, 1)
+        require_integer("time_steps", time_steps, 1, most=2**20)
+        require_integer("batch", batch, 1, most=2**20)
         grid = attention.grid if grid is None else grid
         require_grid(grid)
         attention.state_terms(grid, buffers)  # an unknown name is told here

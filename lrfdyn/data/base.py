@@ -23,6 +23,7 @@ from lrfdyn.checks import checked
 from lrfdyn.data.augment import Augmentation, augment_images, draw_mix, mix, normalise, smooth_targets
 from lrfdyn.data.hashed_random import Keys, permutation
 from lrfdyn.errors import require, require_integer, unknown_name
+from lrfdyn.files import expanded
 from lrfdyn.registry import Registry
 
 Device = torch.device | str
@@ -210,7 +211,7 @@ def create_data(name: str, root: Path | str | None, augment: Augmentation, **opt
         warnings.warn(f"root: {name} is read from no folder, so {root} is not used", stacklevel=3)
         root = None
     require(root is not None or not source.needs_root, f"root: {name} needs the folder of its files")
-    folder = None if root is None else Path(root)
+    folder = None if root is None else expanded(root, "root")
     require(folder is None or folder.is_dir(), f"root: no such folder {folder}")
     return source(folder, augment, **options)
 

@@ -20,6 +20,7 @@ from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner
 from lrfdyn.deploy.export.write import model_facts
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import require, require_integer, unknown_name
+from lrfdyn.files import expanded
 from lrfdyn.io.hub import class_names_of
 from lrfdyn.sources import EXPORTED, Source, find_source
 
@@ -120,7 +121,7 @@ def expand_images(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
     group sorted. A folder or pattern without images is an error; a file that is missing is left to the reader."""
     found: list[Path] = []
     for item in inputs:
-        path, given, files = Path(item), str(item), []
+        path, given, files = expanded(item, "images"), str(item), []
         matches = [path]
         if not path.exists() and glob.has_magic(given):
             matches = [Path(p) for p in sorted(glob.glob(given, recursive=True))]

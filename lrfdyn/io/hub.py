@@ -24,7 +24,7 @@ from lrfdyn.checks import checked
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import LrfdynError, explain, first_line, require, unknown_name
-from lrfdyn.files import read_json, writable_folder, write_atomic, write_json
+from lrfdyn.files import expanded, read_json, writable_folder, write_atomic, write_json
 from lrfdyn.io.weights import check_fit, load_tensors, save_tensors
 from lrfdyn.registry import load_plugins
 from lrfdyn.version import __version__
@@ -159,7 +159,7 @@ def from_pretrained(
         model = lrfdyn.from_pretrained("runs/cifar100/model", device="cuda")
         logits = model(images)  # [B, C, H, W] to [B, classes]
     """
-    place, folder, name = choose_device(device), Path(source), os.fspath(source)
+    place, folder, name = choose_device(device), expanded(source, "source"), os.fspath(source)
     if not folder.is_dir():
         require(REPO_ID.fullmatch(name) is not None, f"source: no such folder: {name}")
         how: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir, **OURS}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, require
+from lrfdyn.files import expanded
 from lrfdyn.models.base import SpikingModel
 
 Value = TypeVar("Value")
@@ -57,7 +58,7 @@ def load_official(model: SpikingModel, path: str | Path, strict: bool = True) ->
         model = lrfdyn.create_model("spikformer_8_512")
         print(lrfdyn.load_official(model, "spikformer_8_512.pth.tar"))
     """
-    path = Path(path)
+    path = expanded(path, "path")
     require(path.is_file(), f"path: no such file: {path}")
     state, source_key = _unwrap(_read(path), path)
     while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in state)), None):
@@ -82,9 +83,9 @@ def load_official_state(model: SpikingModel, state: Mapping[str, Tensor], strict
     for key, value in shared.items():
         given, wanted = list(value.shape), list(own[key].shape)
         if [n for n in given if n != 1] != [n for n in wanted if n != 1]:
-            classes = f"; the file is for {given[0]} classes, num_classes of the model is {wanted[0]}"
-            head = key.endswith(("head.bias", "head.weight"))
-            raise LrfdynError(f"{key} expected {wanted}, got {given}{classes if head else ''}")
+            head = given and key.endswith(("head.bias", "head.weight"))
+            classes = f"; the file is for {given[0]} classes, num_classes of the model is {wanted[0]}" if head else ""
+            raise LrfdynError(f"{key} expected {wanted}, got {given}{classes}")
     if strict and (missing or unexpected):
         official, kind = model.options().get("attention"), model.config.get("attention")
         advice = (

@@ -29,7 +29,7 @@ def values(case: Case) -> list[Any]:
         Path("nowhere"), case.folder, object(), int, len, [], (), {}, set(), [1, 2], (1, "a"), {"a": 1}, ["a"], [None],
         range(3), np.float64(3), np.zeros(3), torch.zeros(0), torch.zeros(3), torch.zeros(2, 1, 16, 16),
         torch.device("cpu"),
-        torch.nn.Linear(2, 2), Augmentation(), "lrf_dyn", "spikformer_4_384", 3.0, -(10**6), "1", "１",
+        torch.nn.Identity(), Augmentation(), "lrf_dyn", "spikformer_4_384", 3.0, -(10**6), "1", "１",
     ]  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from tests.deploy.small import small
 from tests.segmentation.make import tiny_model, write_shapes
 from tests.training.runs import TINY, assert_same_end
 
-LONGEST = 450  # characters of a message, the folder of the case not counted
+LONGEST = 500  # characters of a message, the folder of the case not counted
 TRAINING = {
     "model": {"options": {**TINY["model"]["options"], "depth": 1}},
     "schedule": {"epochs": 2},
@@ -105,7 +105,8 @@ class Case:
             self.find(f"exit code 2 without a line that says why: {err[-300:]!r}")
         for line in filter(None, lines):
             self.check_message(line)
-        if code == 0 and out and (argv[-1:] == ["--json"] or argv[-2:] == ["--json", "-"]):
+        listed = "lrfdyn recipes NAME" in out  # train without a recipe
+        if code == 0 and out and not listed and (argv[-1:] == ["--json"] or argv[-2:] == ["--json", "-"]):
             try:
                 json.loads(out, parse_constant=_no_constant)
             except ValueError as error:
