@@ -5,9 +5,10 @@
 
 Every mutant is one small change in a copy of the package: a comparison that takes its border or leaves it, a sign, a
 factor, a number, a condition, a statement that is left out. The quick tests of its room run until one fails, those that
-import the changed module first; a mutant that none of them notices has survived, and is printed. The order is drawn
-with a seed, so a run goes on where the last one stopped. `--again` tries the survivors of a file once more, with the
-slow tests too.
+import the changed module first; a mutant that none of them notices has survived, and is printed. A test that fails
+without a mutant too (of a package that is not installed, say) counts for nothing and is left out from then on. The
+order is drawn with a seed, so a run goes on where the last one stopped. `--again` tries the survivors of a file once
+more, with the slow tests too.
 """
 
 from __future__ import annotations
@@ -193,9 +194,12 @@ class First:
         self.pytest_runtest_logreport(report)
 
 
-def run_tests(folder: Path, files: Sequence[str]) -> str | None:
-    """The first of the tests `files` that fails in `folder`, a copy of the repository. They run in a fork of this
-    process, which has imported all that takes long and nothing of the package."""
+def run_tests(folder: Path, files: Sequence[str], without: Sequence[str] = ()) -> str | None:
+    """The first of the tests `files` that fails in `folder`, a copy of the repository, but for the tests and files
+    `without`. They run in a fork of this process, which has imported all that takes long and nothing of the package."""
+    files = [file for file in files if file not in without]
+    if not files:
+        return None
     outcome = folder / "failed.txt"
     outcome.unlink(missing_ok=True)
     child = os.fork()
@@ -213,7 +217,9 @@ def run_tests(folder: Path, files: Sequence[str]) -> str | None:
             import pytest
 
             given = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
+            given += [f"--deselect={test}" for test in without if "::" in test]
             code = int(pytest.main(given, plugins=[First(outcome)]))
+            code = 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
         finally:
             os._exit(code)
     deadline = time.monotonic() + LONGEST_WAIT
@@ -230,23 +236,47 @@ def run_tests(folder: Path, files: Sequence[str]) -> str | None:
     return (outcome.read_text(encoding="utf-8") if outcome.exists() else "ended") if code else None
 
 
-def try_mutant(room: str, mutant: Mutant, folder: Path, slow: bool) -> dict[str, object]:
-    """Whether a test in `folder`, a copy of the repository, notices."""
-    path = folder / mutant.path
-    original, dated = path.read_text(encoding="utf-8"), path.stat().st_mtime
-    began = time.perf_counter()
-    noticed = None
-    try:
-        path.write_text(original[: mutant.start] + mutant.after + original[mutant.end :], encoding="utf-8")
-        os.utime(path, (dated + 1e6, dated + 1e6))  # so that the compiled file of the original is not taken
-        for files in test_files(folder, room, mutant.path)[: 5 if slow else 4]:
-            noticed = noticed or (run_tests(folder, files) if files else None)
-    finally:
-        path.write_text(original, encoding="utf-8")
-        os.utime(path, (dated, dated))
-    before = original[mutant.start : mutant.end]
-    seconds = round(time.perf_counter() - began, 1)
-    return {"room": room, **mutant._asdict(), "before": before, "noticed": noticed, "seconds": seconds}
+class Copy:
+    """A copy of the repository, in which one mutant at a time is tried."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sound: set[str] = set()  # tests that pass without a mutant
+        self.unsound: list[str] = []
+
+    @contextlib.contextmanager
+    def changed(self, mutant: Mutant) -> Iterator[None]:
+        path = self.folder / mutant.path
+        original, dated = path.read_text(encoding="utf-8"), path.stat().st_mtime
+        try:
+            path.write_text(original[: mutant.start] + mutant.after + original[mutant.end :], encoding="utf-8")
+            os.utime(path, (dated + 1e6, dated + 1e6))  # so that the compiled file of the original is not taken
+            yield
+        finally:
+            path.write_text(original, encoding="utf-8")
+            os.utime(path, (dated, dated))
+
+    def notice(self, mutant: Mutant, files: Sequence[str]) -> str | None:
+        """The first of the tests that fails with the mutant and passes without it."""
+        while True:
+            with self.changed(mutant):
+                noticed = run_tests(self.folder, files, self.unsound)
+            if noticed is None or noticed in ("did not end", "ended") or noticed in self.sound:
+                return noticed
+            if run_tests(self.folder, [noticed]) is None:
+                self.sound.add(noticed)
+                return noticed
+            self.unsound.append(noticed)
+            print(f"fails without a mutant: {noticed}", flush=True)
+
+    def attempt(self, room: str, mutant: Mutant, slow: bool) -> dict[str, object]:
+        """Whether a test notices."""
+        before = (self.folder / mutant.path).read_text(encoding="utf-8")[mutant.start : mutant.end]
+        began, noticed = time.perf_counter(), None
+        for files in test_files(self.folder, room, mutant.path)[: 5 if slow else 4]:
+            noticed = noticed or self.notice(mutant, files)
+        seconds = round(time.perf_counter() - began, 1)
+        return {"room": room, **mutant._asdict(), "before": before, "noticed": noticed, "seconds": seconds}
 
 
 def work(jobs: Sequence[tuple[str, Mutant]], given: argparse.Namespace, deadline: float) -> None:
@@ -257,10 +287,11 @@ def work(jobs: Sequence[tuple[str, Mutant]], given: argparse.Namespace, deadline
         shutil.copytree(ROOT, folder, ignore=ignored)
         collect = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "tests"]
         subprocess.run(collect, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True)
+        copy = Copy(folder)
         for room, mutant in jobs:
             if time.monotonic() > deadline:
                 return
-            record = {"seed": given.seed, **try_mutant(room, mutant, folder, given.again)}
+            record = {"seed": given.seed, **copy.attempt(room, mutant, given.again)}
             with given.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
             if record["noticed"] is None:
