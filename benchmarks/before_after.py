@@ -6,7 +6,7 @@ after, before, after, ...; so both meet the same machine. The numbers are images
     python benchmarks/before_after.py --before OTHER_CHECKOUT --json results/performance/before_after.json
 
 On a GPU a step is captured as a CUDA graph and computed in bfloat16, as `lrfdyn train` does; on a CPU it is float32 and
-the batch is small. Where a checkout has no git metadata, --before-commit and --after-commit name the versions.
+the batch is small, and PyTorch's operations are counted too, since times are less steady there. Where a checkout has no git metadata, --before-commit and --after-commit name the versions.
 """
 
 from __future__ import annotations
@@ -61,6 +61,13 @@ def inference_call(model: torch.nn.Module, images: torch.Tensor) -> Callable[[],
     return common.captured(lambda: folded(images))
 
 
+def operations(call: Callable[[], Any]) -> int:
+    """How many of PyTorch's operations a call is made of."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        call()
+    return sum(event.count for event in profiler.key_averages() if event.key.startswith("aten::"))
+
+
 def work(options: argparse.Namespace) -> dict[str, Any]:
     """What the worker measures of the version that its path leads to: images per second by name."""
     import lrfdyn
@@ -69,7 +76,7 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
     assert found.is_relative_to(Path(options.worker).resolve()), f"lrfdyn comes from {found}"
     torch.backends.cudnn.benchmark = True
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    speeds = {}
+    speeds, counts = {}, {}
     for attention in options.attentions:
         torch.manual_seed(0)
         model = lrfdyn.create_model(options.model, attention=attention).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -78,11 +85,13 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
         labels = torch.randint(model.num_classes, (options.batch,), device=device)
         step = training_step(model, images, labels)
         speeds[f"training {attention}"] = 1e3 * options.batch / common.elapsed(step, options.repeats)
+        counts[f"training {attention}"] = None if device == "cuda" else operations(step)
         half = torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if device == "cuda" else nullcontext()
         with torch.inference_mode(), half:
             call = inference_call(model, images)
             speeds[f"inference {attention}"] = 1e3 * options.batch / common.elapsed(call, options.repeats)
-    return {"speeds": speeds, "version": lrfdyn.__version__}
+            counts[f"inference {attention}"] = None if device == "cuda" else operations(call)
+    return {"speeds": speeds, "operations": counts, "version": lrfdyn.__version__}
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -146,6 +155,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         values = {side: [one["speeds"][name] for one in rounds[side]] for side in SIDES}
         what, attention = name.split()
         sides: dict[str, Any] = {side: {"median": median(values[side]), "values": values[side]} for side in SIDES}
+        for side in SIDES:
+            if count := rounds[side][0]["operations"][name]:
+                sides[side]["operations"] = count
         ratio = sides["after"]["median"] / sides["before"]["median"]
         records.append({"what": what, "attention": attention, "batch": options.batch, **sides, "ratio": ratio})
         print(f"{name}: {sides['before']['median']:,.1f} before, {sides['after']['median']:,.1f} after, {ratio:.3f}")
