@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> None:
     if first and args.json:  # all processes have the same numbers
         print_json(result)
     elif first:
-        print(f"{source}: {describe_results(result, result['num_classes'])}, loss {result['test_loss']:.4f}")
+        where = f" on {result['held_out']:,} held-out training images" if "held_out" in result else ""
+        print(f"{source}: {describe_results(result, result['num_classes'])}, loss {result['test_loss']:.4f}{where}")
         seen = [row for row in result.get("classes", []) if args.classes and row["iou"] is not None]
         for row in sorted(seen, key=lambda row: -row["iou"]):
             accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.2f}"

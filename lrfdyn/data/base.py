@@ -22,7 +22,7 @@ from torch import Tensor
 from lrfdyn.checks import checked
 from lrfdyn.data.augment import Augmentation, augment_images, draw_mix, mix, normalise, smooth_targets
 from lrfdyn.data.hashed_random import Keys, permutation
-from lrfdyn.errors import require, require_integer, unknown_name
+from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
 from lrfdyn.files import expanded
 from lrfdyn.registry import Registry
 
@@ -83,6 +83,12 @@ class DataSource:
     def order(self, seed: int, epoch: int) -> np.ndarray:
         """The samples of an epoch in the order in which they are used."""
         return permutation(self.train_images, seed, epoch)
+
+    @checked
+    def hold_out(self, images: int) -> None:
+        """The last images of every class of the training images, so many in all, take the test images' place, and are
+        no longer trained on: choices that are made on them leave the test images unseen."""
+        raise LrfdynError(f"held_out: {type(self).__name__} cannot hold out training images, got {images}")
 
     def steps_per_epoch(self, batch_size: int, world_size: int = 1) -> int:
         """Whole global batches; the rest of the images sit an epoch out, others in every epoch."""
@@ -159,6 +165,19 @@ class DataSource:
             images = F.pad(normalise(levels, self.mean, self.deviation), (0, 0) * 3 + fill)
             images, padded = images.contiguous(memory_format=torch.channels_last), F.pad(labels, fill)
             yield Batch(images, padded, smooth_targets(padded, self.num_classes, 0.0), len(labels))
+
+
+def last_of_classes(labels: np.ndarray, classes: int, images: int) -> np.ndarray:
+    """Of samples with these `labels`, the last `images / classes` of every class, as a mask `[n]`."""
+    share, rest = divmod(images, classes)
+    require(share >= 1 and rest == 0, f"held_out: expected a multiple of the {classes} classes, got {images}")
+    chosen = np.zeros(len(labels), bool)
+    for label in range(classes):
+        (there,) = np.nonzero(labels == label)
+        words = f"expected less than the {len(there)} images of class {label}"
+        require(share < len(there), f"held_out: {words}, got {share} of each")
+        chosen[there[-share:]] = True
+    return chosen
 
 
 DATA: Registry[type[DataSource]] = Registry("data")

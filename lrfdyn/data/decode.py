@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lrfdyn.checks import checked
 from lrfdyn.data.augment import ATTEMPTS, Augmentation
-from lrfdyn.data.base import DataSource, register_data
+from lrfdyn.data.base import DataSource, last_of_classes, register_data
 from lrfdyn.data.hashed_random import CROP, Keys
 from lrfdyn.data.loading import load_in_order, to_device
 from lrfdyn.data.preprocess import CROP_SHARE, IMAGENET_DEVIATION, IMAGENET_MEAN, centre_crop, require_pillow
@@ -38,6 +39,19 @@ class Images(Protocol):
     def read(self, index: int) -> bytes: ...
 
     def name(self, index: int) -> str: ...
+
+
+class Part(Images):
+    """Those of `images` at the places `chosen`."""
+
+    def __init__(self, images: Images, chosen: np.ndarray) -> None:
+        self.images, self.chosen, self.labels = images, chosen, images.labels[chosen]
+
+    def read(self, index: int) -> bytes:
+        return self.images.read(int(self.chosen[index]))
+
+    def name(self, index: int) -> str:
+        return self.images.name(int(self.chosen[index]))
 
 
 def resized_crop_box(
@@ -88,6 +102,13 @@ class DecodedData(DataSource):
         self.splits, self._skip = {"train": train, "test": test}, on_corrupt == "skip"
         self.train_images, self.test_images = len(train.labels), len(test.labels)
         self.corrupt: dict[str, str] = {}
+
+    @checked
+    def hold_out(self, images: int) -> None:
+        train = self.splits["train"]
+        held = last_of_classes(train.labels, self.num_classes, images)
+        self.splits = {name: Part(train, np.flatnonzero(mask)) for name, mask in (("train", ~held), ("test", held))}
+        self.train_images, self.test_images = len(train.labels) - images, images
 
     def _decode_batch(self, split: str, keys: Keys) -> tuple[Tensor, Tensor, dict[str, str]]:
         """Levels `[B, 3, size, size]` uint8, labels `[B]`, and why by name an image could not be read."""

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lrfdyn.checks import checked
 from lrfdyn.data.augment import Augmentation
-from lrfdyn.data.base import DataSource, register_data
+from lrfdyn.data.base import DataSource, last_of_classes, register_data
 from lrfdyn.data.hashed_random import Keys
 from lrfdyn.data.loading import to_device
 from lrfdyn.errors import LrfdynError, require
@@ -40,6 +41,14 @@ class ResidentData(DataSource):
         self._resident: dict[tuple[str, torch.device], list[Tensor]] = {}
         self.train_images, self.test_images = len(train[1]), len(test[1])
         self.in_channels, self.image_size = train[0].shape[1], train[0].shape[2]
+
+    @checked
+    def hold_out(self, images: int) -> None:
+        pixels, labels = self.splits["train"]
+        held = torch.from_numpy(last_of_classes(labels.cpu().numpy(), self.num_classes, images))
+        self.splits = {"train": (pixels[~held], labels[~held]), "test": (pixels[held], labels[held])}
+        self._resident = {}
+        self.train_images, self.test_images = len(labels) - images, images
 
     def load(self, split: str, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         if (split, device) not in self._resident:

@@ -17,7 +17,7 @@ import numpy as np
 
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.base import register_data
-from lrfdyn.data.decode import DecodedData, Images
+from lrfdyn.data.decode import DecodedData, Images, Part
 from lrfdyn.data.hashed_random import ORDER, SHARD_ORDER, hashed, permutation
 from lrfdyn.errors import LrfdynError, require, require_integer
 from lrfdyn.files import plain_file, remove_abandoned, write_atomic
@@ -121,14 +121,21 @@ class Shards(DecodedData):
         **options: Any,
     ) -> None:
         require_integer("shuffle_shards", shuffle_shards, 1)
-        self._images, self._window = ShardImages(_find(root, train, "train")), shuffle_shards
+        images, self._window = ShardImages(_find(root, train, "train")), shuffle_shards
         test_images = ShardImages(_find(root, test, "test"))
-        classes = 1 + int(max(self._images.labels.max(), test_images.labels.max()))
+        classes = 1 + int(max(images.labels.max(), test_images.labels.max()))
         num_classes = classes if num_classes is None else num_classes
         require_integer("num_classes", num_classes, classes)  # as many as the shards have
-        super().__init__(self._images, test_images, num_classes, augment, **options)
+        self._shards, self._shard = len(images.shards), images.shard  # their number, and that of every image
+        super().__init__(images, test_images, num_classes, augment, **options)
+
+    def hold_out(self, images: int) -> None:
+        super().hold_out(images)
+        train = self.splits["train"]
+        assert isinstance(train, Part)
+        self._shard = self._shard[train.chosen]
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
-        place = np.argsort(permutation(len(self._images.shards), seed, epoch, SHARD_ORDER))  # of every shard
+        place = np.argsort(permutation(self._shards, seed, epoch, SHARD_ORDER))  # of every shard
         scattered = hashed(seed, epoch, ORDER, np.arange(self.train_images))
-        return np.lexsort((scattered, place[self._images.shard] // self._window))
+        return np.lexsort((scattered, place[self._shard] // self._window))

@@ -76,6 +76,7 @@ class DataConfig(Section):
     name: Annotated[str, "digits, cifar10, cifar100, imagenet, imagenette, folder, webdataset, ade20k or one's own."]
     root: Annotated[str | None, "The folder of its files."] = None
     image_size: Annotated[int | None, "Pixels a side that images are brought to; null: that of the data set."] = None
+    held_out: Annotated[int | None, "Test on so many training images, the last of every class, instead.", COUNT] = None
     options: Annotated[dict[str, Any], "Further arguments, such as {workers: 8}."] = field(default_factory=dict)
 
 
@@ -168,6 +169,8 @@ FREE_KEYS = (
     "data.root", "run.device", "run.cuda_graph", "run.log_steps", "run.checkpoint_steps", "run.checkpoint_epochs",
     "run.test_epochs", "run.test_batch_size", "run.accumulate",
 )  # fmt: skip
+# Keys that came later: where they are not set, they decide nothing, and an earlier run is still the same.
+LATER_KEYS = ("data.held_out",)
 # Of data.options. A run that a damaged image ended met none before it, and may go on without it.
 FREE_OPTIONS = ("workers", "on_corrupt")
 
@@ -227,7 +230,8 @@ def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
     """What of a configuration decides the result, as `section.name`."""
     flat = {f"{section}.{name}": value for section, entries in values.items() for name, value in entries.items()}
     options = {key: value for key, value in (flat.get("data.options") or {}).items() if key not in FREE_OPTIONS}
-    return {key: value for key, value in flat.items() if key not in FREE_KEYS} | {"data.options": options}
+    unset = [key for key in LATER_KEYS if flat.get(key) is None]
+    return {key: value for key, value in flat.items() if key not in (*FREE_KEYS, *unset)} | {"data.options": options}
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:

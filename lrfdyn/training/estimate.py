@@ -35,7 +35,10 @@ def data_facts(config: TrainConfig) -> tuple[dict[str, int], str]:
                 raise
             absent = str(error).removeprefix("root: ")
     given = {"num_classes": data.options.get("num_classes"), "image_size": data.image_size}
-    return {key: given.get(key) or getattr(known, key) for key in keys if key in given or hasattr(known, key)}, absent
+    facts = {key: given.get(key) or getattr(known, key) for key in keys if key in given or hasattr(known, key)}
+    if data.held_out is not None:
+        facts |= {"train_images": facts["train_images"] - data.held_out, "test_images": data.held_out}
+    return facts, absent
 
 
 def estimate(config: TrainConfig, processes: int = 1, memory: bool = True) -> dict[str, Any]:

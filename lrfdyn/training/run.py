@@ -22,7 +22,15 @@ from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.logs import Reporter, discard_run
 from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, launch_name
 from lrfdyn.training.recipes import dump_yaml
-from lrfdyn.training.tasks import TestRun, attention_facts, build_data, data_model, describe_results, task_of
+from lrfdyn.training.tasks import (
+    TestRun,
+    attention_facts,
+    build_data,
+    data_model,
+    describe_results,
+    held_out,
+    task_of,
+)
 from lrfdyn.training.trainer import Trainer
 
 CLAIMED: set[Path] = set()  # folders that this process has begun a run in
@@ -126,6 +134,7 @@ def _finish(trainer: Trainer, records: list[dict[str, Any]], recipe: str, comman
         "time_steps": model.time_steps,
         "data": config.data.name,
         "num_classes": trainer.source.num_classes,
+        **held_out(config),
         "epochs": config.schedule.total_epochs,
         "seed": config.run.seed,
         **{key: last[key] for key in trainer.task.results},  # percent, of the last epoch and never of the best
@@ -141,7 +150,8 @@ def _finish(trainer: Trainer, records: list[dict[str, Any]], recipe: str, comman
         "command": command,
     }
     shown = describe_results(summary, trainer.source.num_classes)
-    tested = f"{shown} on the {trainer.source.test_images:,} test images of {config.data.name}"
+    images = "held-out training images" if held_out(config) else "test images"
+    tested = f"{shown} on the {trainer.source.test_images:,} {images} of {config.data.name}"
     how = f"{summary['epochs']:g} epochs, seed {config.run.seed}"
     description = f"Trained with `{command or recipe}`.\n\nAfter training ({how}): {tested}."
     with trainer.writing():
@@ -173,4 +183,4 @@ def evaluate_weights(
     tested = task_of(config.data.name).test(model, run)
     loss = tested.get("test_loss", 0.0)
     require(math.isfinite(loss), f"weights: {name} is of no use: the loss on the test images is {loss}")
-    return {"num_classes": source.num_classes, **facts, **tested}
+    return {"num_classes": source.num_classes, **facts, **held_out(config), **tested}

@@ -146,7 +146,7 @@ class Classification(Task):
 def data_options(config: TrainConfig) -> dict[str, Any]:
     """What `create_data` is called with, besides the folder and the augmentation."""
     data = config.data
-    for key in ("image_size", "name", "root"):
+    for key in ("held_out", "image_size", "name", "root"):
         require(key not in data.options, f"data.options: {key} has a key of its own, data.{key}")
     return {**data.options, **({} if data.image_size is None else {"image_size": data.image_size})}
 
@@ -154,7 +154,15 @@ def data_options(config: TrainConfig) -> dict[str, Any]:
 def build_data(config: TrainConfig) -> DataSource:
     """The data set of a configuration."""
     root = None if config.data.root is None else expanded(config.data.root, "data.root")
-    return create_data(config.data.name, root, config.augmentation, **data_options(config))
+    source = create_data(config.data.name, root, config.augmentation, **data_options(config))
+    if config.data.held_out is not None:
+        source.hold_out(config.data.held_out)
+    return source
+
+
+def held_out(config: TrainConfig) -> dict[str, int]:
+    """What a record of a test says, where the images of it are not the test images."""
+    return {} if config.data.held_out is None else {"held_out": config.data.held_out}
 
 
 def data_model(config: TrainConfig, source: DataSource) -> SpikingModel:

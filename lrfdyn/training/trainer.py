@@ -29,7 +29,7 @@ from lrfdyn.training.logs import Reporter, RunLog
 from lrfdyn.training.optim import MovingAverage, build_optimizer, rate_at, set_rate, without_warning
 from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, seed_generators, synchronize_norms
 from lrfdyn.training.step import TrainStep, capture_obstacle
-from lrfdyn.training.tasks import TestRun, build_data, build_distill, data_model, task_of
+from lrfdyn.training.tasks import TestRun, build_data, build_distill, data_model, held_out, task_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Warnings of torch: gradients of 1x1 kernels are said to be channels-last, which is the same memory; and the successor
@@ -213,6 +213,7 @@ class Trainer:
             with nullcontext() if self.average is None else self.average.swapped():
                 self.tested = self.task.test(self.model, test)
             record |= {key: self.tested[key] for key in self.task.results}
+            record |= held_out(self.config)
         self.loss_sum.zero_()
         self.wall_seconds = time.perf_counter() - started
         record |= {"images_per_s": self.speed, "wall_s": round(self.wall_seconds, 3)}

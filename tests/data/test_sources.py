@@ -15,6 +15,7 @@ from lrfdyn import LrfdynError
 from lrfdyn.analysis.measure.observe import load_images
 from lrfdyn.cli import main
 from lrfdyn.data import DATA, Augmentation, DataSource, create_data, data_class, register_data
+from lrfdyn.data.hashed_random import Keys
 from lrfdyn.data.resident import ResidentData
 from lrfdyn.training.estimate import estimate
 from lrfdyn.training.recipes import load_recipe
@@ -69,6 +70,36 @@ def test_every_epoch_and_seed_has_its_own_order(create: Create) -> None:
     for seed, epoch in ((0, 1), (0, 2), (1, 0)):
         assert sorted(data.order(seed, epoch)) == sorted(first)
         assert (data.order(seed, epoch) != first).any()
+
+
+def test_held_out_images_are_the_last_of_every_class(create: Create) -> None:
+    """They take the test images' place, and nothing of them is trained on; the rest keeps its order."""
+    whole, data = create(Augmentation()), create(Augmentation())
+    if whole.num_classes == 100:  # the 40 images have fewer
+        with pytest.raises(
+            LrfdynError, match=r"held_out: expected less than the \d images of class \d+, got 1 of each"
+        ):
+            data.hold_out(100)
+        return
+
+    def loaded(source: DataSource, split: str, samples: np.ndarray) -> list[torch.Tensor]:
+        (batch,) = source.load(split, [Keys(0, 0, samples, np.zeros_like(samples))], torch.device("cpu"))
+        return list(batch)
+
+    everything = loaded(whole, "train", np.arange(whole.train_images))
+    labels, classes = everything[1].numpy(), whole.num_classes
+    held, share = np.zeros(len(labels), bool), min(5, np.bincount(labels).min() - 1)
+    for c in range(classes):
+        held[np.nonzero(labels == c)[0][-share:]] = True
+    data.hold_out(int(share) * classes)
+    assert (data.train_images, data.test_images) == (len(labels) - share * classes, share * classes)
+    for split, mask in (("train", ~held), ("test", held)):
+        for there, here in zip(loaded(data, split, np.arange(mask.sum())), everything, strict=True):
+            assert torch.equal(there, here[torch.from_numpy(mask)])
+    assert sorted(data.order(0, 0)) == list(range(data.train_images))
+    assert sum(batch.count for batch in data.test_batches(batch_size=8)) == share * classes
+    with pytest.raises(LrfdynError, match=f"held_out: expected a multiple of the {classes} classes, got {classes + 1}"):
+        data.hold_out(classes + 1)
 
 
 def test_global_random_numbers_are_left_alone(create: Create) -> None:

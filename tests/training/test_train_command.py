@@ -13,6 +13,8 @@ from rich.progress import Progress
 from lrfdyn.cli import main
 from lrfdyn.commands import evaluate
 from lrfdyn.commands.train import Bar
+from lrfdyn.files import read_json_lines
+from lrfdyn.training.estimate import estimate
 from tests.data.make import write_folder
 from tests.training.runs import tiny, write_recipe
 
@@ -44,6 +46,26 @@ def test_evaluation_shows_how_far_it_is(tmp_path, monkeypatch):
     (task,) = shown.tasks
     assert (task.completed, task.total) == (360, 360), "the held-out digits"
     assert "100%" in text.getvalue()
+
+
+def test_a_test_on_held_out_images_says_so(tmp_path, capsys):
+    """In the log, the summary, the card and wherever it is measured again."""
+    recipe, out = write_recipe(tmp_path / "tiny.yaml", schedule={"epochs": 1, "warmup_epochs": 0}), tmp_path / "run"
+    assert main(["train", str(recipe), "--out", str(out), "--data.held_out", "100"]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["held_out"] == 100
+    assert read_json_lines(out / "log.jsonl")[-1]["held_out"] == 100
+    assert "on the 100 held-out training images of digits" in (out / "model" / "README.md").read_text()
+    capsys.readouterr()
+    assert main(["evaluate", str(out)]) == 0
+    assert "on 100 held-out training images" in capsys.readouterr().out
+    assert main(["evaluate", str(out), "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert (measured["held_out"], measured["top1"]) == (100, summary["top1"])
+    assert main(["evaluate", str(out), "--data.held_out", "null"]) == 0
+    assert "held-out" not in capsys.readouterr().out
+    facts = estimate(tiny(data={"name": "cifar100", "held_out": 5000}), memory=False)
+    assert (facts["train_images"], facts["test_images"]) == (45_000, 5_000)
 
 
 def test_three_classes_have_no_top_5(tmp_path, capsys):
