@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Literal, get_type_hints
 
 from lrfdyn.checks import check_types, checked
@@ -84,13 +85,14 @@ class DataConfig(Section):
 class OptimizerConfig(Section):
     """The optimiser, and the moving average of what it trains."""
 
-    name: Annotated[Literal["adamw", "lamb", "sgd"], "The rule of the update."] = "adamw"
+    name: Annotated[Literal["adamw", "lamb", "muon", "sgd"], "The rule of the update."] = "adamw"
     learning_rate: Annotated[float, "The highest rate, after the warm-up.", POSITIVE] = 5e-4
     per_images: Annotated[int | None, "The rate is for this batch size and grows with the real one.", POSITIVE] = None
     weight_decay: Annotated[float, "Not of norms, biases and the dendrites' time constants.", NOT_NEGATIVE] = 0.05
     betas: Annotated[tuple[float, float], "Of AdamW and LAMB."] = (0.9, 0.999)
     eps: Annotated[float, "Of AdamW and LAMB.", POSITIVE] = 1e-8
-    momentum: Annotated[float, "Of SGD.", SHARE] = 0.9
+    momentum: Annotated[float, "Of SGD and Muon.", SHARE] = 0.9
+    muon_rate: Annotated[float | None, "Of Muon: the rate of its matrices; null: learning_rate.", POSITIVE] = None
     trust_clip: Annotated[bool, "Of LAMB: its scale is at most 1."] = False
     clip_norm: Annotated[float | None, "Largest norm of the gradient; null: not clipped.", POSITIVE] = None
     ema_decay: Annotated[float | None, "Decay of a moving average of the weights, which is then tested.", SHARE] = None
@@ -100,6 +102,8 @@ class OptimizerConfig(Section):
         super().__post_init__()
         shares = all(0 <= beta < 1 for beta in self.betas)
         require(shares, f"optimizer.betas: expected two numbers in [0, 1), got {self.betas}")
+        ours = self.muon_rate is None or self.name == "muon"
+        require(ours, f"optimizer.muon_rate: is for the optimiser muon, and this is {self.name}")
 
 
 @dataclass(frozen=True)
@@ -115,25 +119,35 @@ class ScheduleConfig(Section):
     mix_epochs: Annotated[int | None, "Mixup and cutmix end after so many; null: never.", COUNT_OR_ZERO] = None
     decay: Annotated[Literal["cosine", "poly"], "Half a cosine, or a power that begins after the warm-up."] = "cosine"
     power: Annotated[float, "The exponent of poly.", NOT_NEGATIVE] = 1.0
+    rates: Annotated[
+        tuple[tuple[float, float], ...] | None,
+        "Instead of warm-up and decay: [epoch, share of the highest rate], from 0 to the last epoch, linear between.",
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        words = f"expected 0 to the {self.epochs} epochs, got {self.warmup_epochs:g}"
+        words, total = f"expected 0 to the {self.epochs} epochs, got {self.warmup_epochs:g}", self.total_epochs
         hint = "(lrfdyn train --epochs N shortens every part)"
         require(0 <= self.warmup_epochs <= self.epochs, f"schedule.warmup_epochs: {words} {hint}")
+        if self.rates is not None:
+            epochs, shares = [knot[0] for knot in self.rates], [knot[1] for knot in self.rates]
+            whole = epochs[:1] == [0] and epochs[-1] == total and all(a <= b for a, b in pairwise(epochs))
+            require(whole, f"schedule.rates: expected epochs that grow from 0 to {total}, got {epochs} {hint}")
+            require(min(shares) >= 0, f"schedule.rates: expected shares >= 0, got {shares}")
 
     @property
     def total_epochs(self) -> int:
         return self.epochs + self.cooldown_epochs
 
     def within(self, total: int) -> ScheduleConfig:
-        """The same course in `total` epochs: warm-up, cool-down and the end of mixing in proportion."""
+        """The same course in `total` epochs: warm-up, cool-down, the end of mixing and knots in proportion."""
         require(total >= 1, f"epochs: expected an integer >= 1, got {total}")
         share = total / self.total_epochs
         cooldown = min(round(self.cooldown_epochs * share), total - 1)
         warmup, mixed = round(self.warmup_epochs * share, 2), self.mix_epochs and round(self.mix_epochs * share)
+        rates = self.rates and tuple((round(epoch * share, 2), height) for epoch, height in self.rates)
         return dataclasses.replace(
-            self, epochs=total - cooldown, cooldown_epochs=cooldown, warmup_epochs=warmup, mix_epochs=mixed
+            self, epochs=total - cooldown, cooldown_epochs=cooldown, warmup_epochs=warmup, mix_epochs=mixed, rates=rates
         )
 
 
@@ -170,7 +184,7 @@ FREE_KEYS = (
     "run.test_epochs", "run.test_batch_size", "run.accumulate",
 )  # fmt: skip
 # Keys that came later: where they are not set, they decide nothing, and an earlier run is still the same.
-LATER_KEYS = ("data.held_out",)
+LATER_KEYS = ("data.held_out", "optimizer.muon_rate", "schedule.rates")
 # Of data.options. A run that a damaged image ended met none before it, and may go on without it.
 FREE_OPTIONS = ("workers", "on_corrupt")
 

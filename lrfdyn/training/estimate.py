@@ -16,7 +16,8 @@ from lrfdyn.training.config import DATA_FACTS, TrainConfig
 from lrfdyn.training.optim import parameter_groups
 from lrfdyn.training.tasks import attention_facts, build_data, data_options, task_of
 
-STATES = {"adamw": 2, "lamb": 2, "sgd": 1}  # numbers that an optimiser keeps per parameter
+STATES = {"adamw": 2, "lamb": 2, "muon": 2, "sgd": 1}  # numbers that an optimiser keeps per parameter
+MATRIX_STATES = 1  # of those that Muon itself trains
 FEW, MORE = 2, 4  # images of the batches that activations are counted for
 
 
@@ -51,8 +52,7 @@ def estimate(config: TrainConfig, processes: int = 1, memory: bool = True) -> di
     require(steps >= 1, f"run.batch_size: expected at most the {images} training images")
     with torch.device("meta"):
         model = task_of(config.data.name).build_model(config, **facts)
-    parameter_groups(model, config.optimizer)
-    parameters = count_parameters(model)
+    groups, parameters = parameter_groups(model, config.optimizer), count_parameters(model)
     result: dict[str, Any] = {
         "model": config.model.name,
         **model.size,
@@ -71,12 +71,15 @@ def estimate(config: TrainConfig, processes: int = 1, memory: bool = True) -> di
     }
     if memory:
         shape = facts["in_channels"], facts["image_size"], facts["image_size"]
-        weights = parameters * (8 if config.run.precision == "fp64" else 4)
+        size = 8 if config.run.precision == "fp64" else 4
+        weights = parameters * size
+        kept = {False: STATES[config.optimizer.name], True: MATRIX_STATES}
+        moments = sum(kept["matrices" in group] * p.numel() for group in groups for p in group["params"])
         whole = weights + sum(b.numel() * b.element_size() for b in model.buffers())
         result["memory"] = {
             "parameters": whole,
             "gradients": weights,
-            "optimizer": STATES[config.optimizer.name] * weights,
+            "optimizer": moments * size,
             "ema": 0 if config.optimizer.ema_decay is None else whole,
             "activations": activation_bytes(model, config, shape, micro_batch),
         }

@@ -173,7 +173,8 @@ def type_name(kind: Any) -> str:
     if origin is Literal:
         return "|".join(arguments)
     if origin is tuple:
-        return "TEXT,TEXT" if arguments[0] is str else "N,N"
+        inner = "[N,N]" if get_origin(arguments[0]) is tuple else type_name(arguments[0])
+        return {"TEXT": "TEXT,TEXT", "N": "N,N", "X": "N,N"}.get(inner, f"[{inner}, ...]")
     return {int: "N", float: "X", str: "TEXT", bool: "true|false"}.get(kind, "{KEY: VALUE}")
 
 

@@ -16,7 +16,16 @@ from lrfdyn.data.resident import Digits
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
 from lrfdyn.training.config import DistillConfig, OptimizerConfig, ScheduleConfig
-from lrfdyn.training.optim import Lamb, MovingAverage, build_optimizer, parameter_groups, rate_at, set_rate
+from lrfdyn.training.optim import (
+    Lamb,
+    MovingAverage,
+    Muon,
+    build_optimizer,
+    orthogonalize,
+    parameter_groups,
+    rate_at,
+    set_rate,
+)
 from lrfdyn.training.processes import SyncBatchNorm2d
 from lrfdyn.training.tasks import build_distill
 
@@ -40,6 +49,81 @@ def test_lamb(trust_clip):
         torch.testing.assert_close(weight.detach(), expected, rtol=1e-12, atol=1e-12)
 
 
+def newton_schulz(x: Tensor) -> Tensor:
+    """As Jordan et al. (2024) write it down, for one matrix."""
+    if x.shape[0] > x.shape[1]:
+        return newton_schulz(x.T).T
+    x = x / x.norm()
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x
+
+
+def test_muon():
+    """Against its definition, with two matrices of one shape and one of another, in one step; AdamW beside it."""
+    torch.manual_seed(0)
+    shapes = [(6, 3, 1, 1), (6, 3, 1, 1), (4, 2, 3, 3), (5, 5)]
+    weights = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in shapes]
+    rest, same = (nn.Parameter(torch.arange(3.0, dtype=torch.float64)) for _ in range(2))
+    expected, means = [w.detach().clone() for w in weights], [torch.zeros_like(w) for w in weights]
+    groups = [{"params": weights, "matrices": True, "weight_decay": 0.1}, {"params": [rest], "weight_decay": 0.3}]
+    optimizer = Muon(groups, lr=0.01, betas=(0.9, 0.99), eps=1e-6, momentum=0.95)
+    plain = torch.optim.AdamW([same], lr=0.01, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.3)
+    for _ in range(3):
+        for i, weight in enumerate(weights):
+            weight.grad = grad = torch.randn_like(weight)
+            means[i] = 0.95 * means[i] + 0.05 * grad
+            ahead = 0.05 * grad + 0.95 * means[i]
+            step = newton_schulz(ahead.flatten(1)).view(weight.shape) * 0.2 * max(ahead.flatten(1).shape) ** 0.5
+            expected[i] = (1 - 0.01 * 0.1) * expected[i] - 0.01 * step
+        rest.grad = torch.randn_like(rest)
+        same.grad = rest.grad.clone()
+        optimizer.step()
+        plain.step()
+        for weight, value in zip(weights, expected, strict=True):
+            torch.testing.assert_close(weight.detach(), value, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(rest, same, rtol=1e-12, atol=1e-12)
+
+
+def test_muon_is_torch_s_for_matrices():
+    """Both iterate in bfloat16, with the same roundings."""
+    theirs_class = getattr(torch.optim, "Muon", None)
+    if theirs_class is None:
+        pytest.skip("this torch has none")
+    torch.manual_seed(0)
+    ours, theirs = (nn.Parameter(torch.ones(16, 24)) for _ in range(2))
+    groups = [{"params": [ours], "matrices": True, "weight_decay": 0.1}]
+    pair = (
+        Muon(groups, lr=0.02, betas=(0.9, 0.99), eps=1e-8, momentum=0.9),
+        theirs_class([theirs], lr=0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
+    )
+    for _ in range(4):
+        ours.grad = torch.randn(16, 24)
+        theirs.grad = ours.grad.clone()
+        for optimizer in pair:
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3 * float(theirs.detach().sub(1).abs().max()))
+    assert torch.linalg.svdvals(orthogonalize(torch.randn(1, 16, 24))[0]).sub(1).abs().max() < 0.4
+
+
+def test_muon_takes_the_matrices_inside_the_network():
+    """All of them decay alike, whatever their rates are; what is not a matrix of it is AdamW's."""
+    model = create_model("spikformer_4_384", dim=8, depth=1, heads=2, attention="lrf_dyn", dilations=(1, 3))
+    config = OptimizerConfig(name="muon", learning_rate=0.01, muon_rate=0.02, weight_decay=0.1)
+    decayed, spared, matrices = parameter_groups(model, config)
+    names = {p: name for name, p in model.named_parameters()}
+    chosen = {names[p] for p in matrices["params"]}
+    layers = {f"{name}.weight": m for name, m in model.named_modules() if isinstance(m, nn.Conv2d)}
+    assert chosen == {name for name, layer in layers.items() if layer.groups == 1}
+    assert {"head.weight", "blocks.0.attn.dendrites.weight"} <= {names[p] for p in decayed["params"]}
+    assert len(chosen) + len(decayed["params"]) + len(spared["params"]) == len(names)
+    optimizer = build_optimizer(model, config, 0.01)
+    set_rate(optimizer, 0.005)
+    assert [g["lr"] for g in optimizer.param_groups] == [0.005, 0.005, 0.01]
+    assert [g["lr"] * g["weight_decay"] for g in optimizer.param_groups] == pytest.approx([5e-4, 0, 5e-4])
+
+
 def test_decay_spares_norms_biases_and_time_constants():
     model = create_model("spikformer_4_384", dim=8, depth=1, heads=2, attention="lrf_dyn")
     decayed, spared = parameter_groups(model, OptimizerConfig(weight_decay=0.1))
@@ -53,7 +137,7 @@ def test_decay_spares_norms_biases_and_time_constants():
     assert len(decayed["params"]) + len(spared["params"]) == len(names)
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "sgd"])
 def test_optimizer_by_name(name):
     model = nn.Linear(3, 2)
     optimizer = build_optimizer(model, OptimizerConfig(name=name), 0.1)
@@ -75,6 +159,9 @@ def test_rate():
     assert rate_at(late, 1.0, 20) == pytest.approx(1.0)
     assert rate_at(late, 1.0, 60) == pytest.approx(0.6)
     assert rate_at(ScheduleConfig(epochs=10, warmup_epochs=0), 1.0, 0) == 1.0
+    knots = ScheduleConfig(epochs=10, warmup_epochs=0, rates=((0, 0.5), (2, 1), (4, 1), (4, 0.25), (10, 0)))
+    expected = {0: 1.0, 1: 1.5, 2: 2.0, 3: 2.0, 3.5: 2.0, 4: 0.5, 7: 0.25, 9: 0.5 / 6, 10: 0.0}
+    assert [rate_at(knots, 2.0, epoch) for epoch in expected] == pytest.approx(list(expected.values()))
 
 
 def test_moving_average():
