@@ -92,7 +92,7 @@ def measure(config: TrainConfig, folder: Path, warm_up: int, timed: int) -> tupl
         trainer.task.test(
             trainer.model, TestRun(trainer.source, run.test_batch_size, trainer.accelerator, trainer.dtype)
         )
-        return clock.seconds * trainer.steps, time.perf_counter() - began
+        return clock.seconds * trainer.stage.steps, time.perf_counter() - began
     finally:
         del trainer
         common.free_memory()

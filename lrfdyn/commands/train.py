@@ -115,8 +115,8 @@ class Bar(Reporter, AbstractContextManager["Bar"]):
         self.say(f"{trainer.parameters:,} parameters, {trainer.processes} x {trainer.device.type}, {steps}")
 
     def step(self, trainer: Trainer) -> None:
-        epoch, news = (trainer.done - 1) // trainer.steps + 1, f"{trainer.speed:,.0f} images/s{self.news}"
-        self.progress.update(self.task, completed=trainer.done, description=f"epoch {epoch}", news=news)
+        news = f"{trainer.speed:,.0f} images/s{self.news}"
+        self.progress.update(self.task, completed=trainer.done, description=f"epoch {trainer.epoch}", news=news)
 
     def epoch(self, record: dict[str, Any]) -> None:
         results = describe_results(record, self.num_classes)
@@ -124,7 +124,8 @@ class Bar(Reporter, AbstractContextManager["Bar"]):
         # The rest is on the line above it; with all of it, 80 columns would have no room for the time left.
         if self.headline in record:
             self.news = f", {describe_results({self.headline: record[self.headline]}, self.num_classes)}"
-        self.say(f"epoch {record['epoch']}: loss {record['train_loss']:.4f}{tested}")
+        steps = f" (T = {record['time_steps']})" if "time_steps" in record else ""
+        self.say(f"epoch {record['epoch']}{steps}: loss {record['train_loss']:.4f}{tested}")
         self.progress.update(self.task, news=f"{record['images_per_s']:,.0f} images/s{self.news}")
 
     def say(self, message: str) -> None:

@@ -6,13 +6,13 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, get_type_hints
 
-from lrfdyn.checks import check_types, checked
+from lrfdyn.checks import check_types, checked, hints_of
 from lrfdyn.data import Augmentation
 from lrfdyn.errors import require
 
@@ -32,9 +32,11 @@ class Section:
     """A part of a configuration. Its keys are annotated with what they mean and, if they are numbers, their range."""
 
     def __post_init__(self) -> None:
-        section = type(self).__name__.removesuffix("Config").lower()
-        check_types({f"{section}.{key}": value for key, value in vars(self).items()}, key_types())
-        for key, kind in get_type_hints(type(self), include_extras=True).items():
+        own: Any = type(self)
+        section = own.__name__.removesuffix("Config").lower()
+        hints = {f"{section}.{key}": kind for key, kind in hints_of(own).items()}
+        check_types({f"{section}.{key}": value for key, value in vars(self).items()}, hints)
+        for key, kind in get_type_hints(own, include_extras=True).items():
             for words, low, high in kind.__metadata__[1:]:
                 value = getattr(self, key)
                 require(value is None or low <= value < high, f"{section}.{key}: expected {words}, got {value}")
@@ -107,6 +109,18 @@ class OptimizerConfig(Section):
 
 
 @dataclass(frozen=True)
+class StageConfig(Section):
+    """What some of the first epochs do otherwise than the last ones; None leaves a choice as those have it."""
+
+    epochs: Annotated[int, "How many they are.", COUNT]
+    time_steps: Annotated[int | None, "How often a static image is shown.", COUNT] = None
+    tau: Annotated[float | None, "Of all LIF neurons.", ("a number >= 1", 1, math.inf)] = None
+    batch_size: Annotated[int | None, "Images per step of the optimiser, over all processes.", COUNT] = None
+    image_size: Annotated[int | None, "Pixels a side that training images are brought to.", COUNT] = None
+    mix_probability: Annotated[float | None, "Probability that a step is mixed.", SHARE_OR_ONE] = None
+
+
+@dataclass(frozen=True)
 class ScheduleConfig(Section):
     """Linear warm-up, half a cosine or a power, and a cool-down at the lowest rate; `epochs` counts the first two."""
 
@@ -123,6 +137,11 @@ class ScheduleConfig(Section):
         tuple[tuple[float, float], ...] | None,
         "Instead of warm-up and decay: [epoch, share of the highest rate], from 0 to the last epoch, linear between.",
     ] = None
+    stages: Annotated[
+        tuple[StageConfig, ...] | None,
+        "What the first epochs do otherwise, in turn: {epochs, time_steps, tau, batch_size, image_size, "
+        "mix_probability}.",
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,21 +153,30 @@ class ScheduleConfig(Section):
             whole = epochs[:1] == [0] and epochs[-1] == total and all(a <= b for a, b in pairwise(epochs))
             require(whole, f"schedule.rates: expected epochs that grow from 0 to {total}, got {epochs} {hint}")
             require(min(shares) >= 0, f"schedule.rates: expected shares >= 0, got {shares}")
+        first = sum(stage.epochs for stage in self.stages or ())
+        words = f"expected fewer than the {total} epochs of the run, got {first}"
+        require(first < total, f"schedule.stages: {words} {hint}")
 
     @property
     def total_epochs(self) -> int:
         return self.epochs + self.cooldown_epochs
 
     def within(self, total: int) -> ScheduleConfig:
-        """The same course in `total` epochs: warm-up, cool-down, the end of mixing and knots in proportion."""
+        """The same course in `total` epochs: warm-up, cool-down, the end of mixing, knots and stages in proportion."""
         require(total >= 1, f"epochs: expected an integer >= 1, got {total}")
         share = total / self.total_epochs
         cooldown = min(round(self.cooldown_epochs * share), total - 1)
         warmup, mixed = round(self.warmup_epochs * share, 2), self.mix_epochs and round(self.mix_epochs * share)
         rates = self.rates and tuple((round(epoch * share, 2), height) for epoch, height in self.rates)
+        # Where so few epochs are left that a stage has none, the last ones stay.
+        ends = [min(round(end * share), total - 1) for end in accumulate(stage.epochs for stage in self.stages or ())]
+        lengths = [end - start for start, end in pairwise([0, *ends])]
+        parts = zip(self.stages or (), lengths, strict=True)
+        stages = self.stages and tuple(dataclasses.replace(stage, epochs=n) for stage, n in parts if n)
         return dataclasses.replace(
-            self, epochs=total - cooldown, cooldown_epochs=cooldown, warmup_epochs=warmup, mix_epochs=mixed, rates=rates
-        )
+            self, epochs=total - cooldown, cooldown_epochs=cooldown, warmup_epochs=warmup, mix_epochs=mixed,
+            rates=rates, stages=stages,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -184,7 +212,7 @@ FREE_KEYS = (
     "run.test_epochs", "run.test_batch_size", "run.accumulate",
 )  # fmt: skip
 # Keys that came later: where they are not set, they decide nothing, and an earlier run is still the same.
-LATER_KEYS = ("data.held_out", "optimizer.muon_rate", "schedule.rates")
+LATER_KEYS = ("data.held_out", "optimizer.muon_rate", "schedule.rates", "schedule.stages")
 # Of data.options. A run that a damaged image ended met none before it, and may go on without it.
 FREE_OPTIONS = ("workers", "on_corrupt")
 
@@ -219,6 +247,18 @@ class TrainConfig:
         pairs = "mixup and cutmix pair the images that a process computes at once"
         require(even, f"run.batch_size: {pairs}; expected a multiple of {2 * parts}, got {batch}")
         return batch // parts
+
+    def in_stages(self) -> Sequence[tuple[StageConfig, TrainConfig]]:
+        """The stages of a run, each with the settings that hold in it. The last one has nothing but its epochs."""
+        first = self.schedule.stages or ()
+        last = StageConfig(self.schedule.total_epochs - sum(stage.epochs for stage in first))
+        return [(stage, self._during(stage)) for stage in (*first, last)]
+
+    def _during(self, stage: StageConfig) -> TrainConfig:
+        sections: dict[str, Any] = {"run": "batch_size", "augmentation": "mix_probability"}
+        given = {section: key for section, key in sections.items() if getattr(stage, key) is not None}
+        changed = {s: dataclasses.replace(getattr(self, s), **{k: getattr(stage, k)}) for s, k in given.items()}
+        return dataclasses.replace(self, **changed)
 
     @property
     def base_rate(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models.summary import count_parameters
 from lrfdyn.training.config import DATA_FACTS, TrainConfig
 from lrfdyn.training.optim import parameter_groups
+from lrfdyn.training.stages import Stage, Switch, plan_stages
 from lrfdyn.training.tasks import attention_facts, build_data, data_options, task_of
 
 STATES = {"adamw": 2, "lamb": 2, "muon": 2, "sgd": 1}  # numbers that an optimiser keeps per parameter
@@ -47,11 +49,10 @@ def estimate(config: TrainConfig, processes: int = 1, memory: bool = True) -> di
     require(processes >= 1, f"processes: expected an integer >= 1, got {processes}")
     facts, absent = data_facts(config)
     images, test_images = facts.pop("train_images"), facts.pop("test_images", None)
-    micro_batch, epochs = config.micro_batch(processes), config.schedule.total_epochs
-    steps = images // (micro_batch * processes) // config.run.accumulate
-    require(steps >= 1, f"run.batch_size: expected at most the {images} training images")
+    stages = plan_stages(config, images, processes)
     with torch.device("meta"):
         model = task_of(config.data.name).build_model(config, **facts)
+    Switch(model, config)
     groups, parameters = parameter_groups(model, config.optimizer), count_parameters(model)
     result: dict[str, Any] = {
         "model": config.model.name,
@@ -62,16 +63,15 @@ def estimate(config: TrainConfig, processes: int = 1, memory: bool = True) -> di
         "train_images": images,
         **({} if test_images is None else {"test_images": test_images}),
         "batch_size": config.run.batch_size,
-        "micro_batch": micro_batch,
-        "steps_per_epoch": steps,
-        "epochs": epochs,
-        "steps": steps * epochs,
+        "micro_batch": stages[-1].micro_batch,
+        "steps_per_epoch": stages[-1].steps,
+        "epochs": config.schedule.total_epochs,
+        "steps": stages[-1].end,
         "learning_rate": config.base_rate,
         **({"images_not_counted": absent} if absent else {}),
     }
     if memory:
-        shape = facts["in_channels"], facts["image_size"], facts["image_size"]
-        size = 8 if config.run.precision == "fp64" else 4
+        size, shape = 8 if config.run.precision == "fp64" else 4, (facts["in_channels"], facts["image_size"])
         weights = parameters * size
         kept = {False: STATES[config.optimizer.name], True: MATRIX_STATES}
         moments = sum(kept["matrices" in group] * p.numel() for group in groups for p in group["params"])
@@ -81,17 +81,19 @@ def estimate(config: TrainConfig, processes: int = 1, memory: bool = True) -> di
             "gradients": weights,
             "optimizer": moments * size,
             "ema": 0 if config.optimizer.ema_decay is None else whole,
-            "activations": activation_bytes(model, config, shape, micro_batch),
+            "activations": activation_bytes(model, stages, *shape),
         }
     return result
 
 
-def activation_bytes(model: nn.Module, config: TrainConfig, shape: tuple[int, ...], batch: int) -> int:
-    """What the plain operations keep for the backward pass of `batch` images `shape`, counted on tensors without memory
-    for two small batches; the fused kernels of a GPU keep less. The model, which is on no device, is used up."""
-    half, task = config.run.precision in ("bf16", "fp16"), task_of(config.data.name)
+def activation_bytes(model: nn.Module, stages: Sequence[Stage], channels: int, size: int) -> int:
+    """What the plain operations keep for the backward pass of a batch, in the stage where it is most, counted on
+    tensors without memory for two small batches; the fused kernels of a GPU keep less. The model, which is on no
+    device, is used up."""
+    config = stages[-1].config
+    half, task, switch = config.run.precision in ("bf16", "fp16"), task_of(config.data.name), Switch(model, config)
 
-    def kept_bytes(images: int) -> int:
+    def kept_bytes(images: int, side: int) -> int:
         own = {p.untyped_storage()._cdata for p in model.parameters()}
         kept: dict[int, int] = {}
         alive: list[Tensor] = []  # a storage that is gone could lend its address to the next one
@@ -105,13 +107,16 @@ def activation_bytes(model: nn.Module, config: TrainConfig, shape: tuple[int, ..
 
         hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
         with hooks, torch.autocast("cpu", torch.bfloat16, enabled=half):
-            logits = model(torch.zeros(images, *shape))
+            logits = model(torch.zeros(images, channels, side, side))
             task.loss(logits, task.blank_targets(logits))
         return sum(kept.values())
 
     # Fake tensors say to be on a CPU: operations ask the device whether autocast is on, which meta cannot answer.
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu").train()
-        few, more = kept_bytes(FEW), kept_bytes(MORE)
-    kept = few + (more - few) // (MORE - FEW) * (batch - FEW)
-    return kept * (2 if config.run.precision == "fp64" else 1)
+        most = 0
+        for stage in stages:
+            switch.enter(stage.settings)
+            few, more = (kept_bytes(images, stage.settings.image_size or size) for images in (FEW, MORE))
+            most = max(most, few + (more - few) // (MORE - FEW) * (stage.micro_batch - FEW))
+    return most * (2 if config.run.precision == "fp64" else 1)

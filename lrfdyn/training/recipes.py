@@ -123,6 +123,8 @@ def _parse(cls: Any, values: Any, source: str, prefix: str = "") -> Any:
 def convert(value: Any, kind: Any, key: str) -> Any:
     """`value` as the type `kind`, or an error; only numbers change their type (1 for 1.0, and YAML's text '5e-4')."""
     origin, arguments = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _parse(kind, value, key, kind.__name__.removesuffix("Config").lower())
     if origin in UNIONS:  # T | None
         return None if value is None else convert(value, arguments[0], key)
     if origin is Literal:

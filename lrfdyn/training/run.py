@@ -140,6 +140,7 @@ def _finish(trainer: Trainer, records: list[dict[str, Any]], recipe: str, comman
         **{key: last[key] for key in trainer.task.results},  # percent, of the last epoch and never of the best
         "parameters": trainer.parameters,
         "images_per_s": last["images_per_s"],
+        "train_s": last.get("train_s"),
         "wall_s": last["wall_s"],
         "processes": trainer.processes,
         "device": device_name(trainer.device),

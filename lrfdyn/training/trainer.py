@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.checks import checked
@@ -28,6 +29,7 @@ from lrfdyn.training.config import TrainConfig, differences
 from lrfdyn.training.logs import Reporter, RunLog
 from lrfdyn.training.optim import MovingAverage, build_optimizer, rate_at, set_rate, without_warning
 from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, seed_generators, synchronize_norms
+from lrfdyn.training.stages import Stage, Switch, plan_stages, stage_at
 from lrfdyn.training.step import TrainStep, capture_obstacle
 from lrfdyn.training.tasks import TestRun, build_data, build_distill, data_model, held_out, task_of
 
@@ -35,7 +37,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Warnings of torch: gradients of 1x1 kernels are said to be channels-last, which is the same memory; and the successor
 # of an argument is too new to rely on.
 OTHER_LAYOUT, BROADCAST = ".*[Gg]rad strides do not match", ".*broadcast_buffers.*"
-COUNTERS = ("timed_steps", "train_seconds", "wall_seconds")  # of a trainer, that a checkpoint keeps
+COUNTERS = ("timed_images", "train_seconds", "wall_seconds")  # of a trainer, that a checkpoint keeps
 
 
 class Trainer:
@@ -55,11 +57,8 @@ class Trainer:
         self.is_main = self.rank == 0
         self.source, self.task = build_data(config), task_of(config.data.name)
         self.tested: dict[str, Any] = {}  # what the last test found
-        self.micro_batch = config.micro_batch(self.processes)
-        self.steps = self.source.steps_per_epoch(self.micro_batch, self.processes) // run.accumulate
-        self.total_steps = self.steps * config.schedule.total_epochs
-        images = f"the {self.source.train_images} training images"
-        require(self.steps >= 1, f"run.batch_size: expected at most {images}, got {run.batch_size}")
+        self.stages = plan_stages(config, self.source.train_images, self.processes)
+        self.total_steps = self.stages[-1].end
         # The same weights in every process; behind them every process draws its own numbers.
         torch.manual_seed(run.seed)
         model = data_model(config, self.source)
@@ -69,7 +68,7 @@ class Trainer:
         self.task.prepare(model, config, self.source)
         model.to(self.device)
         if self.device.type == "cuda":
-            torch.backends.cudnn.benchmark = True  # shapes never change
+            torch.backends.cudnn.benchmark = True  # shapes change with a stage only
             if not torch.distributed.is_initialized():  # sharding takes plain layouts only
                 model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dtype = torch.float64 if run.precision == "fp64" else torch.float32
@@ -78,6 +77,8 @@ class Trainer:
         if run.sync_batchnorm and self.processes > 1:
             synchronize_norms(model, self.device)
         self._prepare(model)
+        self.switch = Switch(self.model, config)
+        self._enter(self.stages[0])
         decay = config.optimizer.ema_decay
         self.average = None if decay is None else MovingAverage(self.model, decay)
         self.distill = build_distill(config.distill, self.source, self.device)
@@ -85,8 +86,8 @@ class Trainer:
         # Where the run is: `done` steps in all, and of this epoch the sum of the losses.
         self.done = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.timed_steps, self.train_seconds, self.wall_seconds = 0, 0.0, 0.0
-        self.warm = False  # whether this process has made a step
+        self.epoch = 1  # that it is in, as logs count
+        self.timed_images, self.train_seconds, self.wall_seconds = 0, 0.0, 0.0
         self.last_checkpoint: Path | None = None
         self.saved = 0  # the step of it
         self.log: RunLog | None = None
@@ -109,12 +110,18 @@ class Trainer:
             with without_warning(BROADCAST):
                 self.model, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, config, rate))
         self.raw_optimizer: torch.optim.Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        self.train_step = TrainStep(self.model, self.optimizer, self.task.loss, clip_norm=config.clip_norm, **how)
+        self._how = {"clip_norm": config.clip_norm, **how}
+
+    def _enter(self, stage: Stage) -> None:
+        """The model and its step are from here on those of a stage. Weights, moments and the scaler go on."""
+        self.stage, self.time_steps = stage, self.switch.enter(stage.settings)
+        self.train_step = TrainStep(self.model, self.optimizer, self.task.loss, **self._how)
+        self.warm = False  # whether this process has made a step of it
 
     @property
     def speed(self) -> float:
-        """Training images per second, without the first step after a start, which compiles and captures."""
-        return round(self.timed_steps * self.config.run.batch_size / max(self.train_seconds, 1e-9), 1)
+        """Training images per second, without the first step of a stage or after a start: it compiles and captures."""
+        return round(self.timed_images / max(self.train_seconds, 1e-9), 1)
 
     def train(self) -> list[dict[str, Any]]:
         """Runs to the end and returns the record of every epoch."""
@@ -124,7 +131,11 @@ class Trainer:
         self.reporter.start(self)
         try:
             with without_warning(OTHER_LAYOUT):
-                for epoch in range(self.done // self.steps, self.config.schedule.total_epochs):
+                while self.done < self.total_steps:
+                    stage = stage_at(self.stages, self.done)
+                    if stage is not self.stage:
+                        self._enter(stage)
+                    epoch, _ = stage.place(self.done)
                     self._train_epoch(epoch, started)
                     self._end_epoch(epoch, started)
                     if self.done < self.total_steps:
@@ -135,25 +146,27 @@ class Trainer:
         return self.log.epochs if self.log is not None else []
 
     def _train_epoch(self, epoch: int, started: float) -> None:
-        run = self.config.run
-        batches = self._batches(epoch, self.done % self.steps)
+        stage, run, steps = self.stage, self.stage.config.run, self.stage.steps
+        _, start = stage.place(self.done)
+        batches = self._batches(epoch, start)
         self.model.train()
+        self.epoch = epoch + 1
         clock = time.perf_counter()
-        for index in range(self.done % self.steps, self.steps):
-            self.rate = rate_at(self.config.schedule, self.config.base_rate, epoch + index / self.steps)
+        for index in range(start, steps):
+            self.rate = rate_at(self.config.schedule, stage.config.base_rate, epoch + index / steps)
             set_rate(self.raw_optimizer, self.rate)
             loss = self._step([next(batches) for _ in range(run.accumulate)])
             self.loss_sum += loss
             self.done += 1
             if self.average is not None:
-                self.average.update(self.done)
-            last = index + 1 == self.steps
+                self.average.update(self.done - stage.first_step)
+            last = index + 1 == steps
             # Only here does the host wait for the device, so that the time below is that of the work.
             value = self._mean(loss) if self.done % run.log_steps == 0 or last else None
             now = time.perf_counter()
             if self.warm:
                 self.train_seconds += now - clock
-                self.timed_steps += 1
+                self.timed_images += run.batch_size
             self.warm, clock = True, now
             self.wall_seconds = now - started
             if value is not None:
@@ -178,21 +191,24 @@ class Trainer:
             raise Stopped(self.done, self.total_steps, reason)
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        mixing, augment = self.config.schedule.mix_epochs, self.config.augmentation
+        mixing, augment = self.config.schedule.mix_epochs, self.stage.config.augmentation
         mixed = mixing is None or epoch < mixing
         self.source.augment = augment if mixed else dataclasses.replace(augment, mix_probability=0.0)
-        how: dict[str, Any] = {"epoch": epoch, "seed": self.config.run.seed, "batch_size": self.micro_batch}
+        how: dict[str, Any] = {"epoch": epoch, "seed": self.config.run.seed, "batch_size": self.stage.micro_batch}
         how |= {"rank": self.rank, "world_size": self.processes, "device": self.device}
         return self.source.train_batches(**how, start_step=start * self.config.run.accumulate)
 
     def _step(self, batches: list[Batch]) -> Tensor:
-        parts = []
+        parts, size = [], self.stage.settings.image_size
         for batch in batches:
-            targets = self.task.targets(batch, self.dtype)
+            images, targets = batch.images, self.task.targets(batch, self.dtype)
+            if size is not None:
+                images = F.interpolate(images, (size, size), mode="bilinear", antialias=True)
+                images = images.contiguous(memory_format=torch.channels_last)
             if self.distill is not None:
                 with self.accelerator.autocast():  # the teacher in the precision of the run
-                    targets = self.distill(batch.images, targets)
-            parts.append((batch.images.to(self.dtype), targets))
+                    targets = self.distill(images, targets)
+            parts.append((images.to(self.dtype), targets))
         return self.train_step(*parts)
 
     def _mean(self, loss: Tensor) -> float:
@@ -206,8 +222,10 @@ class Trainer:
 
     def _end_epoch(self, epoch: int, started: float) -> None:
         run, number, ended = self.config.run, epoch + 1, epoch + 1 == self.config.schedule.total_epochs
-        train_loss = self._mean(self.loss_sum) / self.steps
+        train_loss = self._mean(self.loss_sum) / self.stage.steps
         record: dict[str, Any] = {"epoch": number, "train_loss": train_loss, "learning_rate": self.rate}
+        if len(self.stages) > 1:  # the test is of the model as it is now
+            record |= {"time_steps": self.time_steps}
         if number % run.test_epochs == 0 or ended:
             test = TestRun(self.source, run.test_batch_size, self.accelerator, self.dtype)
             with nullcontext() if self.average is None else self.average.swapped():
@@ -216,7 +234,8 @@ class Trainer:
             record |= held_out(self.config)
         self.loss_sum.zero_()
         self.wall_seconds = time.perf_counter() - started
-        record |= {"images_per_s": self.speed, "wall_s": round(self.wall_seconds, 3)}
+        times = {"train_s": self.train_seconds, "wall_s": self.wall_seconds}
+        record |= {"images_per_s": self.speed, **{key: round(value, 3) for key, value in times.items()}}
         self._write_log("epoch", record)
         if number % run.checkpoint_epochs == 0 or ended:
             self.save()
@@ -260,6 +279,7 @@ class Trainer:
         checkpoint.check_same_data(path, meta, self.source)
         checkpoint.restore_training(tensors, self.model, self.raw_optimizer, self.average)
         self.loss_sum.fill_(meta["loss_sum"])
+        meta.setdefault("timed_images", meta.get("timed_steps", 0) * self.config.run.batch_size)  # of version 0.2
         for name in COUNTERS:
             setattr(self, name, meta[name])
         if self.train_step.scaler is not None and meta["scaler"] is not None:

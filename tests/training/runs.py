@@ -32,7 +32,7 @@ TINY: dict[str, Any] = {
     "run": {"batch_size": 128, "log_steps": 1, "checkpoint_steps": 4, "device": "cpu"},
 }
 STEPS = 22  # 2 epochs of 1,437 images in batches of 128
-TIMES = ("images_per_s", "wall_s", "timed_steps", "train_seconds", "wall_seconds")
+TIMES = ("images_per_s", "train_s", "wall_s", "timed_images", "train_seconds", "wall_seconds")
 
 
 def tiny(**sections: dict[str, Any]) -> TrainConfig:

@@ -18,7 +18,7 @@ from lrfdyn.training.recipes import merge
 from lrfdyn.training.trainer import Trainer
 from tests.training.runs import STEPS, final_state, tiny, train
 
-OPTIMIZERS = {name: {"name": name} for name in ("adamw", "lamb", "sgd")} | {
+OPTIMIZERS = {name: {"name": name} for name in ("adamw", "lamb", "muon", "sgd")} | {
     "sgd-plain": {"name": "sgd", "momentum": 0.0}
 }
 
@@ -202,7 +202,25 @@ class TestOnGPU:
             mode("default")
         assert strict.trainer.train_step.captured
 
-    @pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+    def test_a_stage_is_captured_anew(self, tmp_path):
+        """With other shapes: around the weights and moments of the stage before."""
+        stages = {"stages": [{"epochs": 1, "time_steps": 2, "tau": 1.5, "batch_size": 256}], "warmup_epochs": 0}
+        changes = {"schedule": stages, "optimizer": {"name": "muon"}, "run": {"precision": "fp32", "log_steps": 1}}
+        config = merge(self.CONFIG, changes)
+        captured: list[tuple[int, bool]] = []
+
+        class Watch(Reporter):
+            def step(self, trainer):
+                captured.append((trainer.model.time_steps, trainer.train_step.captured))
+
+        train(tiny(**config), tmp_path / "graph", reporter=Watch())
+        assert captured == [(2, True)] * 5 + [(1, True)] * 11
+        train(tiny(**merge(config, {"run": {"cuda_graph": "off"}})), tmp_path / "eager")
+        graph, eager = final_state(tmp_path / "graph")[2], final_state(tmp_path / "eager")[2]
+        for ours, theirs in zip(graph[:3], eager[:3], strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)
+
+    @pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "sgd"])
     def test_captured_equals_eager_and_goes_on_where_it_stopped(self, name, tmp_path):
         config = merge(self.CONFIG, {"optimizer": {"name": name}, "run": {"precision": "fp32", "log_steps": 1}})
         train(tiny(**config), tmp_path / "graph")

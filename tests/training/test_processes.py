@@ -24,7 +24,11 @@ from tests.training.runs import assert_same_end, ending, final_state, start, tin
 
 # float64, because a spiking network turns a rounding error at a threshold into a whole spike. No stochastic depth:
 # every process draws its own.
-EXACT = {"model": {"drop_path": 0.0}, "run": {"precision": "fp64", "batch_size": 256, "checkpoint_steps": 3}}
+EXACT = {
+    "model": {"drop_path": 0.0},
+    "schedule": {"stages": [{"epochs": 1, "time_steps": 2, "tau": 1.5}]},
+    "run": {"precision": "fp64", "batch_size": 256, "checkpoint_steps": 3},
+}
 STEPS = 10  # 2 epochs of 1,437 images in batches of 256
 
 # Kills once what the last argument says: the second process, or one of a node that may die, with the torchrun above it.

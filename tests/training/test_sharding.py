@@ -15,9 +15,11 @@ from tests.training.runs import assert_same_end, final_state, launch, tiny, trai
 
 # No stochastic depth: every process draws its own.
 RUN = {"precision": "fp64", "batch_size": 256, "checkpoint_steps": 2}
-EXACT = {"model": {"drop_path": 0.0}, "run": RUN}
+STAGES = {"stages": [{"epochs": 1, "time_steps": 2, "tau": 1.5}]}
+EXACT = {"model": {"drop_path": 0.0}, "schedule": STAGES, "run": RUN}
 STEPS = 10  # 2 epochs of 1,437 images in batches of 256
 SHORT = {"schedule": {"epochs": 1, "warmup_epochs": 0}}
+MUON = {**EXACT, **SHORT, "optimizer": {"name": "muon", "ema_decay": None}}
 HALF = {**EXACT, **SHORT, "run": {**RUN, "precision": "bf16"}}
 TRUST = {
     **EXACT,
@@ -68,8 +70,8 @@ def train(recipe, out, at=0, **options):
     run_training(load_recipe(Path(recipe)), Path(out), recipe="tiny", reporter=watch, stop=stop, **options)
 
 trainer.build_accelerator = build_sharding
-exact, half, trust, stopped = sys.argv[1:]
-for recipe in (exact, half, trust):
+exact, *others, stopped = sys.argv[1:]
+for recipe in (exact, *others):
     train(recipe, recipe + ".sharded")
 try:
     train(exact, stopped, at=7)  # behind a test, which leaves weights whole
@@ -83,18 +85,18 @@ leave_together()
 def test_a_sharded_run_equals_one_that_is_not_and_goes_on_where_it_stopped(tmp_path):
     driver, stopped = tmp_path / "driver.py", tmp_path / "stopped"
     driver.write_text(DRIVER)
-    settings = {"exact": EXACT, "half": HALF, "trust": TRUST}
+    settings = {"exact": EXACT, "half": HALF, "trust": TRUST, "muon": MUON}
     recipes = {name: write_recipe(tmp_path / name, **sections) for name, sections in settings.items()}
     blocks = ["--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP", "--fsdp_transformer_layer_cls_to_wrap", "Block"]
     options = ["--num_processes", "2", "--use_fsdp", "--fsdp_version", "2", *blocks]
     said = launch("accelerate.commands.launch", *options, str(driver), *map(str, recipes.values()), str(stopped))
-    assert said.count("3 units") == 5, "two blocks and the rest"
+    assert said.count("3 units") == 6, "two blocks and the rest"
     assert "stopped at step 7" in said
     assert "resuming at step 7" in said
     assert_same_end(stopped, tmp_path / "exact.sharded", STEPS)
     earlier = list_checkpoints(tmp_path / "exact.sharded" / "checkpoints")[1]
     train(tiny(**EXACT), tmp_path / "exact.alone", resume=str(earlier))
-    for name, end in (("exact", "sharded"), ("exact", "alone"), ("trust", "sharded")):
+    for name, end in (("exact", "sharded"), ("exact", "alone"), ("trust", "sharded"), ("muon", "sharded")):
         whole = tmp_path / f"{name}.whole"
         if not whole.exists():
             train(tiny(**settings[name]), whole)

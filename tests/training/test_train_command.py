@@ -28,7 +28,7 @@ def test_progress_bar_ends_with_the_last_epoch():
                                   source=SimpleNamespace(num_classes=10),
                                   task=SimpleNamespace(headline="top1")))  # fmt: skip
         for epoch, loss, top1 in ((1, 0.75, 40.0), (2, 0.25, 50.0)):
-            bar.step(SimpleNamespace(done=epoch, steps=1, speed=10.0))
+            bar.step(SimpleNamespace(done=epoch, epoch=epoch, speed=10.0))
             bar.epoch({"epoch": epoch, "train_loss": loss, "images_per_s": 10.0, "top1": top1, "top5": 90.0})
     assert "epoch 2: loss 0.2500, top-1 50.00 %, top-5 90.00 %" in text.getvalue()
     last = text.getvalue().splitlines()[-1]
