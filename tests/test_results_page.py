@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("yaml")
 import yaml
 
+from benchmarks import time_to_accuracy
 from docs.parts import results as page
 from lrfdyn.errors import LrfdynError
 
@@ -62,6 +63,37 @@ def test_cells_of_the_table():
     assert table["LRF-Dyn (qkv token), here"][-1] == "69.50"
     assert "causal SSA, here" not in table
     assert rows(page.highest(runs))["here"][:3] == ["74.25", "74.25 over 2", "LRF-Dyn (3, 5)"]
+
+
+def test_time_to_accuracy(tmp_path, capsys):
+    """From the folders of runs that had their device to themselves, and were tested on test images."""
+    lines = [{"recipe": "fast", "seed": s, "top1": 70.0 + s, "train_s": 290.0 + s, "epochs": 9, "device": "H200"}
+             for s in (1, 0)]  # fmt: skip
+    for line in lines:
+        (tmp_path / str(line["seed"])).mkdir()
+        (tmp_path / str(line["seed"]) / "summary.json").write_text(json.dumps({**line, "wall_s": 400.0}))
+    out = tmp_path / "time.json"
+    assert time_to_accuracy.main([str(tmp_path / "1"), str(tmp_path / "0"), "--json", str(out)]) == 0
+    records = json.loads(out.read_text())
+    assert records[0] == {"recipe": "fast", "seed": 0, "top1": 70.0, "seconds": 290.0, "epochs": 9, "device": "H200"}
+    assert rows(page.time_to_accuracy(records))["`fast`"] == ["0, 1", "70.50 ± 0.71 (n = 2)", "290.5", "9", "H200"]
+    assert page.time_to_accuracy([]) == "Not measured yet."
+    for wrong, message in (("held_out", "was tested on held-out training images"), ("beside", "shared its device")):
+        (tmp_path / "0" / "summary.json").write_text(json.dumps({**lines[1], wrong: 3}))
+        with pytest.raises(SystemExit):
+            time_to_accuracy.main([str(tmp_path / "0")])
+        assert message in capsys.readouterr().err
+
+
+def test_runs_with_stages_stand_apart_and_those_on_held_out_images_are_not_there(tmp_path):
+    stages = [{"epochs": 8, "time_steps": 1, "tau": 1.5}]
+    staged = run("ssa", 70.0, schedule__stages=stages)
+    assert staged.settings == ", other settings, 8 with T = 1"
+    (tmp_path / "held").mkdir()
+    for out, held in ((tmp_path, None), (tmp_path / "held", 5000)):
+        recipe = {**staged.recipe, "data": {**staged.recipe["data"], "held_out": held}}
+        (out / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert [found.name for found in page.read_runs(tmp_path)] == ["."]
 
 
 def test_a_run_that_did_not_end_is_listed_and_drawn_but_not_compared(tmp_path):

@@ -11,13 +11,14 @@ import json
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean, stdev, variance
 from typing import Any
 
 import yaml
 
-from docs.parts import RESULTS, ROOT, table
+from docs.parts import RESULTS, ROOT, read, table
 from lrfdyn.attention import attention_label, attention_options
 from lrfdyn.errors import require
 from lrfdyn.files import read_json_lines
@@ -82,6 +83,8 @@ class Run:
         keys = {key for key, _, _ in changes(self)}
         mixed = self.recipe["schedule"]["mix_epochs"]
         until = f", mixed until epoch {mixed}" if "schedule.mix_epochs" in keys else ""
+        stages = self.recipe["schedule"].get("stages") or ()
+        until += "".join(f", {s['epochs']} with T = {s['time_steps']}" for s in stages if s["time_steps"] is not None)
         if not keys - {"schedule.mix_epochs"}:
             return until
         return (", strong augmentation" if "augmentation.cutmix" in keys else ", other settings") + until
@@ -99,14 +102,18 @@ class Run:
 
 @cache
 def read_runs(folder: Path = FOLDER) -> list[Run]:
+    """But for those that were tested on held-out training images."""
     runs = []
     for recipe in sorted(folder.glob("**/recipe.yaml")):
+        values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        if values["data"].get("held_out") is not None:
+            continue
         path = recipe.with_name("summary.json")
         summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         epochs = [record for record in read_json_lines(recipe.with_name("log.jsonl")) if record["kind"] == "epoch"]
         later = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(recipe.parent.glob("evaluate_*.json"))]
         name = recipe.parent.relative_to(folder).as_posix()
-        runs.append(Run(name, yaml.safe_load(recipe.read_text(encoding="utf-8")), epochs, summary, later))
+        runs.append(Run(name, values, epochs, summary, later))
     return runs
 
 
@@ -320,6 +327,20 @@ def every_run(runs: list[Run] | None = None) -> str:
     return table([*header, "device", "files"], body)
 
 
+def time_to_accuracy(records: list[dict[str, Any]] | None = None) -> str:
+    """Of each recipe, over its seeds: the accuracy after the last epoch, and how long it trained."""
+    records = read("cifar100/time_to_accuracy.json") if records is None else records
+    body = []
+    same = itemgetter("recipe", "epochs", "device")
+    for (recipe, epochs, device), lines in groupby(sorted(records, key=same), same):
+        runs = list(lines)
+        seeds, top1 = ", ".join(str(line["seed"]) for line in runs), several([line["top1"] for line in runs])
+        seconds = mean(line["seconds"] for line in runs)
+        body.append([f"`{recipe}`", seeds, top1, f"{seconds:,.1f}", str(epochs), device])
+    header = ["recipe", "seeds", "top-1 %", "training s", "epochs", "device"]
+    return table(header, body) if body else "Not measured yet."
+
+
 FILES = {"summary": "json", "recipe": "yaml", "log": "jsonl", "curve": "svg"}
 
 
@@ -370,4 +391,5 @@ PARTS = {
     "cifar100_highest": highest,
     "cifar100_elsewhere": elsewhere,
     "cifar100_runs": every_run,
+    "cifar100_time": time_to_accuracy,
 }

@@ -10,7 +10,7 @@ import pytest
 
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
-from lrfdyn.training.config import ScheduleConfig
+from lrfdyn.training.config import ScheduleConfig, StageConfig
 from lrfdyn.training.recipes import find_recipe, load_recipe, parse_config, parse_yaml
 from tests.training.runs import TINY, tiny, write_recipe
 
@@ -30,6 +30,40 @@ from tests.training.runs import TINY, tiny, write_recipe
         ("schedule", {"epochs": 1.5}, "schedule.epochs: expected an integer, got 1.5"),
         ("schedule", {"epochs": "ten"}, "schedule.epochs: expected an integer, got 'ten'"),
         ("schedule", {"epochs": 3, "warmup_epochs": 4}, "schedule.warmup_epochs: expected 0 to the 3 epochs, got 4"),
+        (
+            "schedule",
+            {"rates": [[0, 1], [1, 0]]},
+            r"schedule.rates: expected epochs that grow from 0 to 2, got \[0.0, 1",
+        ),
+        ("schedule", {"rates": [[0, 1], [2, -1]]}, r"schedule.rates: expected shares >= 0, got \[1.0, -1.0\]"),
+        ("schedule", {"rates": []}, r"schedule.rates: expected epochs that grow from 0 to 2, got \[\]"),
+        ("schedule", {"rates": [1, 2]}, r"schedule.rates: expected 2 numbers, got \[1\]"),
+        ("schedule", {"rates": [[0, "x"]]}, "schedule.rates: expected a number, got 'x'"),
+        (
+            "schedule",
+            {"stages": [{"epochs": 2}]},
+            "schedule.stages: expected fewer than the 2 epochs of the run, got 2",
+        ),
+        ("schedule", {"stages": [{"epochs": 0}]}, "schedule.stages: stage.epochs: expected an integer >= 1, got 0"),
+        (
+            "schedule",
+            {"stages": [{"epochs": 1, "tau": 0.5}]},
+            "schedule.stages: stage.tau: expected a number >= 1, got",
+        ),
+        (
+            "schedule",
+            {"stages": [{"time_steps": 1}]},
+            "schedule.stages: stage.epochs: missing, and there is no default",
+        ),
+        (
+            "schedule",
+            {"stages": [{"epoch": 1}]},
+            "schedule.stages: key in stage: unknown name 'epoch'; did you mean ep",
+        ),
+        ("schedule", {"stages": [3]}, "schedule.stages: stage: expected keys with values, got 3"),
+        ("schedule", {"stages": {"epochs": 1}}, "schedule.stages: expected a list, got {'epochs': 1}"),
+        ("optimizer", {"muon_rate": 1.0}, "optimizer.muon_rate: is for the optimiser muon, and this is adamw"),
+        ("data", {"held_out": 0}, "data.held_out: expected an integer >= 1, got 0"),
         ("run", {"batch_size": 0}, "run.batch_size: expected an integer >= 1, got 0"),
         ("run", {"sync_batchnorm": 1}, "run.sync_batchnorm: expected true or false, got 1"),
         ("model", {"dilations": [1, "x"]}, "model.dilations: expected an integer, got 'x'"),
@@ -160,6 +194,9 @@ def test_unknown_recipe_and_option(capsys):
 def test_fingerprint_is_of_what_decides():
     assert tiny().fingerprint() == tiny(run={"log_steps": 9}, data={"root": "elsewhere"}).fingerprint()
     assert tiny().fingerprint() != tiny(run={"seed": 1}).fingerprint()
+    assert tiny().fingerprint() == "e7b54846ad9465a5", "of keys that came later and are not set"
+    for section, values in (("schedule", {"stages": [{"epochs": 1}]}), ("data", {"held_out": 10})):
+        assert tiny(**{section: values}).fingerprint() != tiny().fingerprint()
 
 
 def test_share_of_the_batch():
@@ -182,6 +219,12 @@ def test_schedule_in_fewer_epochs(tmp_path, capsys):
     assert official.within(310) == official
     for total in (1, 2, 3):
         assert official.within(total).total_epochs == total
+    fast = load_recipe("cifar100_spikformer_fast").schedule
+    short = fast.within(20)
+    assert short.stages == (StageConfig(19, time_steps=1, tau=1.5),)
+    assert short.rates == ((0, 0.02), (0.25, 1), (18.81, 0.3), (20, 0))
+    assert fast.within(202) == fast
+    assert fast.within(1).stages == (), "the last stage is the one that stays"
     assert main(["train", "cifar100_spikformer", "--epochs", "31", "--dry-run", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["epochs"], facts["recipe"]["schedule"]["epochs"]) == (31, 30)

@@ -39,7 +39,7 @@ def sizes(*names: str, of: list[dict[str, Any]]) -> list[dict[str, Any]]:
 EXPERIMENTS: dict[str, list[dict[str, Any]]] = {
     "digits": [{"attention": kind} for kind in ("ssa", "causal_ssa", "vsa", "lrf_ssa", "lrf_dyn")],
     **{f"{data}_{host}": CIFAR for data in ("cifar10", "cifar100") for host in ("spikformer", "qkformer")},
-    "cifar100_spikformer_strong": [*CIFAR, {**QKV, "dilations": (1, 3, 5)}],
+    **{f"cifar100_spikformer_{kind}": [*CIFAR, {**QKV, "dilations": (1, 3, 5)}] for kind in ("strong", "fast")},
     "imagenet_spikformer": sizes("spikformer_8_512", "spikformer_8_768", of=[*THREE, QKV]),
     "imagenet_qkformer": sizes("qkformer_10_384", "qkformer_10_512", of=[*THREE, QKV]),
     "imagenet_sdt_v3": sizes("sdt_v3_s", "sdt_v3_l", of=[*THREE, QKV]),
@@ -112,6 +112,13 @@ def test_memory_is_counted():
     assert memory["ema"] == memory["parameters"] > 4 * parameters
     assert memory["activations"] < estimate(tiny())["memory"]["activations"]
     assert estimate(tiny(optimizer={"name": "sgd"}))["memory"]["optimizer"] == 4 * parameters
+    muon = estimate(tiny(optimizer={"name": "muon"}))["memory"]["optimizer"]
+    assert 4 * parameters < muon < 8 * parameters, "one moment of matrices, two of the rest"
+    alone = estimate(tiny(run={"batch_size": 64}))["memory"]["activations"]
+    stages = {"stages": [{"epochs": 1, "batch_size": 64, "time_steps": 2}]}
+    larger = estimate(tiny(schedule=stages, run={"batch_size": 32}))
+    assert alone < larger["memory"]["activations"] < 3 * alone, "of the stage that takes most"
+    assert (larger["steps_per_epoch"], larger["steps"]) == (44, 22 + 44)
 
 
 def test_estimate_is_what_a_step_keeps():
