@@ -96,7 +96,9 @@ def parse_config(
             except _yaml().YAMLError:
                 raise LrfdynError(f"--{key}: cannot read {shown(value)} as YAML") from None
         convert(value, key_types()[key], f"--{key}")
-        values = merge(values, {section: merge(values.get(section) or {}, {name: value})})
+        old = values.get(section) or {}
+        require(isinstance(old, Mapping), f"{source}: {section}: expected keys with values, got {shown(old)}")
+        values = merge(values, {section: merge(old, {name: value})})
     return _parse(TrainConfig, values, source)
 
 
