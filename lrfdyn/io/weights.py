@@ -64,7 +64,7 @@ def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def check_usable(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """An error that names the file and the first weights of no use: nan, inf, or variances below zero (their root is nan)."""
+    """An error that names the file and the first weights of no use: nan, inf, or variances below zero."""
     for name in not_finite(tensors):
         raise LrfdynError(f"weights: {path} is of no use: {name} holds numbers that are not finite")
     for name in (name for name, value in tensors.items() if name.endswith("running_var") and (value < 0).any()):
