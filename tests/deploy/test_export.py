@@ -106,6 +106,16 @@ def test_executorch(tmp_path):
         ExecutorchRunner(tmp_path / "other.pte")
 
 
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_executorch_of_so_many_images(most, tmp_path):
+    layer = torch.nn.Linear(4, 3)
+    write_executorch(layer, torch.zeros(2, 4), tmp_path / "layer.pte", {"most_images": most})
+    runner = ExecutorchRunner(tmp_path / "layer.pte")
+    for batch in range(1, most + 1):
+        images = random(batch, 4, dtype=torch.float32)
+        assert np.allclose(runner(images.numpy()), layer(images).detach().numpy(), atol=1e-6)
+
+
 class Alone(torch.nn.Module):
     """An attention layer as a network: `[B, C, H, W]` spikes to what it adds."""
 
