@@ -139,7 +139,7 @@ class ExecutorchRunner:
         beside = sidecar(path)
         require(beside.is_file(), f"model: {path} needs its description {beside.name} beside it, which is not there")
         self.facts: Any = read_json(beside, "model")
-        known = isinstance(self.facts, dict) and isinstance(self.facts.get("most_images"), int)
+        known = isinstance(self.facts.get("most_images"), int)
         require(known, f"model: {beside} is not the description of an exported model")
         try:
             with discard_stderr():
