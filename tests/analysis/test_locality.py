@@ -10,6 +10,7 @@ from torch import nn
 
 from lrfdyn.analysis.measure.inference import attention_state, inference_peak, peak_allocation
 from lrfdyn.analysis.measure.locality import (
+    COARSEST,
     FINE,
     LayerLocality,
     Locality,
@@ -390,6 +391,15 @@ def test_narrow_distributions_of_entropy_are_resolved():
     assert shown[100_000] >= 25
 
 
+def test_bins_are_joined_up_to_the_coarsest():
+    """One query with weight everywhere would have bins wider than half the axis."""
+    edges, mass = torch.arange(FINE + 1.0), torch.ones(1, FINE)
+    assert FINE % COARSEST == 0
+    new_edges, masses = merged(edges, mass, 1)
+    assert new_edges.tolist() == edges[::COARSEST].tolist()
+    assert masses.tolist() == [[COARSEST] * (FINE // COARSEST)]
+
+
 def test_entropies_on_a_smaller_grid_keep_their_place():
     """A layer of four tokens beside one of sixteen: its largest entropy is log 4 on the common axis too."""
     mass = torch.zeros(FINE, dtype=torch.float64)
@@ -397,3 +407,8 @@ def test_entropies_on_a_smaller_grid_keep_their_place():
     moved = placed(mass, math.log(4), math.log(16))
     assert moved.sum() == 1
     assert int(moved.argmax()) == FINE // 2 - 1
+
+
+def test_a_model_without_feature_maps_has_no_receptive_field():
+    with pytest.raises(LrfdynError, match="model: expected one with `forward_features`"):
+        receptive_field(nn.Identity(), torch.zeros(1, 1, 4, 4))

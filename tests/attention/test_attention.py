@@ -286,6 +286,7 @@ def test_registry():
         ("lrf_dyn", {"dilations": (-1,)}, "dilations"),
         ("lrf_dyn", {"dendrites": 3}, "dendrites"),
         ("lrf_dyn", {"dendrites": 0}, "dendrites"),
+        ("lrf_dyn", {"dendrites": 1026}, "dendrites"),
         ("lrf_dyn", {"token": "key"}, "token"),
         ("softmax", {}, "attention"),
         ("ssa", {"dilations": (1,)}, "dilations"),
