@@ -90,7 +90,7 @@ def test_recipes_of_the_training_page_load(tmp_path):
     page = (DOCS / "training.md").read_text("utf-8")
     stages, recipe, shards = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[:3]
     (tmp_path / "stages.yaml").write_text(stages)
-    assert [stage.epochs for stage, _ in load_recipe(tmp_path / "stages.yaml").in_stages()] == [190, 22]
+    assert [stage.epochs for stage, _ in load_recipe(tmp_path / "stages.yaml").in_stages()] == [105, 45]
     (tmp_path / "mine.yaml").write_text(recipe)
     config = load_recipe(tmp_path / "mine.yaml")
     assert config.data.name == "folder"

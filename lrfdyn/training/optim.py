@@ -114,31 +114,30 @@ def matrix_directions(optimizer: Optimizer, group: dict[str, Any], parameters: l
     means, grads = [optimizer.state[p]["momentum_buffer"] for p in parameters], [p.grad for p in parameters]
     torch._foreach_lerp_(means, grads, 1 - group["momentum"])
     steps = list(torch._foreach_lerp(grads, means, group["momentum"]))
-    shapes: dict[torch.Size, list[int]] = {}
-    for i, matrix in enumerate(steps):
-        shapes.setdefault(matrix.flatten(1).shape, []).append(i)
-    for shape, chosen in shapes.items():
-        stack = orthogonalize(torch.stack([steps[i].flatten(1) for i in chosen]))
-        stack *= AS_LONG_AS_ADAMW * math.sqrt(max(shape))
+    # What is higher than wide is laid down, and comes together with those that are as wide.
+    upright = [step.shape[0] > step[0].numel() for step in steps]
+    wide = [step.flatten(1).mT if high else step.flatten(1) for step, high in zip(steps, upright, strict=True)]
+    for shape in dict.fromkeys(matrix.shape for matrix in wide):
+        chosen = [i for i, matrix in enumerate(wide) if matrix.shape == shape]
+        stack = orthogonalize(torch.stack([wide[i] for i in chosen])) * (AS_LONG_AS_ADAMW * math.sqrt(shape[1]))
         for i, step in zip(chosen, stack, strict=True):
-            step, weight = step.view(steps[i].shape), parameters[i]
+            step, weight = (step.mT if upright[i] else step).reshape(steps[i].shape), parameters[i]
             steps[i] = step.redistribute(placements=weight.placements) if isinstance(step, DTensor) else step
     rate, like = group["lr"], parameters[0]
     return steps, rate.to(like.device, like.dtype) if isinstance(rate, Tensor) else rate
 
 
 def orthogonalize(stack: Tensor) -> Tensor:
-    """For each matrix of `stack` `[n, rows, columns]` one with the same singular vectors and with singular values near
-    1, by the iteration of Newton and Schulz: in bfloat16, which is enough for it, unless they are float64."""
+    """For each matrix of `stack` `[n, rows, columns]`, none of which is higher than wide, one with the same singular
+    vectors and with singular values near 1, by the iteration of Newton and Schulz: in bfloat16, which is enough for it,
+    unless they are float64."""
     x = stack if stack.dtype == torch.float64 else stack.bfloat16()
-    upright = x.shape[-2] > x.shape[-1]
-    x = x.mT if upright else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     a, b, c = NEWTON_SCHULZ
     for _ in range(5):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if upright else x).to(stack.dtype).contiguous()
+    return x.to(stack.dtype)
 
 
 def matrices(model: nn.Module) -> set[Tensor]:

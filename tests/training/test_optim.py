@@ -61,9 +61,9 @@ def newton_schulz(x: Tensor) -> Tensor:
 
 
 def test_muon():
-    """Against its definition, with two matrices of one shape and one of another, in one step; AdamW beside it."""
+    """Against its definition, with matrices of one shape, of its transpose and of others in a step; AdamW beside it."""
     torch.manual_seed(0)
-    shapes = [(6, 3, 1, 1), (6, 3, 1, 1), (4, 2, 3, 3), (5, 5)]
+    shapes = [(6, 3, 1, 1), (6, 3, 1, 1), (3, 6), (4, 2, 3, 3), (5, 5)]
     weights = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in shapes]
     rest, same = (nn.Parameter(torch.arange(3.0, dtype=torch.float64)) for _ in range(2))
     expected, means = [w.detach().clone() for w in weights], [torch.zeros_like(w) for w in weights]
@@ -92,14 +92,14 @@ def test_muon_is_torch_s_for_matrices():
     if theirs_class is None:
         pytest.skip("this torch has none")
     torch.manual_seed(0)
-    ours, theirs = (nn.Parameter(torch.ones(16, 24)) for _ in range(2))
+    ours, theirs = (nn.Parameter(torch.ones(24, 16)) for _ in range(2))
     groups = [{"params": [ours], "matrices": True, "weight_decay": 0.1}]
     pair = (
         Muon(groups, lr=0.02, betas=(0.9, 0.99), eps=1e-8, momentum=0.9),
         theirs_class([theirs], lr=0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
     )
     for _ in range(4):
-        ours.grad = torch.randn(16, 24)
+        ours.grad = torch.randn(24, 16)
         theirs.grad = ours.grad.clone()
         for optimizer in pair:
             optimizer.step()
