@@ -25,35 +25,43 @@ from lrfdyn.nn.neurons import fused_dynamics, fused_norm
 from lrfdyn.ops.bits import packed_width, step_bits_of
 from lrfdyn.ops.bn_lif import bn_lif
 from lrfdyn.ops.dendrite import dendrite, initial_dendrites, paired_modes
-from lrfdyn.ops.dendrite.modes import mode_kernel
+from lrfdyn.ops.dendrite.modes import Modes, mode_kernel
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf
 
 TOKENS = ("value", "qkv")
+COUPLINGS = ("opposite", "same")  # signs of the coupling of two dendrites, there and back
 MOST_DENDRITES = 1024  # per channel: the paper has 8, and memory grows with them
 
 
 class Dendrites(nn.Module):
-    """k linear dendrites per channel, trained as k/2 damped oscillators (see `ops.dendrite`)."""
+    """k linear dendrites per channel, coupled in pairs and trained as the modes of these: k/2 damped oscillators, or k
+    real decays where the coupling of a pair has the same sign in both directions (see `ops.dendrite`)."""
 
+    turns: nn.Parameter | None
     # Time constants and frequencies, for which zero is no neutral value.
     without_weight_decay: ClassVar[tuple[str, ...]] = ("raw_decay", "turns")
 
-    def __init__(self, channels: int, dendrites: int, width: int) -> None:
+    def __init__(self, channels: int, dendrites: int, width: int, coupling: str = "opposite") -> None:
         super().__init__()
         require_integer("dendrites", dendrites, 2, MOST_DENDRITES)
-        require(dendrites % 2 == 0, f"dendrites: expected an even number (pairs oscillate), got {dendrites}")
-        decay, frequency, weight = paired_modes(*initial_dendrites(channels, dendrites, width))
+        require(dendrites % 2 == 0, f"dendrites: expected an even number (pairs are coupled), got {dendrites}")
+        if coupling not in COUPLINGS:
+            raise unknown_name("coupling", coupling, COUPLINGS)
+        self.coupling, sign = coupling, 1 if coupling == "same" else -1
+        decay, frequency, weight = paired_modes(*initial_dendrites(channels, dendrites, width, sign), sign)
         dtype = torch.get_default_dtype()
         # softplus keeps every decay positive, so the recurrence is stable wherever the optimiser goes.
         self.raw_decay = nn.Parameter((decay + torch.log(-torch.expm1(-decay))).to(dtype))
         # In turns per row, so that the weights mean the same on a grid of another width.
-        self.turns = nn.Parameter((frequency * width / (2 * math.pi)).to(dtype))
+        turns = None if frequency is None else nn.Parameter((frequency * width / (2 * math.pi)).to(dtype))
+        self.register_parameter("turns", turns)
         self.weight = nn.Parameter(weight.to(dtype))
 
-    def modes(self, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Decays, frequencies in radians per token, and weights, on rows of `width` tokens."""
-        return F.softplus(self.raw_decay), self.turns * (2 * math.pi / width), self.weight
+    def modes(self, width: int) -> Modes:
+        """Decays, frequencies in radians per token (None of real modes), and weights, on rows of `width` tokens."""
+        frequency = None if self.turns is None else self.turns * (2 * math.pi / width)
+        return F.softplus(self.raw_decay), frequency, self.weight
 
     def forward(self, u: Tensor) -> Tensor:
         """Soma potentials of `u` `[T, B, C, H, W]` along the raster order of each time step."""
@@ -67,28 +75,29 @@ class Dendrites(nn.Module):
         return mode_kernel(*self.modes(grid[1]), grid[0] * grid[1])
 
     def extra_repr(self) -> str:
-        channels, modes = self.raw_decay.shape
-        return f"channels={channels}, dendrites={2 * modes}"
+        channels, pairs = self.raw_decay.shape[:2]
+        return f"channels={channels}, dendrites={2 * pairs}, coupling={self.coupling!r}"
 
 
 @register_attention("lrf_dyn", label="LRF-Dyn")
 class LRFDyn(Attention):
     """Dendrites and local receptive fields over the tokens u. `token="value"`: u = v, no q and k. `token="qkv"`:
-    u = k * v and the output is gated by q."""
+    u = k * v and the output is gated by q. The sign of the `coupling` between two dendrites, "opposite" or "same", is
+    that of Eq. 13: k/2 damped oscillators, or k real decays."""
 
     normalized = True
     fixed_mixing = True
 
     def __init__(
         self, dim: int, heads: int, grid: Grid, host: AttentionHost,
-        dilations: Sequence[int] = (3, 5), dendrites: int = 8, token: str = "value",
+        dilations: Sequence[int] = (3, 5), dendrites: int = 8, token: str = "value", coupling: str = "opposite",
     ) -> None:  # fmt: skip
         if token not in TOKENS:
             raise unknown_name("token", token, TOKENS)
         self.projections = ("v",) if token == "value" else ("q", "k", "v")
         super().__init__(dim, heads, grid, host)
         self.token = token
-        self.dendrites = Dendrites(self.value_dim, dendrites, grid[1])
+        self.dendrites = Dendrites(self.value_dim, dendrites, grid[1], coupling)
         self.lrf = LocalReceptiveFields(self.value_dim, dilations)
         self.norm = nn.BatchNorm2d(self.value_dim)
 
@@ -126,13 +135,16 @@ class LRFDyn(Attention):
 
     def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations]:
         u = self.tokens([spikes[name] for name in self.projections])
-        modes = self.dendrites.weight.shape[1]  # k / 2
-        # A turn and a decay of two numbers per mode: four products. The read-out: two.
-        products = {"dendrites, recurrence": 4.0 * modes * u.numel(), "dendrites, read-out": 2.0 * modes * u.numel()}
+        pairs = self.dendrites.weight.shape[1]  # k / 2
+        # An oscillator takes a token in one number, and four products turn and damp two. Real modes: two and two. The
+        # read-out: two.
+        real = self.dendrites.coupling == "same"
+        turn, enters = (2.0, 2) if real else (4.0, 1)
+        products = {"dendrites, recurrence": turn * pairs * u.numel(), "dendrites, read-out": 2.0 * pairs * u.numel()}
         if self.lrf.dilations:
             products["lrf"] = u.numel() // math.prod(grid) * float(self.lrf.uses(grid).sum())
         counts = {part: Operations(multiply_accumulates=count) for part, count in products.items()}
-        return {"dendrites, input": Operations(u.sum() * modes), **counts}
+        return {"dendrites, input": Operations(u.sum() * enters * pairs), **counts}
 
     def row_stream(
         self, time_steps: int = 1, batch: int = 1, grid: Grid | None = None, buffers: str = BUFFERS[0]

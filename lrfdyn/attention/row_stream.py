@@ -24,7 +24,7 @@ from lrfdyn.attention.base import Attention, Grid, require_grid
 from lrfdyn.errors import require, require_integer, shown
 from lrfdyn.ops.bits import pack_integers, packed_width, unpack_integers
 from lrfdyn.ops.dendrite import dendrite
-from lrfdyn.ops.dendrite.modes import mode_powers
+from lrfdyn.ops.dendrite.modes import mode_numbers, mode_powers
 from lrfdyn.ops.dispatch import use_triton
 
 if TYPE_CHECKING:
@@ -203,9 +203,10 @@ class RowStream:
         # `ops.dendrite.dendrite_step` over the row, in place.
         u = u.to(state.dtype)
         one = torch.ones(1, device=u.device, dtype=torch.long)
-        pole = mode_powers(decay.to(u.dtype), frequency.to(u.dtype), one)[0]
-        readout = torch.view_as_complex(2 * weight.to(u.dtype))
-        soma, modes = torch.empty_like(u), torch.view_as_complex(state)
+        real = frequency is None
+        pole = mode_powers(decay.to(u.dtype), None if frequency is None else frequency.to(u.dtype), one)[0]
+        readout = mode_numbers(2 * weight.to(u.dtype), real)
+        soma, modes = torch.empty_like(u), state.view(*state.shape[:2], -1) if real else torch.view_as_complex(state)
         for n in range(u.shape[1]):
             modes.mul_(pole).add_(u[:, n].unsqueeze(-1))
             torch.sum((modes * readout).real, -1, out=soma[:, n])

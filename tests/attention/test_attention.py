@@ -271,7 +271,8 @@ def test_registry():
     assert attention_options("ssa") == attention_options("vsa") == {}
     assert attention_options("causal_ssa") == {"dilations": ()}
     assert attention_options("lrf_ssa") == {"dilations": (3, 5)}
-    assert attention_options("lrf_dyn") == {"dilations": (3, 5), "dendrites": 8, "token": "value"}
+    dendrites = {"dendrites": 8, "token": "value", "coupling": "opposite"}
+    assert attention_options("lrf_dyn") == {"dilations": (3, 5), **dendrites}
     for kind in FIVE:
         assert type(build(kind)) is ATTENTIONS[kind]
 

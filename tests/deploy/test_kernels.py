@@ -81,12 +81,14 @@ def test_tiles_of_fused_kernels(attention):
     assert len(asked) > 20
 
 
-@pytest.mark.parametrize("buffers", BUFFERS)
+@pytest.mark.parametrize(
+    ("buffers", "coupling"), [*((buffers, "opposite") for buffers in BUFFERS), ("potentials", "same")]
+)
 @torch.inference_mode()
-def test_streaming_with_the_stateful_kernel(buffers):
+def test_streaming_with_the_stateful_kernel(buffers, coupling):
     v = (torch.rand(2, 1, 32, 4, 4) < 0.4).float()
     with dispatch(to_kernels=False):
-        attention = build("lrf_dyn", dilations=(1, 2)).float().blocks[0].attn
+        attention = build("lrf_dyn", dilations=(1, 2), coupling=coupling).float().blocks[0].attn
         expected = attention.mix(v)
     stream = RowStream(attention, 2, 1, (4, 4), buffers)
     with dispatch(to_kernels=True) as asked:

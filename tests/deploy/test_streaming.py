@@ -10,6 +10,7 @@ from lrfdyn import LrfdynError, create_model
 from lrfdyn.analysis.measure.inference import peak_allocation
 from lrfdyn.attention import Attention, AttentionHost, LRFDyn, create_attention
 from lrfdyn.attention.base import lif_conv
+from lrfdyn.attention.lrf_dyn import COUPLINGS
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.deploy import RowStream, StreamingAttention
 from lrfdyn.nn.neurons import IntegerSpike
@@ -59,6 +60,22 @@ def test_rows_equal_the_parallel_form(buffers, token, dilations, grid):
     expected = attention.mix(*attention.project(x))
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(streamed_currents(attention, x, buffers), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dilations", [(), (1, 3)], ids=str)
+@pytest.mark.parametrize("buffers", BUFFERS)
+@torch.no_grad()
+def test_rows_of_real_modes(buffers, dilations):
+    attention = layer(coupling="same", dilations=dilations)
+    x = spikes_in(attention, (7, 5))
+    expected = attention.mix(*attention.project(x))
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(streamed_currents(attention, x, buffers), expected, rtol=1e-9, atol=1e-9)
+    # k d numbers, as many as with oscillators.
+    held = [RowStream(layer(coupling=coupling, dilations=dilations), buffers=buffers).nbytes for coupling in COUPLINGS]
+    assert held[0] == held[1]
+    single = attention.float()
+    assert RowStream(single, buffers=buffers).nbytes == sum(t.bytes for t in single.state_terms(buffers=buffers))
 
 
 @pytest.mark.parametrize("buffers", BUFFERS)

@@ -39,8 +39,22 @@ def tokens_and_modes(shape, seed=0):
     return [random(batch, n, channels, seed=seed + 3), *modes(channels, count, seed)]
 
 
+def tokens_and_real_modes(shape, seed=0):
+    """Without frequencies: two real modes in the place of each oscillator."""
+    batch, n, channels, count = shape
+    decay, weight = random(channels, count, 2, seed=seed).exp() / 10, random(channels, count, 2, seed=seed + 2)
+    return [random(batch, n, channels, seed=seed + 3), decay, None, weight]
+
+
 def plain(u, decay, frequency, weight, initial_state=None):
     """z_n = exp(lambda) z_{n-1} + u_n, X_n = 2 Re sum_j w_j z_n: the recurrence, token by token."""
+    if frequency is None:
+        z = torch.zeros(u.shape[0], *decay.shape).double() if initial_state is None else initial_state
+        soma = []
+        for n in range(u.shape[1]):
+            z = torch.exp(-decay) * z + u[:, n, :, None, None]
+            soma.append(2 * (weight * z).sum((2, 3)))
+        return torch.stack(soma, 1), z
     factor = torch.exp(torch.complex(-decay, frequency))
     w = torch.complex(weight[..., 0], weight[..., 1])
     z = torch.zeros(u.shape[0], *decay.shape, dtype=factor.dtype)
@@ -71,8 +85,23 @@ def check_form(form, inputs):
 
 @shapes
 @forms
-def test_forms_are_the_recurrence(form, shape):
-    check_form(form, [*tokens_and_modes(shape), random(shape[0], *shape[2:], 2, seed=9)])
+@pytest.mark.parametrize("make", [tokens_and_modes, tokens_and_real_modes], ids=["oscillators", "real"])
+def test_forms_are_the_recurrence(make, form, shape):
+    check_form(form, [*make(shape), random(shape[0], *shape[2:], 2, seed=9)])
+
+
+@forms
+def test_real_modes_are_oscillators_that_do_not_turn(form):
+    u, decay, _, weight = tokens_and_real_modes((2, 40, 3, 2))
+    one_by_one = torch.stack((weight.flatten(1), torch.zeros(3, 4).double()), -1)
+    expected, last = dendrite(
+        u, decay.flatten(1), torch.zeros(3, 4).double(), one_by_one, form=form, output_final_state=True
+    )
+    soma, state = dendrite(u, decay, None, weight, form=form, output_final_state=True)
+    torch.testing.assert_close(soma, expected)
+    torch.testing.assert_close(state.flatten(2), last[..., 0])  # in half of the numbers
+    kernel = mode_kernel(decay.flatten(1), torch.zeros(3, 4).double(), one_by_one, 7)
+    torch.testing.assert_close(mode_kernel(decay, None, weight, 7), kernel)
 
 
 @forms
@@ -154,13 +183,15 @@ def test_powers():
 
 @pytest.mark.parametrize("n", [5, 70], ids="N{}".format)
 @forms
-def test_gradcheck(form, n):
-    inputs = [*tokens_and_modes((1, n, 1, 2)), random(1, 1, 2, 2, seed=9)]
+@pytest.mark.parametrize("make", [tokens_and_modes, tokens_and_real_modes], ids=["oscillators", "real"])
+def test_gradcheck(make, form, n):
+    inputs = [*make((1, n, 1, 2)), random(1, 1, 2, 2, seed=9)]
 
     def both(u, decay, frequency, weight, state):
         return dendrite(u, decay, frequency, weight, form=form, initial_state=state, output_final_state=True)
 
-    assert torch.autograd.gradcheck(both, [x.requires_grad_() for x in inputs], atol=1e-6, fast_mode=n > 10)
+    leaves = [None if x is None else x.requires_grad_() for x in inputs]
+    assert torch.autograd.gradcheck(both, leaves, atol=1e-6, fast_mode=n > 10)
 
 
 @pytest.mark.parametrize("split", [1, 6, 64, 89], ids="N{}+".format)
@@ -175,8 +206,9 @@ def test_state_carries_over_a_split(form, split):
     assert_same(parts, plain, [*tokens_and_modes((2, 90, 3, 2)), random(2, 3, 2, 2, seed=9)])
 
 
-def test_one_step_holds_all_of_the_past():
-    u, *parameters = tokens_and_modes((2, 9, 3, 2))
+@pytest.mark.parametrize("make", [tokens_and_modes, tokens_and_real_modes], ids=["oscillators", "real"])
+def test_one_step_holds_all_of_the_past(make):
+    u, *parameters = make((2, 9, 3, 2))
     expected, last = plain(u, *parameters)
     state = torch.zeros(2, 3, 2, 2).double()
     for n in range(9):
@@ -260,6 +292,16 @@ def test_bad_shape_names_the_argument(argument, shape):
     arguments = {name: torch.zeros(size) for name, size in {**GOOD, argument: shape}.items()}
     with pytest.raises(LrfdynError, match=rf"^{argument}: "):
         dendrite(**arguments)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 4, 1), (2, 4, 2)], ids=shape_id)
+def test_bad_shape_of_real_decays(shape):
+    arguments = {name: torch.zeros(size) for name, size in {**GOOD, "decay": shape}.items()}
+    with pytest.raises(LrfdynError, match=r"^decay: expected \[3, 4, 2\], got"):
+        dendrite(**{**arguments, "frequency": None})
+    u, state = arguments["u"][:, 0], arguments["initial_state"]
+    with pytest.raises(LrfdynError, match=r"^decay: expected \[3, 4, 2\], got"):
+        dendrite_step(u, arguments["decay"], None, arguments["weight"], state)
 
 
 @pytest.mark.parametrize(

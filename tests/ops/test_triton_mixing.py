@@ -90,6 +90,11 @@ def modes(channels, count):
     return decay, rand(channels, count, seed=6), rand(channels, count, 2, seed=7)
 
 
+def real_modes(channels, count):
+    """Without frequencies, two in the place of each oscillator."""
+    return 0.02 + rand(channels, count, 2, seed=5).abs(), None, rand(channels, count, 2, seed=7)
+
+
 SEQUENCES = [(3, 19, 40, 4), (2, 1, 32, 2), (5, 24, 16, 1), (1, 9, 3, 4)]
 if GPU:
     SEQUENCES += [(64, 64, 384, 4), (17, 196, 512, 4)]
@@ -98,23 +103,33 @@ if GPU:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SEQUENCES, ids=str)
 def test_dendrite(shape, dtype):
+    compare_dendrites(modes, shape, dtype)
+
+
+@pytest.mark.parametrize("shape", SEQUENCES[1::2], ids=str)
+def test_dendrite_of_real_modes(shape):
+    compare_dendrites(real_modes, shape, torch.float32)
+
+
+def compare_dendrites(make, shape, dtype):
     batch, tokens, channels, count = shape
     u = spikes(batch, tokens, channels, dtype=dtype)
     compare(
         lambda u, *m: Dendrite.apply(u, *m, dtype, None, None, False)[0],
         lambda u, *m: dendrite(u, *m, form="scan")[0],
-        [u, *modes(channels, count)],
+        [u, *make(channels, count)],
         TOLERANCE[dtype],
     )
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_dendrite_carries_its_state(given):
-    u, m = rand(2, 11, 20), modes(20, 3)
+@pytest.mark.parametrize("make", [modes, real_modes], ids=["oscillators", "real"])
+def test_dendrite_carries_its_state(make, given):
+    u, m = rand(2, 11, 20), make(20, 3)
     state = rand(2, 20, 3, 2, seed=8) if given else None
     soma, last = Dendrite.apply(u, *m, torch.float32, None, state, True)
     given_state = None if state is None else state.double()
-    double = (u.double(), *(t.double() for t in m))
+    double = (u.double(), *(None if t is None else t.double() for t in m))
     want, want_last = dendrite(*double, form="step", initial_state=given_state, output_final_state=True)
     close(soma, want, 1e-5, "soma")
     close(last, want_last, 1e-5, "state")

@@ -12,7 +12,7 @@ from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.sdt_v2 import RepConvBN
 from lrfdyn.nn.layers import fold_time, is_repeated
 from lrfdyn.nn.neurons import SpikingNeuron
-from lrfdyn.ops.dendrite.modes import mode_kernel, mode_powers
+from lrfdyn.ops.dendrite.modes import mode_kernel, mode_numbers, mode_pairs, mode_powers
 from lrfdyn.ops.lif import Dynamics
 
 
@@ -54,23 +54,25 @@ class RowDendrites(nn.Module):
     def __init__(self, dendrites: Dendrites, grid: tuple[int, int]) -> None:
         super().__init__()
         self.grid = height, width = grid
-        decay, frequency, weight = (value.detach().double() for value in dendrites.modes(width))
+        decay, frequency, weight = dendrites.modes(width)
+        decay, weight, real = decay.detach().double(), weight.detach().double(), frequency is None
+        frequency = None if frequency is None else frequency.detach().double()
         kernel = mode_kernel(decay, frequency, weight, width)
         lag = torch.arange(width) - torch.arange(width).unsqueeze(1)  # [in, out]
         within = (kernel[lag.clamp(min=0)] * (lag >= 0).unsqueeze(-1)).permute(2, 0, 1)
-        powers = torch.view_as_real(mode_powers(decay, frequency, torch.arange(width + 1)))  # [W + 1, C, M, 2]
-        enter = powers[:width].flip(0).permute(1, 0, 2, 3)
-        re, im = powers[1:].unbind(-1)
-        a, b = weight.unbind(-1)
-        leave = 2 * torch.stack((a * re - b * im, -a * im - b * re), -1)
+        powers = mode_powers(decay, frequency, torch.arange(width + 1))
+        enter = mode_pairs(powers[:width].flip(0)).transpose(0, 1)  # [C, W, M, 2]
+        re, im = mode_pairs(mode_numbers(weight, real) * powers[1:]).unbind(-1)
+        leave = 2 * torch.stack((re, im if real else -im), -1)
         dtype = dendrites.weight.dtype
         self.register_buffer("within", within.to(dtype))
         self.register_buffer("enter", enter.flatten(2).to(dtype))
         self.register_buffer("leave", leave.permute(1, 2, 3, 0).flatten(1, 2).to(dtype))
         self.strides = [2**i for i in range(max(height - 2, 0).bit_length())]
         for stride in self.strides:
-            re, im = torch.view_as_real(mode_powers(decay, frequency, torch.tensor([width * stride])))[0].unbind(-1)
-            turn = torch.stack((re, im, -im, re), 1).unflatten(1, (2, 2))  # [C, 2, 2, M]: row vector times matrix
+            re, im = mode_pairs(mode_powers(decay, frequency, torch.tensor([width * stride])))[0].unbind(-1)
+            entries = (re, 0 * re, 0 * im, im) if real else (re, im, -im, re)
+            turn = torch.stack(entries, 1).unflatten(1, (2, 2))  # [C, 2, 2, M]: row vector times matrix
             blocks = torch.diag_embed(turn, dim1=1, dim2=3)  # [C, M, 2, M, 2]
             self.register_buffer(f"carry{stride}", blocks.flatten(3).flatten(1, 2).to(dtype))
 

@@ -18,7 +18,7 @@ MOST_KERNEL_MODES = 4
 def dendrite(
     u: Tensor,
     decay: Tensor,
-    frequency: Tensor,
+    frequency: Tensor | None,
     weight: Tensor,
     *,
     form: str = "auto",
@@ -29,9 +29,9 @@ def dendrite(
     """Soma potentials of a sequence of tokens: its causal convolution with the kernel of the modes, per channel.
 
     - `u`: Tokens `[B, N, C]`.
-    - `decay`: `[C, M]`, >= 0, of each mode and token.
-    - `frequency`: `[C, M]`, in radians per token.
-    - `weight`: `[C, M, 2]`, real and imaginary part.
+    - `decay`: `[C, M]`, >= 0, of each mode and token; `[C, M, 2]` of real modes.
+    - `frequency`: `[C, M]`, in radians per token; None: the modes are real, two in the place of each.
+    - `weight`: `[C, M, 2]`, real and imaginary part, or those of two real modes.
     - `form`: "fft", "scan" (in chunks), "step" (token by token), or "auto": the fastest here, on a GPU a kernel.
     - `initial_state`: The modes before the first token, `[B, C, M, 2]`: k = 2M numbers per channel, or zeros.
     - `output_final_state`: Whether the modes after the last token are wanted.
@@ -50,7 +50,7 @@ def dendrite(
     require(u.dim() == 3 and u.shape[1] >= 1, f"u: expected [B, N, C] with N >= 1, got {list(u.shape)}")
     require(weight.dim() == 3, f"weight: expected [C, M, 2], got {list(weight.shape)}")
     channels, modes = u.shape[2], weight.shape[1]
-    require_shape("decay", decay, (channels, modes))
+    require_shape("decay", decay, (channels, modes) if frequency is not None else (channels, modes, 2))
     require_shape("frequency", frequency, (channels, modes))
     require_shape("weight", weight, (channels, modes, 2))
     require_shape("initial_state", initial_state, (u.shape[0], channels, modes, 2))
@@ -71,7 +71,7 @@ def dendrite(
     out = torch.promote_types(u.dtype, weight.dtype)
     dtype = torch.promote_types(out, torch.float32)
     before = None if initial_state is None else initial_state.to(dtype)
-    cast = (decay.to(dtype), frequency.to(dtype), weight.to(dtype))
+    cast = (decay.to(dtype), None if frequency is None else frequency.to(dtype), weight.to(dtype))
     with torch.autocast("cpu" if u.is_meta else u.device.type, enabled=False):  # meta has no autocast of its own
         soma, state = FORMS[form](u.to(dtype), cast, before, output_final_state)
     return soma.to(out), state

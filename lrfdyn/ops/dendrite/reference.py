@@ -1,6 +1,6 @@
 """The definition: k dendrites per channel, coupled in a row, run token by token.
 
-    ds/dn = A s + gamma u,   A = -diag(1/tau) + coupling of opposite sign between neighbours
+    ds/dn = A s + gamma u,   A = -diag(1/tau) + coupling between neighbours, of opposite sign or of the same
     s_n = Abar s_{n-1} + Bbar u_n,   Abar = exp(A),   Bbar = A^-1 (Abar - I) gamma       (zero-order hold)
     X_n = C s_n
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 
-def tridiagonal_matrix(tau: Tensor, coupling: Tensor) -> Tensor:
-    """A `[C, k, k]` of time constants `tau` `[C, k]` and neighbour couplings `coupling` `[C, k-1]`."""
+def tridiagonal_matrix(tau: Tensor, coupling: Tensor, sign: int = -1) -> Tensor:
+    """A `[C, k, k]` of time constants `tau` `[C, k]` and neighbour couplings `coupling` `[C, k-1]` above the diagonal,
+    `sign` times the same below."""
     upper = torch.diag_embed(coupling, offset=1)
-    return torch.diag_embed(-1 / tau) + upper - upper.mT
+    return torch.diag_embed(-1 / tau) + upper + sign * upper.mT
 
 
 def discretize(a: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,9 +35,11 @@ def dendrite_reference(
     gamma: Tensor,
     readout: Tensor,
     initial_state: Tensor | None = None,
+    sign: int = -1,
 ) -> tuple[Tensor, Tensor]:
-    """Soma potentials `[B, N, C]` of tokens `u` `[B, N, C]`, and the last dendrite state `[B, C, k]`."""
-    a_bar, b_bar = discretize(tridiagonal_matrix(tau, coupling), gamma)
+    """Soma potentials `[B, N, C]` of tokens `u` `[B, N, C]`, and the last dendrite state `[B, C, k]`; `sign` is that of
+    `tridiagonal_matrix`."""
+    a_bar, b_bar = discretize(tridiagonal_matrix(tau, coupling, sign), gamma)
     state = u.new_zeros(u.shape[0], *tau.shape) if initial_state is None else initial_state
     soma = []
     for token in u.unbind(1):

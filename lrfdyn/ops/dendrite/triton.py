@@ -7,6 +7,7 @@ and since the kernel of a mode is 2 Re w z^m, sums over all tokens give every gr
 
     dL/dw = 2 conj(sum u_n q_n),   dL/dlambda = 2 w sum u_n p_n,   p_n = sum_m m z^m G_{n+m} = z p_{n+1} + z q_{n+1}.
 
+Without a frequency modes are real: what is the real and the imaginary part elsewhere are then two modes of their own.
 Nothing is kept but the tokens and the parameters.
 """
 
@@ -42,11 +43,16 @@ def _load_pairs(x, cols, inside, M: tl.constexpr):
 def _load_poles(decay, frequency, cols, inside, M: tl.constexpr, LARGEST: tl.constexpr):
     """A tuple of 2 M tiles: real and imaginary part of z of every mode."""
     z = ()
-    for m in tl.static_range(M):
-        alpha = tl.minimum(tl.load(decay + cols * M + m, mask=inside, other=0.0), LARGEST)
-        omega = tl.load(frequency + cols * M + m, mask=inside, other=0.0)
-        modulus = tl.exp(-alpha)
-        z = z + (modulus * tl.cos(omega), modulus * tl.sin(omega))
+    if frequency is None:
+        decays = _load_pairs(decay, cols, inside, M)
+        for k in tl.static_range(2 * M):
+            z = z + (tl.exp(-tl.minimum(decays[k], LARGEST)),)
+    else:
+        for m in tl.static_range(M):
+            alpha = tl.minimum(tl.load(decay + cols * M + m, mask=inside, other=0.0), LARGEST)
+            omega = tl.load(frequency + cols * M + m, mask=inside, other=0.0)
+            modulus = tl.exp(-alpha)
+            z = z + (modulus * tl.cos(omega), modulus * tl.sin(omega))
     return z
 
 
@@ -86,10 +92,16 @@ def _dendrite_forward(
             soma = tl.zeros((BC,), tl.float32)
             after = ()
             for m in tl.static_range(0, 2 * M, 2):
-                re = z[m] * state[m] + (tokens[k] - z[m + 1] * state[m + 1])
-                im = z[m] * state[m + 1] + z[m + 1] * state[m]
-                soma += 2 * w[m] * re
-                soma -= 2 * w[m + 1] * im
+                if frequency is None:
+                    re = z[m] * state[m] + tokens[k]
+                    im = z[m + 1] * state[m + 1] + tokens[k]
+                    soma += 2 * w[m] * re
+                    soma += 2 * w[m + 1] * im
+                else:
+                    re = z[m] * state[m] + (tokens[k] - z[m + 1] * state[m + 1])
+                    im = z[m] * state[m + 1] + z[m + 1] * state[m]
+                    soma += 2 * w[m] * re
+                    soma -= 2 * w[m + 1] * im
                 # Tokens beyond the sequence must not let the state decay further.
                 if state_out is not None:
                     re = tl.where(start + k < N, re, state[m])
@@ -130,13 +142,23 @@ def _dendrite_backward(
                 for m in tl.static_range(M):
                     z_re = z[2 * m]
                     z_im = z[2 * m + 1]
-                    zq_re = z_re * state[4 * m] - z_im * state[4 * m + 1]
-                    q_im = z_re * state[4 * m + 1] + z_im * state[4 * m]
-                    p_re = z_re * state[4 * m + 2] + (zq_re - z_im * state[4 * m + 3])
-                    p_im = z_re * state[4 * m + 3] + (q_im + z_im * state[4 * m + 2])
-                    q_re = zq_re + grads[k]
-                    total += 2 * w[2 * m] * q_re
-                    total -= 2 * w[2 * m + 1] * q_im
+                    if frequency is None:
+                        zq_re = z_re * state[4 * m]
+                        q_im = z_im * state[4 * m + 1]
+                        p_re = z_re * state[4 * m + 2] + zq_re
+                        p_im = z_im * state[4 * m + 3] + q_im
+                        q_re = zq_re + grads[k]
+                        q_im += grads[k]
+                        total += 2 * w[2 * m] * q_re
+                        total += 2 * w[2 * m + 1] * q_im
+                    else:
+                        zq_re = z_re * state[4 * m] - z_im * state[4 * m + 1]
+                        q_im = z_re * state[4 * m + 1] + z_im * state[4 * m]
+                        p_re = z_re * state[4 * m + 2] + (zq_re - z_im * state[4 * m + 3])
+                        p_im = z_re * state[4 * m + 3] + (q_im + z_im * state[4 * m + 2])
+                        q_re = zq_re + grads[k]
+                        total += 2 * w[2 * m] * q_re
+                        total -= 2 * w[2 * m + 1] * q_im
                     after = after + (q_re, q_im, p_re, p_im)
                 for m in tl.static_range(4 * M):
                     added = added + (sums[m] + tokens[k] * after[m],)
@@ -170,9 +192,14 @@ def _finish(
     w_re = tl.load(weight + here * 2, mask=inside, other=0.0)
     w_im = tl.load(weight + here * 2 + 1, mask=inside, other=0.0)
     tl.store(grad_weight + here * 2, 2 * sums[0], mask=inside)
-    tl.store(grad_weight + here * 2 + 1, -2 * sums[1], mask=inside)
-    tl.store(grad_decay + here, -2 * (w_re * sums[2] - w_im * sums[3]), mask=inside)
-    tl.store(grad_frequency + here, -2 * (w_re * sums[3] + w_im * sums[2]), mask=inside)
+    if grad_frequency is None:
+        tl.store(grad_weight + here * 2 + 1, 2 * sums[1], mask=inside)
+        tl.store(grad_decay + here * 2, -2 * w_re * sums[2], mask=inside)
+        tl.store(grad_decay + here * 2 + 1, -2 * w_im * sums[3], mask=inside)
+    else:
+        tl.store(grad_weight + here * 2 + 1, -2 * sums[1], mask=inside)
+        tl.store(grad_decay + here, -2 * (w_re * sums[2] - w_im * sums[3]), mask=inside)
+        tl.store(grad_frequency + here, -2 * (w_re * sums[3] + w_im * sums[2]), mask=inside)
 
 
 class Dendrite(torch.autograd.Function):
@@ -181,12 +208,12 @@ class Dendrite(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, dtype: torch.dtype,
+        ctx: Any, u: Tensor, decay: Tensor, frequency: Tensor | None, weight: Tensor, dtype: torch.dtype,
         packed: Tensor | None, state: Tensor | None, keep_state: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         u = u.contiguous()
-        decay, frequency, weight = (t.float().contiguous() for t in (decay, frequency, weight))
-        state = None if state is None else state.float().contiguous()
+        decay, weight = decay.float().contiguous(), weight.float().contiguous()
+        frequency, state = (None if t is None else t.float().contiguous() for t in (frequency, state))
         batch, tokens, channels = u.shape
         modes, bc = weight.shape[1], FORWARD_CHANNELS
         out = torch.empty_like(u, dtype=dtype)
@@ -214,6 +241,6 @@ class Dendrite(torch.autograd.Function):
         _dendrite_backward[(triton.cdiv(channels, bc), programs)](
             u, decay, frequency, weight, grad, grad_u, partial, batch, u.shape[0], PACKED=packed, BC=bc, **options
         )
-        out = tuple(torch.empty_like(t) for t in (decay, frequency, weight))
+        out = tuple(None if t is None else torch.empty_like(t) for t in (decay, frequency, weight))
         _finish[(triton.cdiv(channels, 32), modes)](partial, weight, *out, programs, channels, M=modes, BG=32, BC=32)
         return grad_u, *out, None, None, None, None
