@@ -97,6 +97,10 @@ def _rebuild(old: Attention, kind: str, options: Mapping[str, Any]) -> Attention
             continue  # what another kind normalises is another thing
         if name in PROJECTIONS or (module.state_dict() and _form(module) == _form(other)):
             setattr(new, name, module)  # the module itself: its mode, dtypes and frozen parameters come with it
+    trained = getattr(new, "train_qk", True)
+    if trained != getattr(old, "train_qk", True):  # what the old kind froze, or the new one does
+        for name in {"q", "k"}.intersection(new.projections):
+            new.get_submodule(name).requires_grad_(trained)
     return new
 
 

@@ -17,8 +17,10 @@ STATE = [
     ("vsa", {}, [(2 * 24 * 24, 32), Q_AND_K, V], 4608 + 48 + 24),
     ("lrf_ssa", {"dilations": (1,)}, [(32, 32), Q_AND_K, V], 200),
     ("lrf_ssa", {"dilations": ()}, [(32, 32), Q_AND_K, V], 200),
+    ("lrf_ssa", {"norm": True, "scale_lrf": True, "train_qk": False}, [(32, 32), Q_AND_K, V], 200),
     ("lrf_dyn", {"dilations": (1,), "dendrites": 4}, [(4 * 8, 32), (3 * 6 * 8, 1)], 128 + 18),
     ("lrf_dyn", {"dilations": ()}, [(8 * 8, 32)], 256),
+    ("lrf_dyn", {"dilations": (), "coupling": "same"}, [(8 * 8, 32)], 256),
     # (3, 5) reaches over eleven rows, and the grid has four
     ("lrf_dyn", {}, [(8 * 8, 32), (4 * 6 * 8, 1)], 256 + 24),
 ]

@@ -18,6 +18,9 @@ from tests.conftest import random, shape_id
         *((kind, {"dilations": (1, 3)}) for kind in ("causal_ssa", "lrf_ssa", "lrf_dyn")),
         ("lrf_ssa", {"dilations": ()}),
         ("lrf_dyn", {"token": "qkv"}),
+        ("lrf_dyn", {"coupling": "same"}),
+        ("lrf_ssa", {"dilations": (1, 3), "norm": True}),
+        ("causal_ssa", {"dilations": (1,), "norm": True, "scale_lrf": True}),
     ],
     ids=str,
 )
