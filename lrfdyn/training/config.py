@@ -16,7 +16,11 @@ from lrfdyn.data import Augmentation
 from lrfdyn.errors import require
 
 DATA_FACTS = ("num_classes", "image_size", "in_channels")
-OWN_KEYS = ("attention", "dilations", "dendrites", "token", "time_steps", "drop_path")  # arguments of every host
+# Arguments of every host.
+OWN_KEYS = (
+    "attention", "dilations", "dendrites", "token", "norm", "scale_lrf", "coupling", "train_qk", "time_steps",
+    "drop_path",
+)  # fmt: skip
 # Ranges of numbers: in words, the least, and what is too much.
 POSITIVE = ("a positive number", math.nextafter(0, 1), math.inf)
 NOT_NEGATIVE = ("a number >= 0", 0, math.inf)
@@ -48,6 +52,10 @@ class ModelConfig(Section):
     dilations: Annotated[tuple[int, ...] | None, "Dilations of the local receptive fields."] = None
     dendrites: Annotated[int | None, "Dendrites per channel, of LRF-Dyn."] = None
     token: Annotated[Literal["value", "qkv"] | None, "LRF-Dyn's dendrites read v, or k * v gated by q."] = None
+    norm: Annotated[bool | None, "LRF-SSA has a batch norm on the sum of its stencils."] = None
+    scale_lrf: Annotated[bool | None, "LRF-SSA's scale is on both terms, the stencils too."] = None
+    coupling: Annotated[Literal["opposite", "same"] | None, "Sign of LRF-Dyn's coupling: oscillators or decays."] = None
+    train_qk: Annotated[bool | None, "false: the weights of q and k stay as they were drawn."] = None
     time_steps: Annotated[int | None, "How often a static image is shown."] = None
     drop_path: Annotated[float | None, "Stochastic depth: the rate of the last block."] = None
     weights: Annotated[str | None, "A trained model to start from: folder, file or hub repository."] = None
@@ -168,6 +176,8 @@ FREE_KEYS = (
     "data.root", "run.device", "run.cuda_graph", "run.log_steps", "run.checkpoint_steps", "run.checkpoint_epochs",
     "run.test_epochs", "run.test_batch_size", "run.accumulate",
 )  # fmt: skip
+# Came after the first recorded runs: where they are not given, a fingerprint is what it was before them.
+LATER_KEYS = ("model.norm", "model.scale_lrf", "model.coupling", "model.train_qk")
 # Of data.options. A run that a damaged image ended met none before it, and may go on without it.
 FREE_OPTIONS = ("workers", "on_corrupt")
 
@@ -227,6 +237,7 @@ def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
     """What of a configuration decides the result, as `section.name`."""
     flat = {f"{section}.{name}": value for section, entries in values.items() for name, value in entries.items()}
     options = {key: value for key, value in (flat.get("data.options") or {}).items() if key not in FREE_OPTIONS}
+    flat = {key: value for key, value in flat.items() if value is not None or key not in LATER_KEYS}
     return {key: value for key, value in flat.items() if key not in FREE_KEYS} | {"data.options": options}
 
 

@@ -68,8 +68,9 @@ def estimate(config: TrainConfig, processes: int = 1, memory: bool = True) -> di
     }
     if memory:
         shape = facts["in_channels"], facts["image_size"], facts["image_size"]
-        weights = parameters * (8 if config.run.precision == "fp64" else 4)
-        whole = weights + sum(b.numel() * b.element_size() for b in model.buffers())
+        size = 8 if config.run.precision == "fp64" else 4
+        weights = size * sum(p.numel() for p in model.parameters() if p.requires_grad)
+        whole = size * parameters + sum(b.numel() * b.element_size() for b in model.buffers())
         result["memory"] = {
             "parameters": whole,
             "gradients": weights,

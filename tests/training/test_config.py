@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import date
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -160,6 +161,11 @@ def test_unknown_recipe_and_option(capsys):
 def test_fingerprint_is_of_what_decides():
     assert tiny().fingerprint() == tiny(run={"log_steps": 9}, data={"root": "elsewhere"}).fingerprint()
     assert tiny().fingerprint() != tiny(run={"seed": 1}).fingerprint()
+    # Keys that came later change nothing where they are not given, so recorded runs are still known.
+    run = Path(__file__).parents[2] / "results" / "cifar100" / "ssa_strong_300"
+    recorded = json.loads((run / "summary.json").read_text())["fingerprint"]
+    assert load_recipe(run / "recipe.yaml").fingerprint() == recorded
+    assert tiny(model={"coupling": "opposite"}).fingerprint() != tiny().fingerprint()
 
 
 def test_share_of_the_batch():
