@@ -16,7 +16,8 @@ from lrfdyn.data import Augmentation
 from lrfdyn.errors import require
 
 DATA_FACTS = ("num_classes", "image_size", "in_channels")
-OWN_KEYS = ("attention", "dilations", "dendrites", "token", "time_steps", "drop_path")  # arguments of every host
+# Arguments of every host.
+OWN_KEYS = ("attention", "dilations", "dendrites", "token", "directions", "time_steps", "drop_path")
 # Ranges of numbers: in words, the least, and what is too much.
 POSITIVE = ("a positive number", math.nextafter(0, 1), math.inf)
 NOT_NEGATIVE = ("a number >= 0", 0, math.inf)
@@ -48,6 +49,7 @@ class ModelConfig(Section):
     dilations: Annotated[tuple[int, ...] | None, "Dilations of the local receptive fields."] = None
     dendrites: Annotated[int | None, "Dendrites per channel, of LRF-Dyn."] = None
     token: Annotated[Literal["value", "qkv"] | None, "LRF-Dyn's dendrites read v, or k * v gated by q."] = None
+    directions: Annotated[int | None, "2: LRF-Dyn runs from the last token too.", ("1 or 2", 1, 3)] = None
     time_steps: Annotated[int | None, "How often a static image is shown."] = None
     drop_path: Annotated[float | None, "Stochastic depth: the rate of the last block."] = None
     weights: Annotated[str | None, "A trained model to start from: folder, file or hub repository."] = None
@@ -168,6 +170,8 @@ FREE_KEYS = (
     "data.root", "run.device", "run.cuda_graph", "run.log_steps", "run.checkpoint_steps", "run.checkpoint_epochs",
     "run.test_epochs", "run.test_batch_size", "run.accumulate",
 )  # fmt: skip
+# Keys that came after the first recorded runs: where they say nothing, a run is the one that it was without them.
+LATER_KEYS = ("model.directions",)
 # Of data.options. A run that a damaged image ended met none before it, and may go on without it.
 FREE_OPTIONS = ("workers", "on_corrupt")
 
@@ -187,7 +191,8 @@ class TrainConfig:
 
     def fingerprint(self) -> str:
         """Equal for two configurations that train the same."""
-        return hashlib.sha256(json.dumps(decisive(self.as_dict()), sort_keys=True).encode()).hexdigest()[:16]
+        values = {k: v for k, v in decisive(self.as_dict()).items() if v is not None or k not in LATER_KEYS}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON and YAML can hold it."""

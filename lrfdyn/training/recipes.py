@@ -25,7 +25,7 @@ NOTES = ("description", "variants")  # of a file, for the list of recipes
 # Keys that have a short name too.
 SHORT_NAMES = {
     "model": "model.name", "attention": "model.attention", "dilations": "model.dilations",
-    "dendrites": "model.dendrites", "token": "model.token",
+    "dendrites": "model.dendrites", "token": "model.token", "directions": "model.directions",
 }  # fmt: skip
 DEEPEST, MOST_VALUES = 30, 10_000  # of a YAML file: levels, and values once all anchors are written out
 
@@ -62,7 +62,7 @@ def run_name(recipe: str, overrides: Mapping[str, Any]) -> str:
         value = overrides.get(short, overrides.get(key))
         if value is not None:
             text = re.sub(r"[^\w.]+", "_", str(value).removeprefix("timm/")).strip("_") or "none"
-            parts.append(f"{short}_{text}" if short in ("dilations", "dendrites") else text)
+            parts.append(f"{short}_{text}" if short in ("dilations", "dendrites", "directions") else text)
     return "-".join(parts)
 
 

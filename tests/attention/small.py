@@ -52,11 +52,11 @@ def sdt_v3_like() -> AttentionHost:
 
 HOSTS = {"spikformer": spikformer_like, "sdt_v3": sdt_v3_like}
 FIVE = ["ssa", "causal_ssa", "vsa", "lrf_ssa", "lrf_dyn"]
-KINDS = [*((kind, {}) for kind in FIVE), ("lrf_dyn", {"token": "qkv"})]
+KINDS = [*((kind, {}) for kind in FIVE), ("lrf_dyn", {"token": "qkv"}), ("lrf_dyn", {"directions": 2})]
 
 
 def kind_id(value):
-    return "-".join(value.values()) if isinstance(value, dict) else value
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else value
 
 
 hosts = pytest.mark.parametrize("host", HOSTS)
@@ -101,8 +101,10 @@ def dense_weights(attention, x):
     local = stencil_matrix(attention.lrf, grid) if hasattr(attention, "lrf") else 0.0
     if kind == "LRFDyn":
         kernel = attention.dendrites.kernel(grid)
-        lag = torch.arange(len(kernel)).unsqueeze(1) - torch.arange(len(kernel))
-        dendrites = torch.where(lag >= 0, kernel.T[:, lag.clamp(min=0)], 0.0)
+        there, back = kernel if kernel.dim() == 3 else (kernel, 0 * kernel)
+        lag = torch.arange(len(there)).unsqueeze(1) - torch.arange(len(there))
+        dendrites = torch.where(lag >= 0, there.T[:, lag.clamp(min=0)], 0.0)
+        dendrites = dendrites + torch.where(lag <= 0, back.T[:, (-lag).clamp(min=0)], 0.0)
         return (dendrites + local @ dendrites).abs().mean(0).expand(*x.shape[:2], -1, -1)
     q, k, v = (s.flatten(3) for s in attention.project(x))
     if kind == "SDSA":
