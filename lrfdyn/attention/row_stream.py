@@ -14,8 +14,8 @@ With two directions the first row needs the last token. Rows come out when all h
 of all H rows are held for the way back, with every `buffers`. The dendrites of the way back add to it:
 
     "potentials"  k d numbers, and X of all H rows                                        every row is scanned once
-    "states"      dendrites below every row, H k d numbers                                once, and for every o
-    "spikes"      k d numbers, from the last row on for every row that comes out          H - i + reach times for row i
+    "states"      dendrites below every row, H k d numbers                                once, and once for every o
+    "spikes"      k d numbers, which start at the last row again for every output row i   min(H, H - i + reach) rows
 """
 
 from __future__ import annotations

@@ -69,6 +69,11 @@ def _load_tokens(
 
 
 @triton.jit
+def _store_token(x, n, value, C: tl.constexpr, cols, mask):
+    tl.store(x + n * C + cols, value.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _walk(
     u, decay, frequency, weight, state, waiting, out, cols, inside, step: tl.constexpr, KEEP: tl.constexpr,
     N: tl.constexpr, C: tl.constexpr, M: tl.constexpr, L: tl.constexpr, LARGEST: tl.constexpr, BC: tl.constexpr,
@@ -99,8 +104,7 @@ def _walk(
             state = after
             if waiting is not None:
                 soma += others[k]
-            pointer = out + (first + step * (start + k)) * C + cols
-            tl.store(pointer, soma.to(out.dtype.element_ty), mask=inside & (start + k < N))
+            _store_token(out, first + step * (start + k), soma, C, cols, inside & (start + k < N))
         tokens = following
     return state
 
@@ -173,8 +177,7 @@ def _walk_back(
             sums = added
             if waiting is not None:
                 total += others[k]
-            pointer = grad_u + (first + step * (start + k)) * C + cols
-            tl.store(pointer, total.to(grad_u.dtype.element_ty), mask=inside & (start + k < N))
+            _store_token(grad_u, first + step * (start + k), total, C, cols, inside & (start + k < N))
         tokens = next_tokens
         grads = next_grads
     return sums
