@@ -6,7 +6,8 @@ after, before, after, ...; so both meet the same machine. The numbers are images
     python benchmarks/before_after.py --before OTHER_CHECKOUT --json results/performance/before_after.json
 
 On a GPU a step is captured as a CUDA graph and computed in bfloat16, as `lrfdyn train` does; on a CPU it is float32 and
-the batch is small, and PyTorch's operations are counted too, since times are less steady there. Where a checkout has no git metadata, --before-commit and --after-commit name the versions.
+the batch is small, and PyTorch's operations are counted too, since times are less steady there. Where a checkout has
+no git metadata, --before-commit and --after-commit name the versions.
 """
 
 from __future__ import annotations

@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     error stream, 130 after Ctrl-C, 141 where the reader of a pipe has gone."""
     command, argv = "lrfdyn", sys.argv[1:] if argv is None else argv
     _open_streams()
+    argv = [argv[0].lower(), *argv[1:]] if argv and argv[0].lower() in COMMANDS else argv
     try:
         listen()
         parser = build_parser(*argv[:1])

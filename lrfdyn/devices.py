@@ -13,7 +13,7 @@ def choose_device(name: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.empty(1, device=device).cpu()  # which meta, a device without memory, refuses
     except (RuntimeError, AssertionError) as error:  # what torch says of a device that is not there
         raise LrfdynError(f"device: cannot use {str(name)!r} ({first_line(error)})") from None
     return device

@@ -214,9 +214,8 @@ def _find_name(origin: str, path: Path, argument: str) -> Source:
     if origin.count("/") == 1 and REPO_ID.fullmatch(origin) and not is_file and not path.parent.is_dir():
         return Source(origin, "hub", path)
     if is_file or "/" in origin:
-        near = get_close_matches(path.name, [other.name for other in path.parent.glob("*")])
-        hint = f"; did you mean {' or '.join(str(path.with_name(other)) for other in near)}?" if near else ""
+        alike = get_close_matches(path.name, [other.name for other in path.parent.glob("*")])
+        hint = f"; did you mean {' or '.join(str(path.with_name(other)) for other in alike)}?" if alike else ""
         raise LrfdynError(f"{argument}: no such file or folder: {origin}{hint}")
-    raise LrfdynError(
-        f"{argument}: {origin!r} is no file or folder here and no model; {near_names(name, list_models())}"
-    )
+    near = near_names(name, list_models())
+    raise LrfdynError(f"{argument}: {origin!r} is no file or folder here and no model; {near}")

@@ -46,7 +46,10 @@ def work(ground: Path, pipe: Connection) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)  # libraries in C complain of damaged files here
     while True:
-        category, seed = pipe.recv()
+        try:
+            category, seed = pipe.recv()
+        except EOFError:  # the process that asks is gone
+            os._exit(0)
         try:
             findings = run_case(category, seed, ground)
         except BaseException:
@@ -59,7 +62,7 @@ def work(ground: Path, pipe: Connection) -> None:
 class Worker:
     def __init__(self, ground: Path) -> None:
         self.pipe, theirs = FORK.Pipe()
-        self.process = FORK.Process(target=work, args=(ground, theirs), daemon=True)
+        self.process = FORK.Process(target=work, args=(ground, theirs))  # no daemon: one may have children of its own
         self.process.start()
         theirs.close()
         self.case: tuple[str, int] | None = None

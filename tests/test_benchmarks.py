@@ -51,7 +51,8 @@ def test_two_versions_are_measured_in_turn(tmp_path, monkeypatch):
     def measure(folder, options):
         order.append(folder.name)
         speed = {"old": [10.0, 30.0, 20.0], "new": [40.0, 44.0, 48.0]}[folder.name][order.count(folder.name) - 1]
-        return {"speeds": {"training ssa": speed}, "version": folder.name}
+        counts = {"training ssa": {"old": 7, "new": None}[folder.name]}
+        return {"speeds": {"training ssa": speed}, "operations": counts, "version": folder.name}
 
     monkeypatch.setattr(before_after, "measure", measure)
     (tmp_path / "old").mkdir()
@@ -63,6 +64,8 @@ def test_two_versions_are_measured_in_turn(tmp_path, monkeypatch):
     result = json.loads(out.read_text())
     (record,) = result["records"]
     assert (record["before"]["median"], record["after"]["median"], record["ratio"]) == (20.0, 44.0, 2.2)
+    assert record["before"]["operations"] == 7
+    assert "operations" not in record["after"]
     assert result["before"] == {"commit": "abc", "version": "old"}
     assert result["after"]["commit"] is None
     assert str(tmp_path / "old") not in result["command"]
@@ -74,3 +77,5 @@ def test_what_is_measured_of_a_version():
     assert before_after.training_step(model, images, labels)().isfinite()
     with torch.inference_mode():
         assert before_after.inference_call(model, images)().shape == (2, 5)
+    assert before_after.operations(lambda: images + images) == 1
+    assert before_after.operations(lambda: images + images * images) == 2

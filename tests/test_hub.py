@@ -268,7 +268,9 @@ def test_card(tmp_path):
     assert "Of *2026*." in body
     assert "from_pretrained(" in body
     (config,) = [part.split("\n```")[0] for part in body.split("```json\n")[1:]]
-    assert json.loads(config) == json.loads((tmp_path / CONFIG_FILE).read_text())
+    saved = json.loads((tmp_path / CONFIG_FILE).read_text())
+    assert saved.pop("description")["text"] == "Of *2026*."  # which the card has above
+    assert json.loads(config) == saved
     yaml = pytest.importorskip("yaml", reason="PyYAML comes with huggingface_hub")
     parsed = yaml.safe_load(header)
     assert parsed["notes"] == hostile
@@ -288,6 +290,42 @@ def test_card_that_a_person_took_over_is_kept(tmp_path):
     (tmp_path / CARD_FILE).write_text("mine")
     model.save_pretrained(tmp_path)
     assert (tmp_path / CARD_FILE).read_text() == "mine"
+
+
+def test_card_of_a_loaded_model_keeps_its_description(tmp_path):
+    """As long as its weights and options are those that the text is about."""
+
+    def card(model: SpikingModel, **what: str) -> str:
+        model.save_pretrained(tmp_path / "again", **what)
+        return (tmp_path / "again" / CARD_FILE).read_text()
+
+    small().save_pretrained(tmp_path / "run", description="top-1 93 %")
+    model = from_pretrained(tmp_path / "run")
+    assert "top-1 93 %" in card(model)
+    assert "top-1 93 %" in card(from_pretrained(tmp_path / "again"))
+    assert "top-1 93 %" not in card(from_pretrained(tmp_path / "run", time_steps=1))
+    assert "top-1 93 %" not in card(model, description="mine")
+    with torch.no_grad():
+        model.head.bias.add_(1)
+    assert "top-1 93 %" not in card(model)
+
+
+def test_a_folder_of_the_user_is_where_it_is_loaded_from(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    small().save_pretrained("~/mine")
+    assert (tmp_path / "mine" / CONFIG_FILE).is_file()
+    from_pretrained("~/mine")
+
+
+def test_negative_variances_are_refused(tmp_path):
+    """A norm would make nan of everything, at which no neuron fires: a silent network, and no error."""
+    model = small()
+    model.stem.stages[0].bn.running_var[0] = -1
+    model.save_pretrained(tmp_path)
+    message = r"model\.safetensors is of no use: stem\.stages\.0\.bn\.running_var holds variances below zero"
+    with pytest.raises(LrfdynError, match=message):
+        from_pretrained(tmp_path)
 
 
 def test_local_folders_need_no_huggingface_hub(tmp_path):

@@ -114,6 +114,11 @@ def test_shapes_are_those_of_a_real_pass():
         assert seen[layer.path][-len(layer.output) :] == layer.output
 
 
+def test_names_with_capitals(capsys):
+    assert main(["Models", "Spikformer_4_384", "--attention", "LRF_DYN"]) == 0
+    assert "attention: lrf_dyn; takes" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

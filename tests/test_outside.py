@@ -28,6 +28,7 @@ from lrfdyn.cli import main
 from lrfdyn.commands.shared import bars, make_table, plain_console
 from lrfdyn.data.preprocess import open_picture
 from lrfdyn.data.shards import ShardImages
+from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner, sidecar
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import plain_file, read_json, read_json_lines, read_summary
 from lrfdyn.io.weights import load_tensors, save_tensors
@@ -286,6 +287,19 @@ def test_what_is_no_file_is_not_waited_for(no_file, read):
 def test_what_is_no_file_is_an_error(no_file, read):
     with pytest.raises(LrfdynError, match="no file"):
         read(no_file)
+
+
+def test_an_exported_model_that_is_no_file_is_an_error(no_file):
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(LrfdynError, match=r"not an ONNX file that can be run .*no file"):
+        OnnxRunner(no_file)
+
+
+def test_a_program_that_is_no_file_is_an_error(no_file):
+    pytest.importorskip("executorch")
+    sidecar(no_file).write_text('{"most_images": 1}')
+    with pytest.raises(LrfdynError, match=r"not an ExecuTorch program that can be run .*no file"):
+        ExecutorchRunner(no_file)
 
 
 def test_pictures_from_plain_files():

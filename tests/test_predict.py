@@ -268,6 +268,8 @@ def test_inputs(place, tmp_path, monkeypatch):
     both = [inside / "scan.TIF", inside / "x.JPG"]
     assert expand_images([f"{tmp_path}/a/b*"]) == both  # a pattern may match folders
     assert expand_images([f"{tmp_path}/a/b/**"]) == [*both, inside / "notes.txt"]  # each file once
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expand_images(["~/a/b/*.JPG"]) == [inside / "x.JPG"]
     with pytest.raises(LrfdynError, match="images: nothing matches"):
         expand_images([f"{tmp_path}/*.webp"])
     (tmp_path / "none").mkdir()

@@ -66,8 +66,11 @@ def before_after(name: str) -> str:
     for r in found["records"]:
         speeds = [r[side]["median"] for side in ("before", "after")]
         shown = (f"{speed:,.3g}" if speed < 100 else f"{speed:,.0f}" for speed in speeds)
-        body.append([r["what"], r["attention"], str(r["batch"]), *shown, f"{r['ratio']:.3f}"])
-    header = ["what", "attention", "batch", *(f"{found[s]['version']}, images/s" for s in ("before", "after")), "ratio"]
+        counts = [f"{r[side]['operations']:,}" for side in ("before", "after") if "operations" in r[side]]
+        body.append([r["what"], r["attention"], str(r["batch"]), *shown, f"{r['ratio']:.3f}", *counts])
+    versions = [found[side]["version"] for side in ("before", "after")]
+    header = ["what", "attention", "batch", *(f"{version}, images/s" for version in versions), "ratio"]
+    header += [f"operations, {version}" for version in versions][: len(body[0]) - len(header)]
     where = found["machine"]["gpu"] or f"a CPU with {found['machine']['threads']} threads"
     return f"{found['model']} on {where}, medians of {found['rounds']} rounds:\n\n{table(header, body, numbers=True)}"
 

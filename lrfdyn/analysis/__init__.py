@@ -1,6 +1,6 @@
 """Measurements of attention, spikes, energy and memory, the theorems, and the report that shows them."""
 
-from lrfdyn.analysis.analyze import analyze, find_sources, measure_model
+from lrfdyn.analysis.analyze import analyze, measure_model, sources_for
 from lrfdyn.analysis.measure.inference import attention_state, inference_peak
 from lrfdyn.analysis.measure.locality import locality, receptive_field, receptive_field_record, share_inside
 from lrfdyn.analysis.measure.observe import load_images
@@ -14,7 +14,6 @@ __all__ = [
     "analyze",
     "attention_state",
     "energy",
-    "find_sources",
     "firing_rates",
     "inference_peak",
     "load_images",
@@ -24,6 +23,7 @@ __all__ = [
     "receptive_field_record",
     "render_report",
     "share_inside",
+    "sources_for",
     "theory_results",
     "write_all",
     "write_report",

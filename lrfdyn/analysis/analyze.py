@@ -13,7 +13,6 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from lrfdyn import sources as known
 from lrfdyn.analysis.measure.inference import attention_state, images_per_second, inference_peak, machine, state_notes
 from lrfdyn.analysis.measure.locality import Locality, receptive_field_record
 from lrfdyn.analysis.measure.observe import RANDOM, Images, ImageTensors, as_batches, observe
@@ -25,7 +24,7 @@ from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.models import SpikingModel
 from lrfdyn.models.registry import model_class
-from lrfdyn.sources import Source
+from lrfdyn.sources import Source, find_sources
 from lrfdyn.training.config import decisive
 from lrfdyn.training.recipes import load_recipe
 
@@ -52,9 +51,9 @@ PASSES = 3  # over the images: one that observes, two for the gradients, with an
 
 
 @checked
-def find_sources(text: str, images: Images) -> list[Source]:
+def sources_for(text: str, images: Images) -> list[Source]:
     """All models that `text` stands for (see `lrfdyn.sources`). One that is named is made for the images."""
-    first, *others = known.find_sources(text)
+    first, *others = find_sources(text)
     takes = {} if first.trained else model_class(first.origin.partition(":")[0]).options()
     facts = {key: value for key, value in images.facts.items() if key in takes}
     return [replace(first, options={**first.options, **facts}), *others]
@@ -80,7 +79,7 @@ def analyze(
     `notes`, and `progress(model, what, images)` is called while images are measured.
 
         images = load_images("digits", None, 64, 16, torch.device("cpu"))
-        results = analyze(find_sources("demo", images), images)
+        results = analyze(sources_for("demo", images), images)
         write_all(results, Path("analysis"), ("png",))
     """
     require(len(sources) > 0, "model: expected at least one")
@@ -190,7 +189,7 @@ def _entry(
     model: SpikingModel, source: Source, images: Images, energy: EnergyModel | None, progress: Tell
 ) -> dict[str, Any]:
     """Everything about one model but its accuracies over the seeds."""
-    model = model.to(images.device)
+    model = model.to(images.device).float()  # as the images are
     label, options = model_label(model)
     return {
         "label": label + RANDOM_LABEL * (not source.trained),

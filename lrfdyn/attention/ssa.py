@@ -184,7 +184,7 @@ class CausalSSA(LRFSSA):
     def state_terms(self, grid: Grid | None = None) -> list[StateTerm]:
         terms = super().state_terms(grid)
         height, width = grid or self.grid
-        if reach := max(self.lrf.dilations, default=0):
+        if reach := self.lrf.reach(height):
             # A token waits for the rows below that its stencils reach, and its query and key with it.
             rows, waiting, bits = min(2 * reach + 1, height), min(reach + 1, height), self.spike_bits
             terms += [

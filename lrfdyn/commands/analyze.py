@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lrfdyn.analysis.analyze import NOTES, PASSES, analyze, find_sources
+from lrfdyn.analysis.analyze import NOTES, PASSES, analyze, sources_for
 from lrfdyn.analysis.measure.observe import RANDOM, Images, load_images
 from lrfdyn.analysis.measure.spikes import EnergyModel
 from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     formats, device = check_formats(args.figures), choose_device(args.device)
     energy = EnergyModel(args.accumulate_pj, args.mac_pj, tuple(args.mac_layers), args.repeat_first)
     images = load_images(args.data, args.data_root, args.images, args.batch_size, device, args.image_size)
-    sources = [source for text in args.models for source in find_sources(text, images)]
+    sources = [source for text in args.models for source in sources_for(text, images)]
     with sole_user(args.out):
         console = plain_console(100)
         results = analyze_with_bar(sources, images, console, energy=energy)

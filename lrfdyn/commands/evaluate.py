@@ -57,8 +57,8 @@ def load(args: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:
     """Configuration, tensors by name, and the file that they are from."""
     given, changed = Path(args.source), given_keys(args)
     if not given.exists() or given.suffix in ENDINGS:
-        known = args.weights is not None or args.source in list_recipes() or given.suffix in ENDINGS
-        require(known, f"source: no such file or folder, and no recipe of that name: {given}")
+        known = args.weights or args.source.lower() in map(str.lower, list_recipes()) or given.suffix in ENDINGS
+        require(bool(known), f"source: no such file or folder, and no recipe of that name: {given}")
         config = load_recipe(args.source, changed)
         require(args.weights is not None, "weights: a recipe needs --weights, a trained model")
         source = find_source(args.weights, "weights")

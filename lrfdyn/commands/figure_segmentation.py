@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> None:
     require(not args.out.is_dir(), f"out: expected a file, got the folder {args.out}")
     models: dict[str, str] = {}
     for text in args.models:
-        title, _, model = text.partition("=") if "=" in text else (Path(text).name, "", text)
+        whole = "=" not in text or Path(text).exists()
+        title, _, model = (Path(text).name, "", text) if whole else text.partition("=")
         require(title not in models, f"models: several are called {title!r}; put a title in front: A={model}")
         models[title] = model
     pairs = choose_pairs(args.root, args.scenes, args.count)

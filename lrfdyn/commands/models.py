@@ -10,7 +10,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
+from lrfdyn.attention import ATTENTIONS, attention_label
 from lrfdyn.commands.shared import make_table, number, plain_console, print_json
 from lrfdyn.errors import LrfdynError, near_names, require, require_integer, unknown_name
 from lrfdyn.models import SpikingModel, list_models
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.attention is not None:
-        attention_options(args.attention)  # an unknown kind is an error even where no model takes one
+        args.attention = ATTENTIONS.name_of(args.attention)  # unknown: an error even where no model takes one
     known, names = list_models(), list_models(args.pattern)
     if [name.lower() for name in names] == [args.pattern.lower()]:
         args.pattern = names[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from lrfdyn.analysis.analyze import find_sources
+from lrfdyn.analysis.analyze import sources_for
 from lrfdyn.analysis.measure.observe import load_images
 from lrfdyn.analysis.report.drawings import NEEDED
 from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         images = load_images("digits", None, count=360, batch_size=64, device=torch.device("cpu"))  # all test images
-        sources = [source for each in sweep.runs for source in find_sources(str(sweep.folder(each)), images)]
+        sources = [source for each in sweep.runs for source in sources_for(str(sweep.folder(each)), images)]
         results = analyze_with_bar(sources, images, console, title="Spikformer on digits", notes=NOTES)
         lines = [] if has_matplotlib() else [f"figures: {NEEDED}"]
         write_and_print(results, args.out, formats, console, models_table(results), lines)

@@ -90,8 +90,7 @@ def bar(visible: bool = True) -> Progress:
 
 def bars(console: Console) -> Progress:
     """Bars whose tasks have a description and a field `news` for what was last heard of them."""
-    texts = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[news]"))
-    name, news = texts  # which may hold brackets
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    columns = (name, BarColumn(), MofNCompleteColumn(), news, *times)
+    # No markup: the texts may hold brackets.
+    name, news = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[news]"))
+    columns = (name, BarColumn(), MofNCompleteColumn(), news, TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, speed_estimate_period=600)

@@ -96,7 +96,7 @@ class Bars(SweepReporter):
         elif "total_steps" in record:
             done = self.epochs[run.name] * record["step"] / record["total_steps"]
         loss = record["train_loss" if ended else "loss"]
-        self._update(run, done, f"loss {loss:.3f}  {self.tested.get(run.name, '')}")
+        self._update(run, done, f"loss {shared.number(loss, '.3f')}  {self.tested.get(run.name, '')}")
 
     def _update(self, run: SweepRun, done: float, news: str) -> None:
         task = self.shown.tasks[self.tasks[run.name]]

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from lrfdyn.attention import Attention, attention_options, create_attention
+from lrfdyn.attention import ATTENTIONS, Attention, create_attention
 from lrfdyn.checks import checked
 from lrfdyn.convert.spikingjelly import FlatAttention, is_spikingjelly, stated_grid
 from lrfdyn.errors import require
@@ -54,7 +54,7 @@ def swap_attention(model: nn.Module, kind: str, *, grid: tuple[int, int] | None 
         model = lrfdyn.create_model("spikformer_4_384")
         print(lrfdyn.swap_attention(model, "lrf_dyn", dilations=(3, 5)))
     """
-    attention_options(kind)  # an unknown kind is the first thing to tell
+    kind = ATTENTIONS.name_of(kind)  # an unknown kind is the first thing to tell
     modules = dict(model.named_modules(remove_duplicate=False))
     layers = {path: module for path, module in modules.items() if isinstance(module, Attention)}
     foreign = {path: module for path, module in modules.items() if is_spikingjelly(module)}

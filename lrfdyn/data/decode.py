@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lrfdyn.data import preprocess
 from lrfdyn.data.augment import ATTEMPTS, Augmentation
 from lrfdyn.data.base import DataSource, register_data
 from lrfdyn.data.hashed_random import CROP, Keys
@@ -115,7 +116,7 @@ class DecodedData(DataSource):
     def _decode(self, encoded: bytes, numbers: np.ndarray | None) -> np.ndarray:
         from PIL import Image
 
-        image = Image.open(io.BytesIO(encoded)).convert("RGB")
+        image = preprocess.eight_bits(Image.open(io.BytesIO(encoded))).convert("RGB")
         if numbers is None:
             return np.asarray(centre_crop(image, self.image_size, self.crop_share))
         box = resized_crop_box(*image.size, numbers, self.augment.crop_scale, self.augment.crop_ratio)

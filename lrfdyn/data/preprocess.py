@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -105,12 +104,11 @@ class Preprocessing:
             lists = {key: tuple(float(v) for v in values[key]) for key in ("mean", "std")}
             made = cls(**{**values, **lists})
             require_integer("size", made.size, 1)
-            finite, share = all(map(math.isfinite, (*made.mean, *made.std))), made.crop_share
-            fits = finite and len(made.mean) == len(made.std) >= 1 and min(made.std) > 0
+            fits = len(made.mean) == len(made.std) >= 1 and min(made.std) > 0
             require(fits, f"expected a mean and a positive std of every channel, got {lists}")
-            require(type(share) in (int, float) and 0 < share <= 1, f"crop_share: expected 0 < x <= 1, got {share!r}")
+            require(0 < made.crop_share <= 1, f"crop_share: expected 0 < x <= 1, got {made.crop_share!r}")
             require(made.interpolation == "bicubic", f"interpolation: expected bicubic, got {made.interpolation!r}")
-        except (TypeError, ValueError, KeyError) as error:
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise LrfdynError(f"{where}: preprocessing: {error}") from None
         return made
 

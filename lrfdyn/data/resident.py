@@ -84,10 +84,8 @@ class Cifar(ResidentData):
     files: ClassVar[dict[str, dict[str, str]]]  # of train, test and meta, with their md5
 
     def __init__(self, root: Path, augment: Augmentation) -> None:
-        archive, folder = (
-            root / f"cifar{self.num_classes}.npz",
-            root if root.name == self.folder else root / self.folder,
-        )
+        archive = root / f"cifar{self.num_classes}.npz"
+        folder = root if root.name == self.folder else root / self.folder
         path, most = folder if folder.is_dir() else archive, self.num_classes - 1
         require(path.exists(), f"root: {root} holds neither {self.folder}/ nor {archive.name}")
         read = self._read_official if path is folder else _read_archive

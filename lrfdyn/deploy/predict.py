@@ -80,7 +80,7 @@ class Predictor:
             require(device is None, f"device: only for the torch runtime, got {device!r} with {wanted}")
             runner = OnnxRunner(source.path, threads) if wanted == "onnx" else ExecutorchRunner(source.path)
         facts = runner.facts
-        count: Any = facts.get("num_classes") if isinstance(facts, dict) else None
+        count: Any = facts.get("num_classes")
         require(isinstance(count, int) and count >= 1, f"model: the description of {model} says no num_classes")
         names = class_names_of(facts, count, f"model: {model}") or tuple(f"class {i}" for i in range(count))
         preprocessing = Preprocessing.from_dict(facts.get("preprocessing"), f"model: {model}")
@@ -124,7 +124,7 @@ def expand_images(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
         path, given, files = expanded(item, "images"), str(item), []
         matches = [path]
         if not path.exists() and glob.has_magic(given):
-            matches = [Path(p) for p in sorted(glob.glob(given, recursive=True))]
+            matches = [Path(p) for p in sorted(glob.glob(os.path.expanduser(given), recursive=True))]
             require(bool(matches), f"images: nothing matches {given}")
         for match in matches:
             inner = [p for p in sorted(match.rglob("*")) if p.suffix.lower() in PICTURES and p.is_file()]

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from lrfdyn.attention import attention_label
-from lrfdyn.checks import checked
+from lrfdyn.checks import checked, fits
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import LrfdynError, explain, first_line, require, unknown_name
 from lrfdyn.files import expanded, read_json, writable_folder, write_atomic, write_json
-from lrfdyn.io.weights import check_fit, load_tensors, save_tensors
+from lrfdyn.io.weights import check_fit, checksum, load_tensors, save_tensors
 from lrfdyn.registry import load_plugins
 from lrfdyn.version import __version__
 
@@ -48,6 +48,7 @@ class HubMixin(nn.Module):
     name: str | None = None  # in the registry
     class_names: tuple[str, ...] | None = None  # what the logits stand for
     preprocessing: Preprocessing | None = None  # of image files
+    described: Mapping[str, str] = {}  # the text of its card, and which weights and options that is about
 
     @classmethod
     def options(cls) -> dict[str, Any]:
@@ -76,20 +77,24 @@ class HubMixin(nn.Module):
         """Saves the model to a folder: config.json, model.safetensors and a model card, README.md.
 
         `description` is Markdown for the card, `source` what its example loads, and `card` holds further entries of
-        its header (`license="mit"`, `datasets=["cifar100"]`). A card that a person has taken over is kept.
+        its header (`license="mit"`, `datasets=["cifar100"]`). A card that a person has taken over is kept. Without
+        `description` a model that was loaded, and is as it was, keeps its own.
 
             model = lrfdyn.create_model("spikformer_4_384", attention="lrf_dyn")
             model.save_pretrained("my_model", license="mit")
             model = lrfdyn.from_pretrained("my_model")
         """
-        place, config = writable_folder(Path(folder), "folder"), model_config(self)
+        place, config = writable_folder(expanded(folder, "folder"), "folder"), model_config(self)
         # A model whose layers were changed behind its configuration could not be loaded.
         both = (self, _build(config, {}, type(self), place / CONFIG_FILE))
         own, rebuilt = ({(name, value.shape) for name, value in m.state_dict().items()} for m in both)
         wrong = ", ".join(sorted({name for name, _ in own ^ rebuilt})[:3])
         what = f"a {type(self).__name__} of its configuration has other weights ({wrong})"
         require(not wrong, f"model: cannot be saved, because {what}; were its layers changed?")
+        about = checksum(self.state_dict(), config["options"])
+        description = description or (self.described.get("text", "") if self.described.get("about") == about else "")
         text = model_card(self, config, source, description, card)
+        config |= {"description": {"text": description, "about": about}} if description else {}
         try:
             # The weights carry the configuration too: of a save that was cut short, the two do not agree.
             save_tensors(place / WEIGHTS_FILE, self.state_dict(), config)
@@ -234,9 +239,10 @@ def _build(config: dict[str, Any], options: dict[str, Any], wanted: type[Host], 
             raise unknown_name(f"{where}option of {name}", option, known)
     try:
         with torch.device("meta"):
-            model = host(**{**_tuples(config["options"]), **options})
+            model = host(**{**as_tuples(config["options"]), **options})
     except Exception as error:  # the values come from a file, so anything may be wrong with them
         raise LrfdynError(f"source: {path}: {name} cannot be built ({first_line(error)})") from error
+    model.described = config["description"] if fits(config.get("description"), dict[str, str]) else {}
     named = config.get("model") is None or isinstance(config["model"], str)
     require(named, f"source: {path}: model: expected a name, got {str(config.get('model'))[:40]}")
     model.name = config.get("model")
@@ -254,11 +260,11 @@ def class_names_of(config: Mapping[str, Any], num_classes: int, where: str) -> t
     return tuple(names) if names and len(names) == num_classes else None
 
 
-def _tuples(value: Any) -> Any:
+def as_tuples(value: Any) -> Any:
     """JSON has lists only; the constructors' arguments are tuples."""
     if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+        return {key: as_tuples(item) for key, item in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 @contextmanager

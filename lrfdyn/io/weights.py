@@ -45,7 +45,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def check_fit(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """An error that names the file and the first entry that is missing, unknown, of another shape or kind, or nan."""
+    """An error that names the file and the first entry that is missing, unknown, of another shape or kind, or bad."""
     own, problem = model.state_dict(), f"weights: {path} does not fit the model:"
     for name in [*own, *tensors]:
         require(name in tensors, f"{problem} {name} is missing")
@@ -55,7 +55,7 @@ def check_fit(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> No
             for tensor in (own[name], tensors[name])
         )
         require(ours == theirs, f"{problem} {name} expected {ours}, got {theirs}")
-    check_finite(path, tensors)
+    check_usable(path, tensors)
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -63,10 +63,12 @@ def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     return [name for name, value in tensors.items() if value.is_floating_point() and not value.isfinite().all()]
 
 
-def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """An error that names the file and the first weights that are nan or inf: nothing can be computed with them."""
+def check_usable(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """An error that names the file and the first weights of no use: nan, inf, or variances below zero."""
     for name in not_finite(tensors):
         raise LrfdynError(f"weights: {path} is of no use: {name} holds numbers that are not finite")
+    for name in (name for name, value in tensors.items() if name.endswith("running_var") and (value < 0).any()):
+        raise LrfdynError(f"weights: {path} is of no use: {name} holds variances below zero")
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import expanded
+from lrfdyn.io.weights import check_usable
 from lrfdyn.models.base import SpikingModel
 
 Value = TypeVar("Value")
@@ -63,6 +64,7 @@ def load_official(model: SpikingModel, path: str | Path, strict: bool = True) ->
     state, source_key = _unwrap(_read(path), path)
     while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in state)), None):
         state = {name.removeprefix(prefix): value for name, value in state.items()}
+    check_usable(path, state)
     try:
         report = load_official_state(model, state, strict)
     except LrfdynError as error:

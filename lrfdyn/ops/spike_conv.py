@@ -11,8 +11,6 @@ from torch import Tensor
 from lrfdyn.ops.dispatch import first_derivative_only
 from lrfdyn.ops.gradient_memory import learn_reference_counts, may_overwrite
 
-__all__ = ["spike_conv"]
-
 
 def channels_last(x: Tensor) -> Tensor:
     """`[T, B, C, H, W]` in the memory of `[T, B, H, W, C]`: itself where it is so."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from lrfdyn.checks import check_types, checked
 from lrfdyn.data import Augmentation
 from lrfdyn.errors import require
+from lrfdyn.io.hub import as_tuples
 
 DATA_FACTS = ("num_classes", "image_size", "in_channels")
 # Arguments of every host.
@@ -68,7 +69,7 @@ class ModelConfig(Section):
     def arguments(self) -> dict[str, Any]:
         """What `create_model` is called with, besides the data's facts."""
         named = {key: getattr(self, key) for key in OWN_KEYS if getattr(self, key) is not None}
-        return {**{key: _tuples(value) for key, value in self.options.items()}, **named}
+        return {**as_tuples(self.options), **named}
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,3 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[
     for key in sorted({*a, *b}):
         if a.get(key) != b.get(key):
             yield f"{key}: {b.get(key)} there, {a.get(key)} here"
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

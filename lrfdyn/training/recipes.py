@@ -36,13 +36,16 @@ def list_recipes() -> dict[str, Path]:
 
 
 def find_recipe(name: str, beside: Path | None = None) -> Path:
-    """The file of a recipe, by its name or its path; for a recipe that extends it, first `beside` that one."""
+    """The file of a recipe, by its name, in any case, or its path; for one that extends it, first `beside` that one."""
     is_path, argument = Path(name).suffix in ENDINGS, "recipe: extends" if beside else "recipe"
     file = expanded(name if is_path else f"{name}.yaml", argument)
     for folder in (beside, *FOLDERS) if beside else (Path(),) if is_path else FOLDERS:
         if (folder / file).is_file():
             return folder / file
     require(not is_path, f"{argument}: no such file: {name}")
+    for known, path in list_recipes().items():
+        if known.lower() == name.lower():
+            return path
     raise unknown_name(argument, name, list_recipes())
 
 
@@ -93,7 +96,9 @@ def parse_config(
             except _yaml().YAMLError:
                 raise LrfdynError(f"--{key}: cannot read {shown(value)} as YAML") from None
         convert(value, key_types()[key], f"--{key}")
-        values = merge(values, {section: merge(values.get(section) or {}, {name: value})})
+        old = values.get(section) or {}
+        require(isinstance(old, Mapping), f"{source}: {section}: expected keys with values, got {shown(old)}")
+        values = merge(values, {section: merge(old, {name: value})})
     return _parse(TrainConfig, values, source)
 
 

@@ -17,7 +17,7 @@ from lrfdyn.checks import checked
 from lrfdyn.devices import device_name
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
-from lrfdyn.io.weights import check_finite, check_fit, find_checkpoint, list_checkpoints, model_weights, read_checkpoint
+from lrfdyn.io.weights import check_fit, check_usable, find_checkpoint, list_checkpoints, model_weights, read_checkpoint
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.logs import Reporter, discard_run
 from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, launch_name
@@ -159,7 +159,7 @@ def evaluate_weights(
     with the number of its images, over all processes, and with that of all images."""
     accelerator, source = build_accelerator(config.run), build_data(config)
     model = data_model(config, source)
-    check_finite(name, weights)
+    check_usable(name, weights)
     try:
         check_fit(name, model, weights)
     except LrfdynError as error:  # the shape of a head tells not everybody that the data is another

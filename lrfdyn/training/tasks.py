@@ -25,6 +25,7 @@ from lrfdyn.registry import Registry
 from lrfdyn.training.config import DATA_FACTS, DistillConfig, TrainConfig
 
 Distill = Callable[[Tensor, Tensor], Tensor]
+TWO_HEADS = "model.options: distillation: two classifiers need a loop of your own; distill.teacher is for one"
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,9 @@ class Classification(Task):
             arguments["image_size"] = image_size
         return create_model(name, num_classes=num_classes, in_channels=in_channels, **arguments)
 
+    def prepare(self, model: SpikingModel, config: TrainConfig, source: DataSource) -> None:
+        require(not model.config.get("distillation"), TWO_HEADS)
+
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits, targets)
 
@@ -123,6 +127,7 @@ class Classification(Task):
         return batch.targets.to(dtype)
 
     def blank_targets(self, logits: Tensor) -> Tensor:
+        require(isinstance(logits, Tensor), TWO_HEADS)
         return torch.zeros(logits.shape)
 
     @torch.no_grad()

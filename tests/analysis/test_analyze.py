@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lrfdyn
-from lrfdyn.analysis.analyze import analyze, find_sources, measure_model, model_label
+from lrfdyn.analysis.analyze import analyze, measure_model, model_label, sources_for
 from lrfdyn.analysis.measure.inference import images_per_second
 from lrfdyn.analysis.measure.observe import load_images
 from lrfdyn.analysis.report.drawings import places
@@ -43,6 +43,13 @@ def digits(count=8):
 def small(**options):
     arguments = {"dim": 16, "depth": 1, "heads": 2, "image_size": 8, "in_channels": 1, "num_classes": 10}
     return Spikformer(**{**arguments, "pooling": (False,) * 4, "time_steps": 2, **options})
+
+
+def test_a_model_in_float64_is_measured_on_the_images(tmp_path, capsys):
+    small().double().save_pretrained(tmp_path / "model")
+    found = ["analyze", str(tmp_path / "model"), "--data", "DIGITS", "--images", "2", "--figures", "none"]
+    assert main([*found, "--out", str(tmp_path / "out")]) == 0
+    assert "Spikformer on digits" in capsys.readouterr().out
 
 
 def test_command_writes_everything(demo, tmp_path, capsys):
@@ -83,7 +90,7 @@ def test_command_writes_everything(demo, tmp_path, capsys):
 
 def test_reproduce_and_analyze_measure_the_same(demo):
     made = json.loads((demo / "results.json").read_text())["attentions"]["lrf_dyn"]
-    model = find_sources(str(demo / "runs" / "lrf_dyn-seed0"), digits())[0].load()
+    model = sources_for(str(demo / "runs" / "lrf_dyn-seed0"), digits())[0].load()
     again = measure_model(model, load_images("digits", None, 360, 50, CPU).of(model))
     assert again["locality"]["entropy_mean"] == pytest.approx(made["locality"]["entropy_mean"])
     assert again["energy"]["energy_pj"] == pytest.approx(made["energy"]["energy_pj"])
@@ -97,12 +104,12 @@ def test_folder_and_file_of_save_pretrained(tmp_path):
     images = digits()
     bare = tmp_path / "elsewhere.safetensors"
     bare.write_bytes((tmp_path / "model.safetensors").read_bytes())
-    loaded = [find_sources(str(path), images)[0].load() for path in (tmp_path, tmp_path / "model.safetensors", bare)]
+    loaded = [sources_for(str(path), images)[0].load() for path in (tmp_path, tmp_path / "model.safetensors", bare)]
     for other in loaded:
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     assert model_label(loaded[0])[0] == "LRF-SSA, dilations (1, 3)"
     # The same model twice, without seeds: two entries that are told apart.
-    results = analyze([find_sources(str(path), images)[0] for path in (tmp_path, bare)], images)
+    results = analyze([sources_for(str(path), images)[0] for path in (tmp_path, bare)], images)
     labels = [entry["label"] for entry in results["attentions"].values()]
     assert len(set(labels)) == 2
     assert all(entry["trained"] for entry in results["attentions"].values())
@@ -113,7 +120,7 @@ def test_folder_and_file_of_save_pretrained(tmp_path):
 
 def test_a_seed_without_accuracy_takes_none_of_another(demo):
     images = digits()
-    first, second = (s for s in find_sources(str(demo), images) if "ssa" in s.origin)
+    first, second = (s for s in sources_for(str(demo), images) if "ssa" in s.origin)
     results = analyze([replace(first, accuracy=None), replace(second, accuracy=None)], images)
     (entry,) = results["attentions"].values()
     assert entry["accuracy_values"] == [entry["accuracy_on_images"]]
@@ -124,19 +131,19 @@ def test_run_of_lrfdyn_train(tmp_path):
     out = tmp_path / "run"
     summary = train(tiny(), out)
     images = digits()
-    (source,) = find_sources(str(out), images)
+    (source,) = sources_for(str(out), images)
     assert source.accuracy == pytest.approx(summary["top1"] / 100)
     assert source.seed == summary["seed"]
     assert [record["epoch"] for record in source.curve] == list(range(1, len(source.curve) + 1))
     assert source.curve[-1]["test_accuracy"] == pytest.approx(source.accuracy)
     whole = source.load()
     checkpoint = sorted((out / "checkpoints").iterdir())[-1]
-    (from_checkpoint,) = find_sources(str(checkpoint), images)
+    (from_checkpoint,) = sources_for(str(checkpoint), images)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), from_checkpoint.load().parameters(), strict=True))
     # An unfinished run has checkpoints only.
     for path in (out / "model").iterdir():
         path.unlink()
-    (unfinished,) = find_sources(str(out), images)
+    (unfinished,) = sources_for(str(out), images)
     assert torch.equal(next(iter(unfinished.load().parameters())), next(iter(whole.parameters())))
 
 
@@ -147,7 +154,7 @@ def test_runs_that_trained_differently_are_two_entries(tmp_path):
     for name, changed in runs.items():
         train(tiny(schedule=short, **changed), tmp_path / name)
     images = digits(4)
-    results = analyze([find_sources(str(tmp_path / name), images)[0] for name in runs], images)
+    results = analyze([sources_for(str(tmp_path / name), images)[0] for name in runs], images)
     assert [run["seed"] for run in results["runs"]] == [0, 1, 2]
     assert [len(entry["accuracy_values"]) for entry in results["attentions"].values()] == [2, 1]
     assert [entry["label"] for entry in results["attentions"].values()] == ["LRF-Dyn, first", "LRF-Dyn, other"]
@@ -156,7 +163,7 @@ def test_runs_that_trained_differently_are_two_entries(tmp_path):
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_every_attention_by_name(kind):
     images = digits(1)
-    results = analyze(find_sources(f"spikformer_4_384:{kind}", images), images)
+    results = analyze(sources_for(f"spikformer_4_384:{kind}", images), images)
     (entry,) = results["attentions"].values()
     assert entry["label"].endswith("(random weights)")
     assert not entry["trained"]
@@ -195,7 +202,7 @@ def test_noise_takes_the_size_of_the_model():
 def test_noise_of_another_size():
     images = load_images("random", None, 2, 2, CPU, image_size=20)
     for name in ("spikformer_4_384", "sew_resnet18"):  # one is laid out for a size, the other takes any
-        model = find_sources(name, images)[0].load()
+        model = sources_for(name, images)[0].load()
         assert [list(batch.shape) for batch in images.of(model)] == [[2, 3, 20, 20]]
     with pytest.raises(LrfdynError, match="data: random has images of 20 pixels, the model was made for 8"):
         images.of(small())
@@ -258,10 +265,10 @@ def test_images_that_do_not_fit_the_model(tmp_path):
     model = small(image_size=16)
     model.save_pretrained(tmp_path)
     with pytest.raises(LrfdynError, match="data: digits has images of 8 pixels, the model was made for 16"):
-        analyze(find_sources(str(tmp_path), digits()), digits())
+        analyze(sources_for(str(tmp_path), digits()), digits())
     (tmp_path / "empty").mkdir()
     with pytest.raises(LrfdynError, match=r"model: .*empty holds no model: no config.json"):
-        find_sources(str(tmp_path / "empty"), digits())
+        sources_for(str(tmp_path / "empty"), digits())
 
 
 def test_long_names_stay_on_the_figure():
@@ -272,7 +279,7 @@ def test_long_names_stay_on_the_figure():
     from lrfdyn.analysis.report.write import figures
 
     images = digits(2)
-    results = analyze(find_sources("spikformer_4_384:lrf_dyn", images), images)
+    results = analyze(sources_for("spikformer_4_384:lrf_dyn", images), images)
     (entry,) = results["attentions"].values()
     results["attentions"] = {
         str(i): {**entry, "label": f"spikformer_4_384, LRF-Dyn, dilations (1, 3), token qkv, {i}"} for i in range(9)
@@ -354,7 +361,7 @@ def test_a_grid_of_one_token_and_of_odd_sizes(kind, size, tmp_path):
             torch.nn.init.constant_(bn.bias, 2.0)
     images = load_images("random", None, 2, 2, CPU, image_size=size)
     model.save_pretrained(tmp_path / "model")
-    results = analyze(find_sources(str(tmp_path / "model"), images), images)
+    results = analyze(sources_for(str(tmp_path / "model"), images), images)
     write_all(results, tmp_path, ("svg",))
     json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
     local = next(iter(results["attentions"].values()))["locality"]

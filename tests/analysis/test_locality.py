@@ -397,3 +397,8 @@ def test_entropies_on_a_smaller_grid_keep_their_place():
     moved = placed(mass, math.log(4), math.log(16))
     assert moved.sum() == 1
     assert int(moved.argmax()) == FINE // 2 - 1
+
+
+def test_a_model_without_feature_maps_has_no_receptive_field():
+    with pytest.raises(LrfdynError, match="model: expected one with `forward_features`"):
+        receptive_field(nn.Identity(), torch.zeros(1, 1, 4, 4))

@@ -14,6 +14,8 @@ STATE = [
     ("causal_ssa", {}, [(32, 32)], 128),
     # 3 rows of v, and 2 of q and k
     ("causal_ssa", {"dilations": (1,)}, [(32, 32), (3 * 6 * 8, 1), (2 * 2 * 6 * 8, 1)], 128 + 18 + 24),
+    # a dilation of 4 reaches no row of the grid
+    ("causal_ssa", {"dilations": (1, 4)}, [(32, 32), (3 * 6 * 8, 1), (2 * 2 * 6 * 8, 1)], 128 + 18 + 24),
     ("vsa", {}, [(2 * 24 * 24, 32), Q_AND_K, V], 4608 + 48 + 24),
     ("lrf_ssa", {"dilations": (1,)}, [(32, 32), Q_AND_K, V], 200),
     ("lrf_ssa", {"dilations": ()}, [(32, 32), Q_AND_K, V], 200),

@@ -230,6 +230,11 @@ def test_an_error_in_a_later_layer_leaves_the_earlier_ones():
     assert list(model.modules()) == modules
 
 
+def test_a_kind_with_capitals_is_the_kind():
+    model = spikformer()
+    assert lrfdyn.swap_attention(model, "LRF_Dyn").kind == model.config["attention"] == "lrf_dyn"
+
+
 def test_models_without_attention_are_refused():
     with pytest.raises(lrfdyn.LrfdynError, match="found none in SEWResNet"):
         lrfdyn.swap_attention(lrfdyn.create_model("sew_resnet18", widths=(8, 8, 8, 8)), "lrf_dyn")

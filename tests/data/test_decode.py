@@ -15,6 +15,7 @@ import torch
 from lrfdyn import LrfdynError
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.data.decode import resized_crop_box
+from lrfdyn.data.hashed_random import Keys
 from tests.data.make import EVERYTHING, assert_equal, jpeg, write_folder, write_shards, write_tar
 
 pytest.importorskip("PIL")
@@ -89,6 +90,23 @@ def test_evaluation_takes_the_scaled_centre(tmp_path: Path) -> None:
     pixels = torch.from_numpy(np.array(scaled.crop((left, top, left + 24, top + 24)))).permute(2, 0, 1) / 255
     expected = (pixels - torch.tensor(data.mean).view(3, 1, 1)) / torch.tensor(data.deviation).view(3, 1, 1)
     assert torch.allclose(batch.images[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("crop", ["none", "resized"])
+def test_levels_of_16_bits_are_scaled(crop: str, tmp_path: Path) -> None:
+    """As `lrfdyn predict` does; Pillow's own conversion makes nearly all of them white."""
+    from PIL import Image
+
+    levels = np.repeat(np.arange(256, dtype=np.uint16)[:, None] * 257, 256, 1)
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        Image.fromarray(levels).save(tmp_path / split / "a" / "x.png")
+    source = folder_data(tmp_path, Augmentation(crop=crop, crop_scale=(1.0, 1.0)), image_size=64, crop_share=1.0)
+    keys = Keys(0, 0, np.arange(1), np.zeros(1, np.int64))
+    for images, _, failures in (source._decode_batch(split, keys) for split in ("train", "test")):
+        rows = images[0, 0, :, 32].double()
+        assert not failures
+        assert (rows - torch.arange(64) * 4 - 1.5).abs().max() <= 1
 
 
 def test_resized_crop_box() -> None:

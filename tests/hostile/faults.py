@@ -155,7 +155,7 @@ def child(case: Case, argv: Sequence[object], prepare: Callable[[], Any]) -> int
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL)
         for number, name in ((1, "out"), (2, "err")):
             handle = os.open(case.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(handle, number)
@@ -163,6 +163,7 @@ def child(case: Case, argv: Sequence[object], prepare: Callable[[], Any]) -> int
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stdout = open(1, "w", closefd=False) if prepare is not _no_output else None  # type: ignore[assignment]  # noqa: SIM115
         try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # as lrfdyn._start does when all is imported
             code = main([str(part) for part in argv])
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else 1

@@ -219,6 +219,18 @@ def test_files_without_weights(content, message, tmp_path):
     refused(build(), tmp_path / "file.pth", message)
 
 
+@pytest.mark.parametrize("value", [float("nan"), -1.0])
+def test_weights_of_no_use(value, tmp_path):
+    weights = state()
+    name = next(name for name in weights if name.endswith("running_var"))
+    torch.save({**weights, name: torch.full_like(weights[name], value)}, tmp_path / "file.pth")
+    model = build()
+    before = other_values(model)
+    with pytest.raises(lrfdyn.LrfdynError, match=rf"file\.pth is of no use: {name} holds"):
+        lrfdyn.load_official(model, tmp_path / "file.pth")
+    assert all(torch.equal(a, b) for a, b in zip(other_values(model), before, strict=True))
+
+
 def test_other_number_of_classes(tmp_path):
     torch.save(state(), tmp_path / "file.pth")
     refused(build(num_classes=7), tmp_path / "file.pth", "for 10 classes, num_classes of the model is 7")

@@ -119,6 +119,14 @@ def test_figure_command(place, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_figure_of_a_model_whose_path_has_an_equals_sign(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("lr=1").symlink_to(place / "run")
+    arguments = ["figure-segmentation", "lr=1", "SSA=lr=1", "--root", str(place / "data"), "--count", "1", "--json"]
+    assert main(arguments) == 0
+    assert list(json.loads(capsys.readouterr().out)["pixel_accuracy"]) == ["lr=1", "SSA"]
+
+
 def test_figure_of_an_image_that_exif_turns(place, tmp_path):
     """The row shows the pixels that the mask was drawn on, and counts on them."""
     data = write_shapes(tmp_path / "data", train=1, validation=1)

@@ -60,6 +60,11 @@ def test_wrong_value(section, values, message):
         )
 
 
+def test_an_override_in_a_section_that_is_a_text():
+    with pytest.raises(LrfdynError, match=r"^r: model: expected keys with values, got 'imagenet'"):
+        parse_config({**TINY, "model": "imagenet"}, "r", {"model.attention": "ssa"})
+
+
 def test_what_is_needed_and_missing():
     with pytest.raises(LrfdynError, match=r"^r: model.name: missing, and there is no default"):
         parse_config({**TINY, "model": {}}, "r")

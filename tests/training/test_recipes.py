@@ -15,9 +15,11 @@ import pytest
 
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
+from lrfdyn.models import SDTV2
 from lrfdyn.training.config import key_help, key_types
 from lrfdyn.training.estimate import estimate
 from lrfdyn.training.recipes import find_recipe, list_recipes, load_recipe, run_name
+from lrfdyn.training.tasks import Classification
 from tests.data.make import write_folder
 from tests.training.runs import tiny
 
@@ -85,6 +87,25 @@ def test_short_names_are_keys():
         "imagenet_sdt_v3-sdt_v3_l-lrf_dyn-dilations_none"
     )
     assert run_name("digits", {"attention": "lrf_dyn", "model.directions": "2"}) == "digits-lrf_dyn-directions_2"
+
+
+def test_names_with_capitals(capsys):
+    assert find_recipe("CIFAR100_Spikformer") == find_recipe("cifar100_spikformer")
+    assert run_name("Digits", {}) == "digits"
+    assert main(["Train", "DIGITS", "--dry-run"]) == 0
+    assert "parameters:" in capsys.readouterr().out
+    assert main(["evaluate", "DIGITS"]) == 2
+    assert "weights: a recipe needs --weights" in capsys.readouterr().err
+
+
+def test_two_classifiers_are_refused():
+    """SDT-V2 with `distillation` gives two logits in training, and a run has a loss of one."""
+    options = {"distillation": True, "widths": (8, 8, 8, 8), "depths": (1, 1, 1, 1, 1), "heads": 2}
+    config = load_recipe("cifar100_spikformer", {"model": "sdt_v2_15m", "model.options": options})
+    with pytest.raises(LrfdynError, match="distillation: two classifiers need a loop of your own"):
+        estimate(config)
+    with pytest.raises(LrfdynError, match="distillation: two classifiers need a loop of your own"):
+        Classification().prepare(SDTV2(**options), config, None)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*/recipe.yaml")), ids=lambda path: path.parent.name)

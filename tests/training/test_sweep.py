@@ -209,6 +209,8 @@ def test_bars_of_what_has_begun(recipe, tmp_path):
     told.begin(runs[1])
     told.progress(runs[1], {"kind": "step", "epoch": 1, "step": 3, "total_steps": 24, "loss": 1.0})
     assert (whole.completed, whole.total) == (0.25, 4)
+    told.progress(runs[1], {"kind": "step", "epoch": 1, "step": 3, "total_steps": 24, "loss": None})  # inf, in fp16
+    assert each[1].fields["news"].startswith("loss - ")
     assert [(task.visible, task.started, task.completed) for task in each[1:]] == [
         (True, True, 0.25),
         (False, False, 0),

@@ -21,7 +21,7 @@ from lrfdyn.analysis.measure.observe import ImageTensors, OnBatch, as_batches, h
 from lrfdyn.attention import Attention
 from lrfdyn.attention.base import Spikes
 from lrfdyn.checks import checked
-from lrfdyn.errors import require
+from lrfdyn.errors import require, shown
 
 BLOCK = 2**24  # numbers of mixing weights that are held at a time
 FINE = 192  # bins of entropy that are counted
@@ -242,6 +242,7 @@ def receptive_field(
     layers = [getattr(attention, name) for attention in attentions for name in attention.projections]
     handles = [layer.register_forward_hook(lambda _module, _args, spikes: spikes.detach()) for layer in layers]
     total, count, host = torch.zeros(()), 0, cast(Any, model)  # whatever has feature maps
+    require(hasattr(host, "forward_features"), f"model: expected one with `forward_features`, got {shown(model)}")
     with hooked(model, handles), EvenTies():
         for batch in as_batches(images):
             x = batch.detach().clone().requires_grad_()

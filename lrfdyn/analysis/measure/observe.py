@@ -73,10 +73,10 @@ def load_images(
     for argument, value in {"images": count, "batch_size": batch_size, "image_size": image_size}.items():
         require(value is None or value >= 1, f"{argument}: expected an integer >= 1, got {value}")
     size = {} if image_size is None else {"image_size": image_size}
-    if name == RANDOM:
+    if name.lower() == RANDOM:
         require(root is None, f"data-root: {RANDOM} images are read from no folder, got {root}")
-        return Images(name, count, batch_size, device, size, [], [])
-    if name not in DATA:
+        return Images(RANDOM, count, batch_size, device, size, [], [])
+    if name.lower() not in map(str.lower, DATA):
         raise unknown_name("data", name, [*DATA, RANDOM])
     source = create_data(name, root, Augmentation(), **size)
     require(count <= source.test_images, f"images: {name} has {source.test_images} test images, got {count}")
@@ -84,7 +84,7 @@ def load_images(
     require(batch.count > 0, f"data: no test image of {name} could be read")
     facts = {"num_classes": source.num_classes, "image_size": source.image_size, "in_channels": source.in_channels}
     images, labels = (list(t[: batch.count].contiguous().split(batch_size)) for t in (batch.images, batch.labels))
-    return Images(name, batch.count, batch_size, device, facts, images, labels, source.train_images)
+    return Images(DATA.name_of(name), batch.count, batch_size, device, facts, images, labels, source.train_images)
 
 
 class Observer(Protocol):

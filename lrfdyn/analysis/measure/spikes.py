@@ -71,8 +71,7 @@ class EnergyModel:
 
     def __post_init__(self) -> None:
         for name in ("accumulate_pj", "multiply_accumulate_pj"):
-            value = getattr(self, name)
-            require(math.isfinite(value) and value >= 0, f"{name}: expected a number >= 0, got {value}")
+            require(getattr(self, name) >= 0, f"{name}: expected a number >= 0, got {getattr(self, name)}")
 
     def multiplies(self, layer: str) -> bool:
         """Whether `mac_layers` names a layer."""

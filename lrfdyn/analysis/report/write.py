@@ -123,9 +123,8 @@ class Figure(NamedTuple):
 
     rows: Sequence[Row]  # of its table, the header first
     caption: str
-    draw: (
-        Callable[[Any], Any] | None
-    )  # takes pyplot, returns a figure or, for a lone dot, None; without one a table only
+    # Takes pyplot, returns a figure or, for a lone dot, None; without one a table only.
+    draw: Callable[[Any], Any] | None
 
 
 def figures(results: dict[str, Any]) -> dict[str, Figure]:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from lrfdyn.errors import LrfdynError, first_line, require
-from lrfdyn.files import discard_stderr, json_object, read_json, write_json
+from lrfdyn.files import discard_stderr, json_object, plain_file, read_json, write_json
 
 METADATA_KEY = "lrfdyn"  # one JSON object, which a reader in any language can take apart
 INPUT, OUTPUT = "images", "logits"
@@ -83,7 +83,8 @@ class OnnxRunner:
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
         try:
-            self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            name = str(plain_file(path))
+            self.session = onnxruntime.InferenceSession(name, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the runtime has many kinds
             raise LrfdynError(f"model: {path} is not an ONNX file that can be run ({first_line(error)})") from None
         found = self.session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
@@ -138,11 +139,12 @@ class ExecutorchRunner:
         beside = sidecar(path)
         require(beside.is_file(), f"model: {path} needs its description {beside.name} beside it, which is not there")
         self.facts: Any = read_json(beside, "model")
-        known = isinstance(self.facts, dict) and isinstance(self.facts.get("most_images"), int)
+        known = isinstance(self.facts.get("most_images"), int)
         require(known, f"model: {beside} is not the description of an exported model")
         try:
             with discard_stderr():
-                self.program = Runtime.get().load_program(path, verification=Verification.InternalConsistency)
+                program = plain_file(path)
+                self.program = Runtime.get().load_program(program, verification=Verification.InternalConsistency)
                 self.method = self.program.load_method("forward")
         except (RuntimeError, ValueError, OSError) as error:
             raise LrfdynError(f"model: {path} is not an ExecuTorch program that can be run ({error})") from None

@@ -24,7 +24,7 @@ from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
 from lrfdyn.deploy.export.exportable import exportable_model
 from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner, write_executorch, write_onnx
 from lrfdyn.errors import LrfdynError, first_line, require, require_integer, unknown_name
-from lrfdyn.files import temporary_folder, writable_folder
+from lrfdyn.files import expanded, temporary_folder, writable_folder
 from lrfdyn.models import SpikingModel
 from lrfdyn.sources import EXPORTED
 from lrfdyn.version import __version__
@@ -113,7 +113,7 @@ def export_model(
         made = export_model(model.eval(), "model.onnx")
         print(made.bytes, made.check)
     """
-    path = Path(out)
+    path = expanded(out, "out")
     if format not in (None, *EXPORTED):
         raise unknown_name("format", format, EXPORTED)
     kinds = {ending: name for name, ending in EXPORTED.items() if format in (None, name)}

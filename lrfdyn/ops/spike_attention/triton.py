@@ -29,16 +29,9 @@ def _tile(base, start, N, stride, width: tl.constexpr, BN: tl.constexpr, BW: tl.
 
 @triton.jit
 def _load(
-    base,
-    start,
-    N,
-    stride,
-    width: tl.constexpr,
-    BN: tl.constexpr,
-    BW: tl.constexpr,
-    bit=None,
+    base, start, N, stride, width: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, bit=None,
     dtype: tl.constexpr = None,
-):
+):  # fmt: skip
     """A tile of tokens as they are stored, or with `bit` that time step of packed spikes; zeros beyond the sequence."""
     at, mask = _tile(base, start, N, stride, width, BN, BW)
     value = tl.load(at, mask=mask, other=0)
