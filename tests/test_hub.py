@@ -84,7 +84,7 @@ def test_every_attention_comes_back_bit_for_bit(tmp_path, kind):
 
 
 def test_options_of_the_attention_come_back(tmp_path):
-    options = {"dilations": (1, 3), "dendrites": 4, "token": "qkv"}
+    options = {"dilations": (1, 3), "dendrites": 4, "token": "qkv", "directions": 2}
     model = small(attention="lrf_dyn", attention_options=options, pooling=[False, False, True, True])
     model.config["pooling"] = tuple(model.config["pooling"])  # JSON does not tell lists from tuples
     model.save_pretrained(tmp_path)

@@ -65,7 +65,8 @@ class Run:
     @property
     def title(self) -> str:
         token = " (qkv token)" if self.recipe["model"]["token"] == "qkv" else ""
-        return attention_label(self.recipe["model"]["attention"]) + token
+        both = " (two directions)" if self.recipe["model"].get("directions") == 2 else ""
+        return attention_label(self.recipe["model"]["attention"]) + token + both
 
     @property
     def cell(self) -> Cell:
@@ -150,7 +151,7 @@ def changes(run: Run) -> list[tuple[str, Any, Any]]:
 def check_comparable(runs: list[Run]) -> None:
     """Runs of one table may differ in what it shows and in the seed: a mean over anything else would pass for one over
     seeds, and a column for the effect of its dilations."""
-    shown = {"model.attention", "model.dilations", "model.token", "model.dendrites", "run.seed"}
+    shown = {f"model.{key}" for key in ("attention", "dilations", "token", "dendrites", "directions")} | {"run.seed"}
     first, *others = runs
     for other in others:
         for key, there, here in differences(first.recipe, other.recipe):

@@ -132,7 +132,7 @@ class Bar(Reporter, AbstractContextManager["Bar"]):
 
 
 def print_summary(summary: dict[str, Any], out: Path) -> None:
-    keys = ("recipe", "model", *SIZES, "attention", "token", "dilations", "epochs", "seed")
+    keys = ("recipe", "model", *SIZES, "attention", "token", "directions", "dilations", "epochs", "seed")
     rows = {key: summary[key] for key in keys if summary.get(key) is not None}
     rows |= shown_results(summary, summary["num_classes"])
     rows |= {"parameters": f"{summary['parameters']:,}", "images/s": f"{summary['images_per_s']:,.0f}"}

@@ -19,8 +19,8 @@ from lrfdyn.io.hub import as_tuples
 DATA_FACTS = ("num_classes", "image_size", "in_channels")
 # Arguments of every host.
 OWN_KEYS = (
-    "attention", "dilations", "dendrites", "token", "norm", "scale_lrf", "coupling", "train_qk", "time_steps",
-    "drop_path",
+    "attention", "dilations", "dendrites", "token", "directions", "coupling", "norm", "scale_lrf", "train_qk",
+    "time_steps", "drop_path",
 )  # fmt: skip
 # Ranges of numbers: in words, the least, and what is too much.
 POSITIVE = ("a positive number", math.nextafter(0, 1), math.inf)
@@ -53,9 +53,10 @@ class ModelConfig(Section):
     dilations: Annotated[tuple[int, ...] | None, "Dilations of the local receptive fields."] = None
     dendrites: Annotated[int | None, "Dendrites per channel, of LRF-Dyn."] = None
     token: Annotated[Literal["value", "qkv"] | None, "LRF-Dyn's dendrites read v, or k * v gated by q."] = None
+    directions: Annotated[int | None, "2: LRF-Dyn runs from the last token too.", ("1 or 2", 1, 3)] = None
+    coupling: Annotated[Literal["opposite", "same"] | None, "Sign of LRF-Dyn's coupling: oscillators or decays."] = None
     norm: Annotated[bool | None, "LRF-SSA has a batch norm on the sum of its stencils."] = None
     scale_lrf: Annotated[bool | None, "LRF-SSA's scale is on both terms, the stencils too."] = None
-    coupling: Annotated[Literal["opposite", "same"] | None, "Sign of LRF-Dyn's coupling: oscillators or decays."] = None
     train_qk: Annotated[bool | None, "false: the weights of q and k stay as they were drawn."] = None
     time_steps: Annotated[int | None, "How often a static image is shown."] = None
     drop_path: Annotated[float | None, "Stochastic depth: the rate of the last block."] = None
@@ -177,8 +178,8 @@ FREE_KEYS = (
     "data.root", "run.device", "run.cuda_graph", "run.log_steps", "run.checkpoint_steps", "run.checkpoint_epochs",
     "run.test_epochs", "run.test_batch_size", "run.accumulate",
 )  # fmt: skip
-# Came after the first recorded runs: where they are not given, a fingerprint is what it was before them.
-LATER_KEYS = ("model.norm", "model.scale_lrf", "model.coupling", "model.train_qk")
+# Keys that came after the first recorded runs: where they say nothing, a run is the one that it was without them.
+LATER_KEYS = ("model.directions", "model.coupling", "model.norm", "model.scale_lrf", "model.train_qk")
 # Of data.options. A run that a damaged image ended met none before it, and may go on without it.
 FREE_OPTIONS = ("workers", "on_corrupt")
 
@@ -198,7 +199,8 @@ class TrainConfig:
 
     def fingerprint(self) -> str:
         """Equal for two configurations that train the same."""
-        return hashlib.sha256(json.dumps(decisive(self.as_dict()), sort_keys=True).encode()).hexdigest()[:16]
+        values = {k: v for k, v in decisive(self.as_dict()).items() if v is not None or k not in LATER_KEYS}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON and YAML can hold it."""

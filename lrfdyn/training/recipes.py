@@ -25,8 +25,8 @@ NOTES = ("description", "variants")  # of a file, for the list of recipes
 # Keys that have a short name too.
 SHORT_NAMES = {
     "model": "model.name", "attention": "model.attention", "dilations": "model.dilations",
-    "dendrites": "model.dendrites", "token": "model.token", "norm": "model.norm", "scale_lrf": "model.scale_lrf",
-    "coupling": "model.coupling", "train_qk": "model.train_qk",
+    "dendrites": "model.dendrites", "token": "model.token", "directions": "model.directions",
+    "coupling": "model.coupling", "norm": "model.norm", "scale_lrf": "model.scale_lrf", "train_qk": "model.train_qk",
 }  # fmt: skip
 DEEPEST, MOST_VALUES = 30, 10_000  # of a YAML file: levels, and values once all anchors are written out
 

@@ -176,7 +176,8 @@ def attention_facts(model: SpikingModel) -> dict[str, Any]:
     kind = model.config.get("attention")
     options = {} if kind is None else {**attention_options(kind), **(model.config.get("attention_options") or {})}
     dilations = None if options.get("dilations") is None else list(options["dilations"])
-    return {"attention": kind, "token": options.get("token"), "dilations": dilations}
+    facts = {name: options.get(name) for name in ("token", "directions")}
+    return {"attention": kind, **facts, "dilations": dilations}
 
 
 def build_distill(config: DistillConfig, source: DataSource, device: torch.device) -> Distill | None:

@@ -193,6 +193,8 @@ def test_dendrites_by_hand():
     real = plain(host_layer("lrf_dyn", dendrites=2, dilations=(1,), coupling="same").operation_counts(spikes, GRID))
     products = {"dendrites, recurrence": (0, 2 * tokens * channels)}  # two real modes: each takes the spike, and decays
     assert real == {**counts, "dendrites, input": (3 * 2, 0), **products}
+    twice = plain(host_layer("lrf_dyn", dendrites=2, dilations=(1,), directions=2).operation_counts(spikes, GRID))
+    assert twice == {part: (2 * a, 2 * b) if part != "lrf" else (a, b) for part, (a, b) in counts.items()}
     gated = plain(host_layer("lrf_dyn", token="qkv").operation_counts(projected(k=[(0, 4)], v=[(0, 4), (1, 4)]), GRID))
     assert gated["dendrites, input"] == (1 * 4, 0)  # k and v both fire once; 8 dendrites are 4 oscillators
 

@@ -56,13 +56,14 @@ NORM = {"dilations": (1, 3), "norm": True, "scale_lrf": True}
 KINDS = [
     *((kind, {}) for kind in FIVE),
     ("lrf_dyn", {"token": "qkv"}),
-    ("lrf_ssa", NORM),
+    ("lrf_dyn", {"directions": 2}),
     ("lrf_dyn", {"coupling": "same"}),
+    ("lrf_ssa", NORM),
 ]
 
 
 def kind_id(value):
-    return "norm" if value is NORM else "-".join(value.values()) if isinstance(value, dict) else value
+    return "norm" if value is NORM else "-".join(map(str, value.values())) if isinstance(value, dict) else value
 
 
 hosts = pytest.mark.parametrize("host", HOSTS)
@@ -110,8 +111,10 @@ def dense_weights(attention, x):
     local = local * getattr(attention, "lrf_scale", 1.0)
     if kind == "LRFDyn":
         kernel = attention.dendrites.kernel(grid)
-        lag = torch.arange(len(kernel)).unsqueeze(1) - torch.arange(len(kernel))
-        dendrites = torch.where(lag >= 0, kernel.T[:, lag.clamp(min=0)], 0.0)
+        there, back = kernel if kernel.dim() == 3 else (kernel, 0 * kernel)
+        lag = torch.arange(len(there)).unsqueeze(1) - torch.arange(len(there))
+        dendrites = torch.where(lag >= 0, there.T[:, lag.clamp(min=0)], 0.0)
+        dendrites = dendrites + torch.where(lag <= 0, back.T[:, (-lag).clamp(min=0)], 0.0)
         return (dendrites + local @ dendrites).abs().mean(0).expand(*x.shape[:2], -1, -1)
     q, k, v = (s.flatten(3) for s in attention.project(x))
     if kind == "SDSA":

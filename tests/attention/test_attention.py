@@ -11,7 +11,7 @@ from lrfdyn.errors import LrfdynError
 from lrfdyn.nn.neurons import IntegerSpike
 from lrfdyn.ops.lif import Dynamics, lif_reference
 from lrfdyn.ops.lrf import lrf_reference
-from tests.attention.small import DIM, FIVE, HEADS, build, hosts, images, kinds, mixing_weights
+from tests.attention.small import DIM, FIVE, HEADS, build, hosts, images, kind_id, kinds, mixing_weights
 from tests.conftest import assert_same, random, shape_id
 
 # --- shapes and gradients
@@ -128,9 +128,11 @@ def test_mix_is_the_equation(kind, host):
 
 
 @hosts
+@pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("token", ["value", "qkv"])
-def test_lrf_dyn_is_its_equations(token, host):
-    attention = build("lrf_dyn", host, (4, 6), token=token, dilations=(1, 3), dendrites=4).eval()
+def test_lrf_dyn_is_its_equations(token, directions, host):
+    options = {"token": token, "directions": directions, "dilations": (1, 3), "dendrites": 4}
+    attention = build("lrf_dyn", host, (4, 6), **options).eval()
     x = images(3, 2, DIM, (4, 6))
     v = attention.v(x)
     ratio = v.shape[2] // DIM
@@ -141,7 +143,9 @@ def test_lrf_dyn_is_its_equations(token, host):
         gate, u = attention.q(x)[:, :, channel], attention.k(x)[:, :, channel] * v
     kernel = attention.dendrites.kernel((4, 6))
     tokens = u.flatten(3)
-    soma = torch.stack([(tokens[..., : n + 1].flip(-1) * kernel[: n + 1].T).sum(-1) for n in range(24)], -1)
+    there, back = kernel if directions == 2 else (kernel, 0 * kernel)
+    soma = torch.stack([(tokens[..., : n + 1].flip(-1) * there[: n + 1].T).sum(-1) for n in range(24)], -1)
+    soma = soma + torch.stack([(tokens[..., n:] * back[: 24 - n].T).sum(-1) for n in range(24)], -1)
     soma = soma.unflatten(3, (4, 6)).flatten(0, 1)
     y = gate * (soma + lrf_reference(soma, attention.lrf.weight, (1, 3))).unflatten(0, (3, 2))
     bn = attention.norm
@@ -318,14 +322,18 @@ def test_tokens_reach_only_later_ones(kind, options, host, m):
         assert (mixed[0] - mixed[1])[..., m + 1 :].abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("kind", ["ssa", "vsa", "lrf_ssa"])
-def test_others_look_ahead(kind):
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("ssa", {}), ("vsa", {}), ("lrf_ssa", {}), ("lrf_dyn", {"directions": 2, "dilations": ()})],
+    ids=kind_id,
+)
+def test_others_look_ahead(kind, options):
     # The test above would mean nothing if no attention could fail it.
-    attention = build(kind).eval()
+    attention = build(kind, **options).eval()
     x = images(3, 2, DIM, (3, 5))
     changed = x.clone()
     changed[..., 2, 4] += 3
-    first, second = (attention.mix(*(getattr(attention, p)(i) for p in "qkv")).flatten(3) for i in (x, changed))
+    first, second = (attention.mix(*attention.project(i)).flatten(3) for i in (x, changed))
     assert (first - second)[..., :14].abs().max() > 1e-3
 
 
@@ -340,7 +348,7 @@ def test_registry():
     readings = {"norm": False, "scale_lrf": False, "train_qk": True}
     assert attention_options("causal_ssa") == {"dilations": (), **readings}
     assert attention_options("lrf_ssa") == {"dilations": (3, 5), **readings}
-    dendrites = {"dendrites": 8, "token": "value", "coupling": "opposite"}
+    dendrites = {"dendrites": 8, "token": "value", "directions": 1, "coupling": "opposite"}
     assert attention_options("lrf_dyn") == {"dilations": (3, 5), **dendrites}
     for kind in FIVE:
         assert type(build(kind)) is ATTENTIONS[kind]
@@ -363,6 +371,9 @@ def test_registry():
         ("lrf_ssa", {"norm": 1}, "norm"),
         ("lrf_ssa", {"scale_lrf": "no"}, "scale_lrf"),
         ("causal_ssa", {"train_qk": None}, "train_qk"),
+        ("lrf_dyn", {"directions": 0}, "directions"),
+        ("lrf_dyn", {"directions": 3}, "directions"),
+        ("lrf_ssa", {"directions": 2}, "directions"),
         ("softmax", {}, "attention"),
         ("ssa", {"dilations": (1,)}, "dilations"),
     ],
@@ -388,6 +399,7 @@ def test_bad_image_names_the_argument(kind, options, shape):
         ("lrf_dyn", {"coupling": "sane"}, "same"),
         ("lrf_dyn", {"dilation": (1,)}, "dilations"),
         ("lrf_dyn", {"dendrite": 8}, "dendrites"),
+        ("lrf_dyn", {"direction": 2}, "directions"),
     ],
 )
 def test_unknown_names_list_near_matches(kind, options, near):

@@ -124,6 +124,7 @@ def test_the_report_says_what_became_of_the_parameters():
         (("lrf_dyn", {}), ("lrf_dyn", {"token": "qkv"}), {"lrf", "dendrites", "norm"}, {"q", "k"}),
         (("lrf_dyn", {}), ("lrf_dyn", {"dendrites": 4}), {"lrf", "norm"}, {"dendrites"}),
         (("lrf_dyn", {}), ("lrf_dyn", {"dilations": (1, 3)}), {"dendrites", "norm"}, {"lrf"}),
+        (("lrf_dyn", {"dendrites": 16}), ("lrf_dyn", {"directions": 2}), {"lrf", "norm"}, {"dendrites"}),
         (("lrf_dyn", {"token": "qkv"}), ("sdsa", {}), {"q", "k"}, set()),
         (("vsa", {}), ("lrf_dyn", {"dilations": ()}), set(), {"dendrites", "norm"}),
         (("lrf_ssa", {}), ("lrf_ssa", {"norm": True}), {"q", "k"}, {"lrf"}),

@@ -89,8 +89,16 @@ def test_onnx(host, kind, tmp_path):
     assert str(Path(__file__).parents[2]).encode() not in text  # no trace of the machine that wrote it
 
 
+def test_onnx_of_two_directions(tmp_path):
+    model = small("spikformer", "lrf_dyn", attention_options={"directions": 2})
+    made = export_model(model, tmp_path / "model.onnx")
+    runner = OnnxRunner(made.path, threads=1)
+    check_file(runner, model, model.input_size)
+    assert runner.facts["attention_options"] == {"directions": 2}
+
+
 def test_executorch(tmp_path):
-    model = small("spikformer", "lrf_dyn")
+    model = small("spikformer", "lrf_dyn", attention_options={"directions": 2})
     made = export_model(model, tmp_path / "model.pte", most_images=8)
     assert made.format == "executorch"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pte", "model.pte.json"]

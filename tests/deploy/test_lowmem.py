@@ -97,6 +97,13 @@ def test_streaming_attention_inside(host):
     check(model, images_for(model), mixing="streaming", buffers="potentials", steps="together", images_at_once=3)
 
 
+@pytest.mark.parametrize(("host", "buffers"), [("spikformer_4_384", "states"), ("sdt_v3_s", "spikes")])
+def test_two_directions(host, buffers):
+    model = build(host, attention_options={"directions": 2, "dilations": (1, 2)})
+    check(model, images_for(model), tile_mib=TINY)
+    check(model, images_for(model), mixing="streaming", buffers=buffers)
+
+
 @pytest.mark.parametrize("size", [(64, 64), (65, 71), (70, 39), (16, 130)], ids=str)
 def test_odd_image_sizes(size):
     for host in ("spikformer_8_512", "qkformer_10_512", "sdt_v1_8_512", "sdt_v3_s"):

@@ -16,7 +16,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "lrf_ssa-norm": ("lrf_ssa", {"norm": True}),
     "lrf_ssa-norm-scale": ("lrf_ssa", {"norm": True, "scale_lrf": True}),
     "lrf_dyn": ("lrf_dyn", {}),
-    "lrf_dyn-same": ("lrf_dyn", {"coupling": "same"}),
+    "lrf_dyn-two": ("lrf_dyn", {"directions": 2}),
+    "lrf_dyn-two-same": ("lrf_dyn", {"directions": 2, "coupling": "same"}),
 }
 
 

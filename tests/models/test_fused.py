@@ -28,6 +28,7 @@ KINDS = {
     "lrf_ssa": {"dilations": (1, 3)},
     "lrf_dyn": {"dilations": (1, 3)},
     "lrf_dyn-qkv": {"dilations": (1,), "token": "qkv"},
+    "lrf_dyn-both": {"dilations": (1,), "dendrites": 2, "directions": 2},
     "vsa": {},
 }
 # Each in one layer, since a model takes long in the interpreter.

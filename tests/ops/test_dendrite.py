@@ -266,6 +266,66 @@ def test_half_precision_runs_in_float32():
     assert state.dtype == torch.float32
 
 
+# --- two directions
+
+
+def both(u, decay, frequency, weight):
+    """The recurrence of one set from the first token on, and of the other from the last on."""
+    there, back = zip(decay, (None, None) if frequency is None else frequency, weight, strict=True)
+    return plain(u, *there)[0] + plain(u.flip(1), *back)[0].flip(1)
+
+
+def two_sets(shape, seed=0):
+    u, *there = tokens_and_modes(shape, seed)
+    return [u, *(torch.stack(pair) for pair in zip(there, modes(*shape[2:], seed=seed + 20), strict=True))]
+
+
+@shapes
+@pytest.mark.parametrize("form", [*FORMS, "auto"])
+def test_two_directions_are_two_recurrences(form, shape):
+    assert_same(lambda *x: dendrite(*x, form=form)[0], both, two_sets(shape))
+
+
+@forms
+def test_two_directions_of_real_modes(form):
+    (u, *there), (_, *back) = (tokens_and_real_modes((2, 40, 3, 2), seed) for seed in (0, 20))
+    sets = [None if pair[0] is None else torch.stack(pair) for pair in zip(there, back, strict=True)]
+    assert_same(lambda *x: dendrite(*x, form=form)[0], both, [u, *sets])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:])
+@pytest.mark.parametrize("argument", range(4), ids=["u", "decay", "frequency", "weight"])
+def test_two_directions_take_any_layout(argument, layout):
+    inputs = two_sets((2, 7, 3, 2))
+    inputs[argument] = arrange(inputs[argument], layout)
+    assert_same(lambda *x: dendrite(*x)[0], both, inputs)
+
+
+@forms
+@given(st.tuples(st.integers(1, 3), st.integers(1, 80), st.integers(1, 3), st.integers(1, 4)), st.integers(0, 999))
+def test_the_image_turned_around_is_the_directions_exchanged(form, shape, seed):
+    u, *sets = two_sets(shape, seed)
+    turned = dendrite(u.flip(1), *(x.flip(0) for x in sets), form=form)[0]
+    torch.testing.assert_close(turned.flip(1), dendrite(u, *sets, form=form)[0], rtol=1e-9, atol=1e-9)
+
+
+@forms
+def test_gradcheck_of_two_directions(form):
+    inputs = [x.requires_grad_() for x in two_sets((1, 5, 2, 2))]
+    assert torch.autograd.gradcheck(lambda *x: dendrite(*x, form=form)[0], inputs, atol=1e-6)
+
+
+def test_a_token_counts_in_both_directions():
+    """At lag 0 a mode gives 2 Re w; before and behind it, that of one direction."""
+    decay, frequency, weight = (x[:, :1] for x in two_sets((1, 1, 1, 1))[1:])
+    impulse = torch.zeros(1, 3, 1).double()
+    impulse[0, 1] = 1
+    soma = dendrite(impulse, decay, frequency, weight)[0].flatten()
+    there, back = (mode_kernel(*x, 2).flatten() for x in zip(decay, frequency, weight, strict=True))
+    torch.testing.assert_close(soma, torch.stack((back[1], there[0] + back[0], there[1])))
+    assert soma[1].item() == pytest.approx(2 * float(weight[:, 0, 0, 0].sum()))
+
+
 # --- bad input
 
 GOOD = {"u": (2, 5, 3), "decay": (3, 4), "frequency": (3, 4), "weight": (3, 4, 2), "initial_state": (2, 3, 4, 2)}
@@ -302,6 +362,24 @@ def test_bad_shape_of_real_decays(shape):
     u, state = arguments["u"][:, 0], arguments["initial_state"]
     with pytest.raises(LrfdynError, match=r"^decay: expected \[3, 4, 2\], got"):
         dendrite_step(u, arguments["decay"], None, arguments["weight"], state)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"decay": (3, 4)}, r"decay: expected \[2, 3, 4\], got \[3, 4\]"),
+        ({"frequency": (1, 3, 4)}, r"frequency: expected \[2, 3, 4\], got \[1, 3, 4\]"),
+        ({"weight": (3, 3, 4, 2)}, r"weight: expected \[2, 3, 4, 2\], got \[3, 3, 4, 2\]"),
+        ({"weight": (2, 2, 3, 4, 2)}, r"weight: expected \[C, M, 2\] or \[2, C, M, 2\], got"),
+        ({"initial_state": (2, 3, 4, 2)}, r"weight: expected \[C, M, 2\] with a state, got \[2, 3, 4, 2\]"),
+        ({"output_final_state": True}, r"weight: expected \[C, M, 2\] with a state, got"),
+    ],
+    ids=str,
+)
+def test_bad_input_of_two_directions(changed, message):
+    given = {"u": (2, 5, 3), "decay": (2, 3, 4), "frequency": (2, 3, 4), "weight": (2, 3, 4, 2), **changed}
+    with pytest.raises(LrfdynError, match=f"^{message}"):
+        dendrite(**{name: x if isinstance(x, bool) else torch.zeros(x) for name, x in given.items()})
 
 
 @pytest.mark.parametrize(

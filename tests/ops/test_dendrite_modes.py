@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from lrfdyn.attention.lrf_dyn import COUPLINGS, Dendrites
 from lrfdyn.errors import LrfdynError
 from lrfdyn.ops.dendrite import FORMS, dendrite, initial_dendrites, paired_modes
-from lrfdyn.ops.dendrite.reference import dendrite_reference, discretize, tridiagonal_matrix
+from lrfdyn.ops.dendrite.reference import (
+    both_directions_reference,
+    dendrite_reference,
+    discretize,
+    tridiagonal_matrix,
+)
 from tests.conftest import assert_close, assert_same, random, shape_id
 
 forms = pytest.mark.parametrize("form", FORMS)
@@ -251,6 +256,57 @@ def test_module_starts_from_the_dendrites_and_runs_along_the_rows(coupling):
     frequency = None if frequency is None else frequency * (5 / 9)
     expected, _ = dendrite(x[0].flatten(2).mT, decay, frequency, weight, form="step")
     torch.testing.assert_close(module(x)[0].flatten(2).mT, expected)
+
+
+def test_two_directions_of_real_modes_start_from_dendrites_of_their_own():
+    torch.manual_seed(3)
+    module = Dendrites(3, 4, 5, directions=2, coupling="same").double()
+    torch.manual_seed(3)
+    x, sets = random(2, 2, 3, 4, 5), [initial_dendrites(3, 4, 5, 1) for _ in range(2)]
+    expected = both_directions_reference(x.flatten(0, 1).flatten(2).mT, *sets, sign=1)
+    torch.testing.assert_close(module(x).flatten(0, 1).flatten(2).mT, expected, rtol=1e-5, atol=1e-5)
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    assert shapes == {"raw_decay": (2, 3, 2, 2), "weight": (2, 3, 2, 2)}
+    assert repr(module) == "Dendrites(channels=3, dendrites=4, directions=2, coupling='same')"
+
+
+def test_two_directions_start_from_dendrites_of_their_own():
+    torch.manual_seed(3)
+    module = Dendrites(3, 4, 5, directions=2).double()
+    torch.manual_seed(3)
+    there, back = initial_dendrites(3, 4, 5), initial_dendrites(3, 4, 5)
+    assert not torch.equal(there[3], back[3])
+    x = random(2, 2, 3, 4, 5)
+    expected = both_directions_reference(x.flatten(0, 1).flatten(2).mT, there, back)
+    torch.testing.assert_close(module(x).flatten(0, 1).flatten(2).mT, expected, rtol=1e-5, atol=1e-5)
+    assert {name: tuple(p.shape) for name, p in module.named_parameters()} == {
+        "raw_decay": (2, 3, 2), "turns": (2, 3, 2), "weight": (2, 3, 2, 2),
+    }  # fmt: skip
+    assert module.kernel((4, 5)).shape == (2, 20, 3)
+    assert repr(module) == "Dendrites(channels=3, dendrites=4, directions=2)"
+
+
+def test_one_direction_is_as_it_was():
+    """The same names, shapes and random numbers, whether it is said or not."""
+    modules = []
+    for options in ({}, {"directions": 1}):
+        torch.manual_seed(3)
+        modules.append(Dendrites(3, 4, 5, **options))
+    torch.manual_seed(3)
+    decay, _, weight = paired_modes(*initial_dendrites(3, 4, 5))
+    for module in modules:
+        assert {n: tuple(p.shape) for n, p in module.state_dict().items()} == {
+            "raw_decay": (3, 2), "turns": (3, 2), "weight": (3, 2, 2),
+        }  # fmt: skip
+        assert torch.equal(module.weight, weight.float())
+        torch.testing.assert_close(module.modes(5)[0], decay.float())
+    assert repr(modules[0]) == "Dendrites(channels=3, dendrites=4)"
+
+
+@pytest.mark.parametrize("directions", [0, 3, True, 1.0, "2"])
+def test_there_are_two_directions(directions):
+    with pytest.raises(LrfdynError, match=r"^directions: expected (an integer >= 1|at most 2), got"):
+        Dendrites(3, 4, 5, directions)
 
 
 @pytest.mark.parametrize("dendrites", [0, 1, 7], ids="k{}".format)

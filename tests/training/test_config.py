@@ -38,6 +38,8 @@ from tests.training.runs import TINY, tiny, write_recipe
         ("model", {"options": 3}, "model.options: expected keys with values, got 3"),
         ("model", {"options": {"num_classes": 5}}, "model.options: num_classes is the data's, and cannot be chosen"),
         ("model", {"options": {"token": "qkv"}}, "model.options: token has a key of its own, model.token"),
+        ("model", {"directions": 3}, "model.directions: expected 1 or 2, got 3"),
+        ("model", {"directions": True}, "model.directions: expected an integer, got True"),
         ("optimizer", {"weight_decay": float("inf")}, "optimizer.weight_decay: expected a finite number, got inf"),
         ("run", {"seed": 9 * 10**15}, r"run.seed: expected an integer from 0 to 2\^40 - 1, got 9000000000000000"),
         ("model", {"options": {"name": "x"}}, "model.options: name has a key of its own, model.name"),
@@ -166,11 +168,17 @@ def test_unknown_recipe_and_option(capsys):
 def test_fingerprint_is_of_what_decides():
     assert tiny().fingerprint() == tiny(run={"log_steps": 9}, data={"root": "elsewhere"}).fingerprint()
     assert tiny().fingerprint() != tiny(run={"seed": 1}).fingerprint()
-    # Keys that came later change nothing where they are not given, so recorded runs are still known.
-    run = Path(__file__).parents[2] / "results" / "cifar100" / "ssa_strong_300"
-    recorded = json.loads((run / "summary.json").read_text())["fingerprint"]
-    assert load_recipe(run / "recipe.yaml").fingerprint() == recorded
     assert tiny(model={"coupling": "opposite"}).fingerprint() != tiny().fingerprint()
+    two = tiny(model={"attention": "lrf_dyn", "directions": 2})
+    assert two.fingerprint() != tiny(model={"attention": "lrf_dyn"}).fingerprint()
+
+
+@pytest.mark.parametrize("name", ["lrf_dyn_qkv_100", "ssa_strong_300"])
+def test_fingerprint_of_recorded_runs(name):
+    """Keys that came later leave the runs from before as they were: a sweep does not make them again."""
+    folder = Path(__file__).parents[2] / "results" / "cifar100" / name
+    recorded = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["fingerprint"]
+    assert load_recipe(folder / "recipe.yaml").fingerprint() == recorded
 
 
 def test_share_of_the_batch():

@@ -31,7 +31,7 @@ ABLATION = [{}, *({"dilations": omega} for omega in ((), (1,), (1, 3), (1, 3, 5)
 QKV = {"attention": "lrf_dyn", "token": "qkv"}
 THREE = [{"attention": kind} for kind in ("ssa", "lrf_ssa", "lrf_dyn")]
 CIFAR = [
-    {"attention": "ssa"}, {"attention": "vsa"}, QKV,
+    {"attention": "ssa"}, {"attention": "vsa"}, QKV, {"attention": "lrf_dyn", "directions": 2},
     *({"attention": kind, **omega} for kind in ("causal_ssa", "lrf_ssa", "lrf_dyn") for omega in ABLATION),
 ]  # fmt: skip
 
@@ -70,6 +70,7 @@ def test_experiments(name: str):
         assert facts["model"] == choice.get("model", load_recipe(name).model.name)
         for key in ("attention", "dilations", "token"):
             assert key not in choice or tuple(facts[key]) == tuple(choice[key])
+        assert facts["directions"] == choice.get("directions", 1 if facts["attention"] == "lrf_dyn" else None)
         assert facts["steps"] == facts["steps_per_epoch"] * config.schedule.total_epochs
         for processes in (2, 4, 8):
             config.micro_batch(processes)
@@ -143,6 +144,7 @@ def test_short_names_are_keys():
     )
     more = {"attention": "lrf_ssa", "norm": True, "train_qk": "false", "coupling": "same"}
     assert run_name("digits", more) == "digits-lrf_ssa-norm_True-same-train_qk_false"
+    assert run_name("digits", {"attention": "lrf_dyn", "model.directions": "2"}) == "digits-lrf_dyn-directions_2"
 
 
 def test_names_with_capitals(capsys):

@@ -28,6 +28,12 @@ CHUNK = 32
 Modes = tuple[Tensor, Tensor | None, Tensor]
 
 
+def split_directions(modes: Modes) -> list[Modes]:
+    """The modes of two directions, which have a leading axis for it, one after the other."""
+    decay, frequency, weight = modes
+    return [(decay[i], None if frequency is None else frequency[i], weight[i]) for i in range(2)]
+
+
 def mode_numbers(pairs: Tensor, real: bool) -> Tensor:
     """`[..., M, 2]` as the numbers of modes, whatever the strides: M complex ones, or 2M of `real` modes."""
     return pairs.flatten(-2) if real else torch.complex(pairs[..., 0], pairs[..., 1])

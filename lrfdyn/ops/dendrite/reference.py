@@ -4,10 +4,13 @@
     s_n = Abar s_{n-1} + Bbar u_n,   Abar = exp(A),   Bbar = A^-1 (Abar - I) gamma       (zero-order hold)
     X_n = C s_n
 
+With two directions a second set of dendrites runs over the tokens from the last to the first, and X is the sum of both.
 Everything else in this folder computes this function another way.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -35,6 +38,7 @@ def dendrite_reference(
     gamma: Tensor,
     readout: Tensor,
     initial_state: Tensor | None = None,
+    *,
     sign: int = -1,
 ) -> tuple[Tensor, Tensor]:
     """Soma potentials `[B, N, C]` of tokens `u` `[B, N, C]`, and the last dendrite state `[B, C, k]`; `sign` is that of
@@ -46,3 +50,9 @@ def dendrite_reference(
         state = torch.einsum("cij,bcj->bci", a_bar, state) + b_bar * token.unsqueeze(-1)
         soma.append((readout * state).sum(-1))
     return torch.stack(soma, 1), state
+
+
+def both_directions_reference(u: Tensor, there: Sequence[Tensor], back: Sequence[Tensor], sign: int = -1) -> Tensor:
+    """The sum of the potentials of two sets of dendrites (`tau`, `coupling`, `gamma` and `readout` each), the second of
+    which meets the last token first."""
+    return dendrite_reference(u, *there, sign=sign)[0] + dendrite_reference(u.flip(1), *back, sign=sign)[0].flip(1)
