@@ -37,7 +37,7 @@ TESTS = {
     "attention": ["tests/attention", "tests/analysis/test_energy.py", "tests/deploy/test_streaming.py"],
     "training": ["tests/training"],
     "deploy": ["tests/deploy", "tests/test_predict.py"],
-    "analysis": ["tests/analysis"],
+    "analysis": ["tests/analysis", "tests/deploy/test_profile.py"],
 }
 # Tests that start processes, export, or take long for another reason.
 SLOW = {
@@ -51,6 +51,15 @@ OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorD
 # What changes speed or wording and no result.
 LAUNCH = {"num_warps", "num_stages"}
 WORDS = {"print", "warn", "info", "warning", "debug", "add_argument", "add_column", "add_row"}
+# Sizes, colours and positions in figures, as arguments, variables and calls of drawings.py. What a figure shows is not.
+LOOK = {
+    "alpha", "below", "break_long_words", "break_on_hyphens", "cmap", "color", "columns", "dpi", "edgecolor",
+    "facecolor", "few", "figsize", "fontsize", "height", "lines", "linestyle", "linewidth", "loc", "look",
+    "markeredgecolor", "markeredgewidth", "markerscale", "markersize", "ncols", "padding", "rasterized", "rim", "room",
+    "rows", "s", "sharex", "sharey", "shrink", "size", "squeeze", "subs", "vmax", "vmin", "widest", "width",
+    "width_ratios", "xlim", "ylim", "zorder",
+}  # fmt: skip
+LOOK_CALLS = {"autoscale_view", "grid", "margins", "set_axis_off", "set_figheight", "set_markersize"}
 # Seconds of computing, and on the clock, for the tests of one mutant; one that does not end is noticed.
 LONGEST, LONGEST_WAIT = 240, 1800
 
@@ -64,7 +73,7 @@ class Mutant(NamedTuple):
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
-    """All changes of a file, but for those of messages, types and defaults of the command line."""
+    """All changes of a file, but for those of messages, the look of figures, types and defaults of the command line."""
     source = path.read_text(encoding="utf-8")
     lines = source.splitlines(keepends=True)
     starts = [sum(len(line) for line in lines[:i]) for i in range(len(lines))]
@@ -96,7 +105,26 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         names = [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
         return path.stem.endswith("triton") and all(n.isupper() and not n.startswith("MOST") for n in names)
 
+    def look(node: ast.AST) -> bool:
+        """Whether this is about how a figure looks: a value of the module, or one that is named so."""
+        if path.stem != "drawings":
+            return False
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                return name in LOOK or node in tree.body
+            case ast.Assign(targets=[ast.Tuple(elts=names)]):
+                return all(isinstance(name, ast.Name) and name.id in LOOK for name in names)
+            case ast.AnnAssign():
+                return node in tree.body
+            case ast.keyword(arg=name):
+                return name in LOOK
+            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
+                return name in LOOK_CALLS
+        return False
+
     def visit(node: ast.AST) -> Iterator[Mutant]:
+        if look(node):
+            return
         match node:
             case ast.Raise() | ast.JoinedStr() | ast.Import() | ast.ImportFrom() | ast.Assert():
                 return

@@ -22,8 +22,13 @@ def by_room() -> str:
     records = load()
     rooms = sorted({record["room"] for record in records})
     rows = [(f"`{room}`", [r for r in records if r["room"] == room]) for room in rooms] + [("all", records)]
-    body = [[name, str(len(tried)), str(len(survivors(tried))), seeds(tried)] for name, tried in rows]
-    return table(["package", "tried", "survived", "seed"], body, numbers=True)
+
+    def counts(tried: list[dict[str, Any]]) -> list[int]:
+        closed, left = sum("again" in record for record in tried), len(survivors(tried))
+        return [len(tried), len(tried) - closed - left, closed, left]
+
+    body = [[name, *map(str, counts(tried)), seeds(tried)] for name, tried in rows]
+    return table(["package", "tried", "noticed", "closed since", "survived", "seed"], body, numbers=True)
 
 
 def seeds(records: list[dict[str, Any]]) -> str:

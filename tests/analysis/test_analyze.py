@@ -109,7 +109,10 @@ def test_folder_and_file_of_save_pretrained(tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     assert model_label(loaded[0])[0] == "LRF-SSA, dilations (1, 3)"
     # The same model twice, without seeds: two entries that are told apart.
+    began = time.perf_counter()
     results = analyze([sources_for(str(path), images)[0] for path in (tmp_path, bare)], images)
+    assert 0 < results["wall_seconds"] < time.perf_counter() - began
+    assert results["model"]["grid"] == [8, 8]
     labels = [entry["label"] for entry in results["attentions"].values()]
     assert len(set(labels)) == 2
     assert all(entry["trained"] for entry in results["attentions"].values())

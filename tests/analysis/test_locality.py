@@ -10,6 +10,7 @@ from torch import nn
 
 from lrfdyn.analysis.measure.inference import attention_state, inference_peak, peak_allocation
 from lrfdyn.analysis.measure.locality import (
+    COARSEST,
     FINE,
     LayerLocality,
     Locality,
@@ -388,6 +389,15 @@ def test_narrow_distributions_of_entropy_are_resolved():
         shown[sample] = int((masses > 0).sum())
     assert 5 <= shown[64] <= 20
     assert shown[100_000] >= 25
+
+
+def test_bins_are_joined_up_to_the_coarsest():
+    """One query with weight everywhere would have bins wider than half the axis."""
+    edges, mass = torch.arange(FINE + 1.0), torch.ones(1, FINE)
+    assert FINE % COARSEST == 0
+    new_edges, masses = merged(edges, mass, 1)
+    assert new_edges.tolist() == edges[::COARSEST].tolist()
+    assert masses.tolist() == [[COARSEST] * (FINE // COARSEST)]
 
 
 def test_entropies_on_a_smaller_grid_keep_their_place():

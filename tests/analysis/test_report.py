@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from lrfdyn.analysis.report.drawings import KINDS, _line, energy, places, plot_memory, pyplot
+from lrfdyn.analysis.report.drawings import (
+    KINDS,
+    _line,
+    attention_distance_layers,
+    energy,
+    places,
+    plot_memory,
+    pyplot,
+    theory_chart,
+)
 from lrfdyn.analysis.report.write import figures, render_report, write_report
 from lrfdyn.analysis.theory_report import TheorySettings, theory_results
 from lrfdyn.errors import LrfdynError
@@ -116,6 +125,54 @@ def test_figures_show_what_would_be_covered() -> None:
     assert [len(points.get_facecolor()) for points in made["memory_accuracy"].axes[0].collections[1::2]] == [1, 0, 0]
     lines = made["attention_distance"].axes[0].lines
     assert lines[-1].get_zorder() > max(line.get_zorder() for line in lines[:-1])
+
+
+def test_figures_are_drawn_without_a_screen() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("svg")
+    pyplot("figures")
+    assert matplotlib.get_backend().lower() == "agg"
+
+
+def test_figures_name_their_axes_and_models() -> None:
+    pytest.importorskip("matplotlib")
+    plt, results = pyplot("figures"), make_results()
+    for entry in results["attentions"].values():
+        entry["locality"] |= {"grid": [4, 4], "share": entry["locality"]["weight"]}
+    drawn = {name: figure.draw(plt) for name, figure in figures(results).items() if figure.draw}
+    plt.close("all")
+    labels = [entry["label"] for entry in results["attentions"].values()]
+    left, right = drawn["convergence"].axes
+    assert [axis.get_xlabel() for axis in (left, right)] == ["epoch", "epoch"]
+    assert [axis.get_ylabel() for axis in (left, right)] == ["test accuracy (%)", "train loss"]
+    assert [text.get_text() for text in left.get_legend().get_texts()] == labels
+    (*models, uniform) = drawn["attention_distance"].axes[0].lines
+    assert [line.get_label() for line in (*models, uniform)] == [*labels, "uniform"]
+    assert set(uniform.get_ydata()) == {1 / 16}
+
+
+def test_a_layer_that_was_silent_has_no_line() -> None:
+    pytest.importorskip("matplotlib")
+    plt, entries = pyplot("figures"), list(make_results()["attentions"].values())
+    for place, entry in enumerate(entries):
+        entry["place"] = place
+    silent, short = (entry["locality"]["weight_by_layer"] for entry in entries)
+    silent[0] = None
+    short.pop()
+    lines = [[line.get_ydata() for line in axis.lines] for axis in attention_distance_layers(plt, entries).axes]
+    plt.close("all")
+    assert [[list(weights) for weights in axis] for axis in lines] == [[short[0]], [silent[1]]]
+
+
+def test_regions_of_the_theorems_are_drawn() -> None:
+    pytest.importorskip("matplotlib")
+    plt = pyplot("figures")
+    chart = next(c for c in theory_results(TheorySettings(n=16))["charts"] if c["id"] == "inequality-local")
+    figure = theory_chart(plt, chart)
+    plt.close(figure)
+    (cells,) = figure.axes[0].collections
+    assert cells.get_array().tolist() == chart["cells"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == chart["classes"]
 
 
 def test_lines_of_many_models_differ() -> None:

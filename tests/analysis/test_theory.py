@@ -41,6 +41,13 @@ def test_closed_forms_keep_their_digits_where_attention_is_nearly_flat(n, fall):
         assert t.ssa_entropy(n, alpha, beta * alpha) == pytest.approx(ssa, abs=1e-10)
 
 
+@pytest.mark.parametrize("fall", [-0.01, 0.01])
+def test_series_of_nearly_flat_weights_to_the_fourth_term(fall):
+    """Far beyond where it is used, so that every term is seen."""
+    weights = 1 + fall / 64 * np.arange(64)
+    assert t._flat_entropy(64, fall / 64) == pytest.approx(t.entropy_of(weights / weights.sum()), abs=5e-12)
+
+
 def test_the_papers_formulas():
     n, alpha, beta = 50, 2.0, 0.01
     r = math.exp(-beta)
@@ -145,6 +152,11 @@ def test_results():
         charts
     )
     stencil = np.array(charts["inequality-stencil"]["cells"])
+    local = charts["inequality-local"]
+    r = t.local_distribution(32, [0, 1])
+    for column, ratio in enumerate(local["x"]["values"]):
+        failing = t.failing_share(t.ssa_distribution(32, 1.0, ratio), r)
+        assert [row[column] == 2 for row in local["cells"]] == [share < failing for share in local["y"]["values"]]
     assert set(np.unique(stencil)) == {0, 1, 2}
     assert stencil[0, 0] == 1  # a small share of R on a flat P: true, not proved
     assert results["notes"][0].count(". ") + 1 == 2  # sentences
@@ -180,6 +192,13 @@ def test_command(tmp_path, capsys):
 
 
 def test_bad_input():
+    for n, alpha, beta, message in (
+        (0, 1.0, 0.1, "n: expected an integer >= 1, got 0"),
+        (4, 0.0, 0.1, "alpha: expected a positive number, got 0"),
+        (4, 1.0, -0.1, "beta: expected a number >= 0, got -0.1"),
+    ):
+        with pytest.raises(LrfdynError, match=message):
+            t.ssa_distribution(n, alpha, beta)
     with pytest.raises(LrfdynError, match=r"distances: expected 0\.\.7"):
         t.local_distribution(8, [9])
     with pytest.raises(LrfdynError, match="share: expected a number"):

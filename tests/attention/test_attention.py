@@ -364,6 +364,7 @@ def test_registry():
         ("lrf_dyn", {"dilations": (-1,)}, "dilations"),
         ("lrf_dyn", {"dendrites": 3}, "dendrites"),
         ("lrf_dyn", {"dendrites": 0}, "dendrites"),
+        ("lrf_dyn", {"dendrites": 1026}, "dendrites"),
         ("lrf_dyn", {"token": "key"}, "token"),
         ("lrf_dyn", {"coupling": "equal"}, "coupling"),
         ("lrf_dyn", {"coupling": ["same"]}, "coupling"),

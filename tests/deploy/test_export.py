@@ -115,6 +115,16 @@ def test_executorch(tmp_path):
         ExecutorchRunner(tmp_path / "other.pte")
 
 
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_executorch_of_so_many_images(most, tmp_path):
+    layer = torch.nn.Linear(4, 3)
+    write_executorch(layer, torch.zeros(2, 4), tmp_path / "layer.pte", {"most_images": most})
+    runner = ExecutorchRunner(tmp_path / "layer.pte")
+    for batch in range(1, most + 1):
+        images = random(batch, 4, dtype=torch.float32)
+        assert np.allclose(runner(images.numpy()), layer(images).detach().numpy(), atol=1e-6)
+
+
 class Alone(torch.nn.Module):
     """An attention layer as a network: `[B, C, H, W]` spikes to what it adds."""
 
@@ -233,6 +243,44 @@ def test_check_counts_flips():
         export_check.check(off(12), model, images, 0)
     with pytest.raises(LrfdynError, match=r"\[12, 4\] logits, 100% of them finite"):
         export_check.check(lambda x: export_check.torch_logits(model, x)[:, 1:], model, images, 0)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(None, [1, 3, 8, 2]), (8, [1, 3, 8, 2]), (2, [1, 2, 2, 2, 2, 2, 2, 1])])
+def test_batches_of_a_check_differ(most, sizes):
+    images, shown = np.arange(14.0).reshape(14, 1), []
+
+    def run(part):
+        shown.append(len(part))
+        return 2 * part
+
+    assert np.array_equal(export_check.run_batches(run, images, most), 2 * images)
+    assert shown == sizes
+
+
+def test_a_program_is_traced_with_two_images(tmp_path, monkeypatch):
+    """One would be taken for a constant, and three would be too many for a program of two."""
+    traced = []
+
+    def write(_form, sample, _path, facts):
+        traced.append((*sample.shape, facts["most_images"]))
+        raise LrfdynError("seen")
+
+    monkeypatch.setattr(export_check, "write_executorch", write)
+    model = small("spikformer", "ssa")
+    with pytest.raises(LrfdynError, match="seen"):
+        export_model(model, tmp_path / "model.pte", most_images=2)
+    assert traced == [(2, *model.input_size, 2)]
+
+
+def test_norms_settle_on_the_statistics_of_one_batch():
+    norm = torch.nn.BatchNorm2d(2, momentum=0.3)
+    norm.input_size = (2, 5, 5)
+    norm.running_mean += 7  # of before, which leaves no trace
+    export_check.settle_norms(norm.eval())
+    images = torch.from_numpy(export_check.check_images((2, 5, 5), 4, []))
+    torch.testing.assert_close(norm.running_mean, images.mean((0, 2, 3)))
+    torch.testing.assert_close(norm.running_var, images.var((0, 2, 3)))
+    assert (norm.momentum, norm.training) == (0.3, False)
 
 
 def test_silent_model_is_said_to_prove_little():

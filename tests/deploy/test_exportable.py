@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -49,8 +51,10 @@ def test_dendrites_in_rows(coupling, grid, directions):
     u = random(2, 3, 3, *grid)
     expected, _ = dendrite(u.flatten(0, 1).flatten(2).mT, *layer.modes(grid[1]), form="step")
     with torch.no_grad():
-        found = RowDendrites(layer, grid)(u)
+        rows = RowDendrites(layer, grid)
+        found = rows(u)
     assert_close(found.flatten(0, 1).flatten(2).mT, expected.detach(), 1e-9, "potentials")
+    assert len(rows.strides) == math.ceil(math.log2(max(grid[0] - 1, 1)))  # and no matrix that nothing is carried with
 
 
 @pytest.mark.parametrize(

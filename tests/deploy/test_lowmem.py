@@ -6,7 +6,7 @@ import copy
 import io
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from unittest.mock import Mock
 
 import pytest
@@ -180,6 +180,28 @@ def test_maps_are_planned():
     assert [planned.out.holds for planned in plan.sections] == ["bits"] * 4 + ["integers"] * 5
 
 
+def test_a_plan_is_not_changed():
+    model = build("spikformer_4_384", dtype=torch.float32)
+    plan = compile_for_inference(model).plan(images_for(model))
+    for planned, name in ((plan, "map_bytes"), (plan.sections[0], "rows")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(planned, name, 1)
+
+
+def test_as_many_steps_at_a_time_as_fit():
+    """Down to one, and a section that just fits is not cut."""
+    model = build("spikformer_4_384", dtype=torch.float32, time_steps=6)
+    images = images_for(model, batch=1)
+    section = next(section for section in model.sections() if section.halo)
+    height, width = images.shape[-2:]
+    for steps in (6, 3, 2, 1):
+        whole = section.numbers_per_pixel(steps) * width * height
+        for numbers, fits in ((whole, True), (whole - 1, False)):
+            first, *_ = compile_for_inference(model, tile_mib=4 * numbers / 2**20).plan(images).sections
+            assert first.section.name == section.name
+            assert ((first.tiles, first.steps) == (1, steps)) is fits
+
+
 @torch.no_grad()
 def test_sums_of_spikes_that_no_byte_holds():
     """As in a network of 130 blocks: here every section adds 85, so that sums from the third on are too large."""
@@ -229,6 +251,16 @@ def test_stepped_neurons_go_on_where_they_were(neuron):
         membranes.clear()
 
 
+def test_the_buffer_stays_and_membranes_do_not():
+    model = build("spikformer_4_384")
+    compiled, images = compile_for_inference(model), images_for(model)
+    compiled.forward_features(images)
+    buffer = compiled._buffer
+    assert not compiled._membranes
+    compiled.forward_features(images[:1])
+    assert compiled._buffer is buffer
+
+
 def test_the_model_is_left_as_it_was():
     model = build("spikformer_4_384")
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -237,17 +269,11 @@ def test_the_model_is_left_as_it_was():
     assert all(p.requires_grad for p in model.parameters())
 
 
-class Replay:
-    """Stands in for a CUDA graph, whose memory it does not know."""
-
-    def replay(self) -> None:
-        pass
-
-
-def test_a_graph_keeps_the_state_of_its_shape_and_no_graph_outlives_its_weights(monkeypatch):
-    """A graph of streaming layers goes on to write the state it was captured with, also after another shape came."""
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """In place of CUDA graphs, whose memory they do not know."""
     cuda = {
-        "CUDAGraph": Replay,
+        "CUDAGraph": Mock,
         "Stream": lambda *_: Mock(),
         "current_stream": lambda *_: Mock(),
         "stream": lambda *_: nullcontext(),
@@ -256,6 +282,34 @@ def test_a_graph_keeps_the_state_of_its_shape_and_no_graph_outlives_its_weights(
     }
     for name, fake in cuda.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+
+
+class OnGPU(torch.Tensor):
+    """Says so."""
+
+    is_cuda = True
+
+
+def test_every_call_replays_the_graph_of_its_shape_which_was_warmed_up(stand_ins, monkeypatch):
+    model = build("spikformer_4_384")
+    compiled = compile_for_inference(model, images_at_once=3)
+    runs, captured = [], []
+    run = compiled._run
+    monkeypatch.setattr(compiled, "_run", lambda given: runs.append(len(given)) or run(given))
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: captured.append(len(runs)) or nullcontext())
+    images = images_for(model, 3)
+    for count in (3, 3, 2, 3):
+        compiled(images[:count].as_subclass(OnGPU))
+    assert [graph.replay.call_count for graph, *_ in compiled._captured.values()] == [3, 1]
+    first, second = captured
+    # Kernels are compiled before, for the same shape, and the last run of each is the captured one.
+    assert runs == [3] * (first + 1) + [2] * (second - first)
+    assert first >= 1
+    assert second >= first + 2
+
+
+def test_a_graph_keeps_the_state_of_its_shape_and_no_graph_outlives_its_weights(stand_ins):
+    """A graph of streaming layers goes on to write the state it was captured with, also after another shape came."""
     model = build("spikformer_4_384")
     compiled = compile_for_inference(model, mixing="streaming", images_at_once=3)
     images = images_for(model, 3)
@@ -336,6 +390,7 @@ def test_bad_input():
     for options, message in (
         ({"images_at_once": 0}, "images_at_once: expected an integer >= 1, got 0"),
         ({"tile_mib": -1}, "tile_mib: expected a positive number, got -1"),
+        ({"tile_mib": 0.0}, "tile_mib: expected a positive number, got 0.0"),
         ({"tile_mib": float("inf")}, "tile_mib: expected a finite number or None, got inf"),
         ({"steps": "single"}, "steps: unknown name 'single'"),
         ({"mixing": "stream"}, "mixing: unknown name 'stream'; did you mean streaming"),

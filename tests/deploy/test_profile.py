@@ -75,6 +75,13 @@ def test_both_implementations_are_measured():
         assert run["latency_ms"] > 0
 
 
+def test_latency_is_the_shortest_in_milliseconds(monkeypatch):
+    spent = iter((0.5, 0.25, 0.75))
+    monkeypatch.setattr("lrfdyn.analysis.measure.inference.seconds_of", lambda *_: next(spent))
+    model = create_model("spikformer_4_384", dim=8, depth=1, heads=1, image_size=8).eval()
+    assert measure_inference("eager", model, torch.randn(1, 3, 8, 8), repeats=3)["latency_ms"] == 250
+
+
 def test_command_prints_tables(capsys):
     assert main([*SMALL, "--attention", "ssa", "lrf_dyn"]) == 0
     text = capsys.readouterr().out

@@ -167,7 +167,9 @@ def test_less_is_held_the_more_is_computed_again():
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize(("token", "levels"), [("qkv", 4), ("qkv", 16), ("qkv", 100), ("value", 256), ("value", 1000)])
+@pytest.mark.parametrize(
+    ("token", "levels"), [("value", 2), ("qkv", 4), ("qkv", 16), ("qkv", 100), ("value", 256), ("value", 1000)]
+)
 @torch.no_grad()
 def test_integer_spikes_take_the_bits_that_they_need(token, levels, normalize):
     """The neurons say how many: the host has nothing to repeat."""
@@ -288,11 +290,17 @@ def test_bad_input():
     for grid in ((0, 6), (6,)):
         with pytest.raises(LrfdynError, match="grid: expected the rows and columns of tokens"):
             RowStream(attention, 2, 1, grid)  # type: ignore[arg-type]
+    most = 2**20
+    for time_steps, batch, name in ((most + 1, most + 1, "time_steps"), (1, most + 1, "batch")):
+        with pytest.raises(LrfdynError, match=f"{name}: expected at most {most}, got {most + 1}"):
+            RowStream(attention, time_steps, batch)
     with pytest.raises(LrfdynError, match=r"x: expected \[T, B, 16, H, W\], got \[2, 1, 4, 6, 6\]"):
         StreamingAttention(attention)(torch.zeros(2, 1, 4, 6, 6, dtype=torch.float64))
     stream = RowStream(attention, 2, 1, (1, 6))
     with pytest.raises(LrfdynError, match="v: expected a tensor, got list"):
         stream.push([1.0])  # type: ignore[arg-type]
+    with pytest.raises(LrfdynError, match="spikes: expected rows of v, got 2"):
+        stream.push(torch.zeros(2, 1, 16, 6), torch.zeros(2, 1, 16, 6))
     with pytest.raises(LrfdynError, match=r"v: expected a row \[2, 1, 16, 6\], got \[2, 1, 16, 5\]"):
         stream.push(torch.zeros(2, 1, 16, 5))
     with pytest.raises(LrfdynError, match="drain: expected all 1 rows before, 0 have arrived"):

@@ -191,6 +191,10 @@ def test_state_carries_over_a_split(name, split, detach_reset):
     assert_same(in_parts, lambda x, h: lif(x, dynamics, h, output_final_state=True), [x, h], tolerance=1e-14)
 
 
+def test_without_arguments_it_is_lif():
+    assert Dynamics() == Dynamics.lif()
+
+
 def test_state_only_where_asked():
     x = random(2, 3)
     assert lif(x, Dynamics.lif())[1] is None

@@ -17,10 +17,12 @@ from torch.distributed import TCPStore
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json_lines
-from lrfdyn.io.weights import list_checkpoints
+from lrfdyn.io.weights import list_checkpoints, read_checkpoint
 from lrfdyn.training.config import differences
+from lrfdyn.training.logs import Reporter
 from lrfdyn.training.processes import Stop, Stopped, launch_name
 from lrfdyn.training.recipes import merge, parse_config
+from lrfdyn.training.trainer import COUNTERS
 from tests.data.make import write_folder
 from tests.training.runs import (
     STEPS,
@@ -148,8 +150,19 @@ def test_folder_of_an_earlier_run_needs_a_word(whole, tmp_path):
         train(tiny(), tmp_path, resume=str(tmp_path / "missing.safetensors"))
 
 
+class Clock(Reporter):
+    """What a run has counted when it starts or goes on."""
+
+    def start(self, trainer):
+        self.counted = {name: getattr(trainer, name) for name in COUNTERS}
+
+
 def test_resume_from_a_named_checkpoint(whole, tmp_path):
-    train(tiny(), tmp_path, resume=str(list_checkpoints(whole / "checkpoints")[1]))
+    named, clock = list_checkpoints(whole / "checkpoints")[1], Clock()
+    train(tiny(), tmp_path, resume=str(named), reporter=clock)
+    meta = read_checkpoint(named)[1]
+    assert clock.counted == {name: meta[name] for name in COUNTERS}
+    assert min(clock.counted.values()) > 0
     for (name, value), other in zip(
         final_state(tmp_path)[0].items(), final_state(whole)[0].values(), strict=True
     ):  # fmt: skip

@@ -114,8 +114,8 @@ def write_executorch(form: nn.Module, sample: torch.Tensor, path: Path, facts: M
     worthwhile = ("AddmmConfig", "BMMConfig", "ConvolutionConfig", "LinearConfig", "MaxPool2dConfig", "MMConfig")
     partitioner = XnnpackPartitioner(configs=[getattr(config, name) for name in worthwhile])
     most = facts["most_images"]
-    batch = torch.export.Dim("batch", min=1, max=most)
-    shapes, shown = (None, sample[:1]) if most == 1 else (({0: batch},), sample)
+    # A dimension of one size is refused.
+    shapes, shown = (None, sample[:1]) if most == 1 else (({0: torch.export.Dim("batch", min=1, max=most)},), sample)
     with without_remarks():
         program = torch.export.export(form, (shown,), dynamic_shapes=shapes, strict=False)
         # While a program is lowered, PyTorch asks which of its own convolutions would run; some take fewer than 16
