@@ -17,11 +17,11 @@ from lrfdyn.errors import require
 from lrfdyn.io.hub import as_tuples
 
 DATA_FACTS = ("num_classes", "image_size", "in_channels")
-# Arguments of every host.
-OWN_KEYS = (
+# Arguments of every host, those of its attention first.
+ATTENTION_KEYS = (
     "attention", "dilations", "dendrites", "token", "directions", "coupling", "norm", "scale_lrf", "train_qk",
-    "time_steps", "drop_path",
 )  # fmt: skip
+OWN_KEYS = (*ATTENTION_KEYS, "time_steps", "drop_path")
 # Ranges of numbers: in words, the least, and what is too much.
 POSITIVE = ("a positive number", math.nextafter(0, 1), math.inf)
 NOT_NEGATIVE = ("a number >= 0", 0, math.inf)

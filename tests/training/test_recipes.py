@@ -116,6 +116,8 @@ def test_the_choice_of_an_attention_brings_its_keys(tmp_path):
         model = load_recipe("imagenet_qkformer", {"attention": kind}).model
         assert (model.dilations, model.norm) == (None, None)
     assert load_recipe("cifar100_spikformer", {"attention": "lrf_ssa"}).model.norm is None
+    facts = estimate(load_recipe("imagenet_sdt_v3", chosen), memory=False)
+    assert (facts["attention"], facts["dilations"], facts["norm"]) == ("lrf_ssa", [1, 3, 5], True)
     subset = load_recipe("ade20k_subset", {"attention": "lrf_ssa"}).model
     assert (subset.dilations, subset.norm) == ((3, 5), False)
     for text, problem in (
@@ -143,7 +145,7 @@ def test_short_names_are_keys():
         "imagenet_sdt_v3-sdt_v3_l-lrf_dyn-dilations_none"
     )
     more = {"attention": "lrf_ssa", "norm": True, "train_qk": "false", "coupling": "same"}
-    assert run_name("digits", more) == "digits-lrf_ssa-norm_True-same-train_qk_false"
+    assert run_name("digits", more) == "digits-lrf_ssa-same-norm_True-train_qk_false"
     assert run_name("digits", {"attention": "lrf_dyn", "model.directions": "2"}) == "digits-lrf_dyn-directions_2"
 
 
