@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import ClassVar
 
 import torch
@@ -149,8 +150,8 @@ class LRFDyn(Attention):
         for sources in query_blocks(n, n * channels, block):
             lag = token - token[sources.start : sources.stop].unsqueeze(1)
             pairs = zip(kernel.reshape(-1, n, channels), (lag, -lag), strict=False)
-            parts = [kappa[lags.clamp(min=0)] * (lags >= 0).unsqueeze(-1) for kappa, lags in pairs]
-            soma = torch.stack(parts).sum(0).mT.unflatten(2, grid)
+            parts = (kappa[lags.clamp(min=0)] * (lags >= 0).unsqueeze(-1) for kappa, lags in pairs)
+            soma = reduce(torch.add, parts).mT.unflatten(2, grid)
             columns.append(lrf(soma, self.lrf.weight.detach(), self.lrf.dilations, soma).abs().mean(1).flatten(1))
         yield range(n), torch.cat(columns).T.unsqueeze(0)
 
