@@ -292,6 +292,17 @@ def test_card_that_a_person_took_over_is_kept(tmp_path):
     assert (tmp_path / CARD_FILE).read_text() == "mine"
 
 
+def test_card_that_is_no_text_or_no_file(tmp_path):
+    model = small()
+    (tmp_path / "README.md").write_bytes(b"\xff\xfe by hand")
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_bytes() == b"\xff\xfe by hand"
+    (tmp_path / "README.md").unlink()
+    (tmp_path / "README.md").symlink_to("/dev/zero")
+    with pytest.raises(LrfdynError, match=r"folder: cannot write in .*no file"):
+        model.save_pretrained(tmp_path)
+
+
 def test_card_of_a_loaded_model_keeps_its_description(tmp_path):
     """As long as its weights and options are those that the text is about."""
 
