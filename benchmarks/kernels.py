@@ -92,6 +92,9 @@ def cases() -> list[Case]:
                 return dendrite(u, *modes)[0]
 
         out.append(("dendrite", label, run_dendrite, [spikes(batch, tokens, channels), *modes], 2 * n, 3 * n))
+        both = [torch.stack((mode, mode.flip(0))) for mode in modes]
+        tokens_in = spikes(batch, tokens, channels)
+        out.append(("dendrite, two directions", label, run_dendrite, [tokens_in, *both], 2 * n, 3 * n))
         qkv = [spikes(batch, tokens, heads, channels // heads).transpose(1, 2) for _ in range(3)]
         out.append(("spike_attention", label, lambda *x: spike_attention(*x, 0.125), qkv, 4 * n, 7 * n))
         causal = lambda *x: causal_spike_attention(*x, 0.125)[0]  # noqa: E731

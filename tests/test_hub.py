@@ -84,7 +84,7 @@ def test_every_attention_comes_back_bit_for_bit(tmp_path, kind):
 
 
 def test_options_of_the_attention_come_back(tmp_path):
-    options = {"dilations": (1, 3), "dendrites": 4, "token": "qkv"}
+    options = {"dilations": (1, 3), "dendrites": 4, "token": "qkv", "directions": 2}
     model = small(attention="lrf_dyn", attention_options=options, pooling=[False, False, True, True])
     model.config["pooling"] = tuple(model.config["pooling"])  # JSON does not tell lists from tuples
     model.save_pretrained(tmp_path)
@@ -290,6 +290,17 @@ def test_card_that_a_person_took_over_is_kept(tmp_path):
     (tmp_path / CARD_FILE).write_text("mine")
     model.save_pretrained(tmp_path)
     assert (tmp_path / CARD_FILE).read_text() == "mine"
+
+
+def test_card_that_is_no_text_or_no_file(tmp_path):
+    model = small()
+    (tmp_path / "README.md").write_bytes(b"\xff\xfe by hand")
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_bytes() == b"\xff\xfe by hand"
+    (tmp_path / "README.md").unlink()
+    (tmp_path / "README.md").symlink_to("/dev/zero")
+    with pytest.raises(LrfdynError, match=r"folder: cannot write in .*no file"):
+        model.save_pretrained(tmp_path)
 
 
 def test_card_of_a_loaded_model_keeps_its_description(tmp_path):

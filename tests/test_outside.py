@@ -283,7 +283,9 @@ def test_what_is_no_file_is_not_waited_for(no_file, read):
         read(no_file)
 
 
-@pytest.mark.parametrize("read", [load_tensors, load_recipe, lambda path: read_json(path, "out")])
+@pytest.mark.parametrize(
+    "read", [load_tensors, load_recipe, lambda path: read_json(path, "out"), lambda path: ShardImages([path])]
+)
 def test_what_is_no_file_is_an_error(no_file, read):
     with pytest.raises(LrfdynError, match="no file"):
         read(no_file)

@@ -71,11 +71,9 @@ def test_version(capsys):
     ("arguments", "suggested"),
     [
         (["trian"], "unknown name 'trian'; did you mean train?"),
-        (["Train"], "did you mean train?"),
         (["train", "digits", "--optimizer.lr", "1"], "did you mean --optimizer.learning_rate?"),
         (["train", "digits", "--optimizer.wd", "1"], "did you mean --optimizer.weight_decay?"),
         (["train", "digits", "--batch-size", "1"], "did you mean --run.batch_size?"),
-        (["train", "Digits"], "did you mean digits?"),
         (["models", "--sort", "parametres"], "did you mean parameters?"),
         (["models", "spikfomer*"], "no model matches 'spikfomer*'; did you mean spikformer_"),
     ],

@@ -27,7 +27,10 @@ RUNS = {
     "lrf_dyn_3": {"attention": "lrf_dyn", "dilations": [1, 3]},
     "lrf_dyn_5": {"attention": "lrf_dyn", "dilations": [1, 3, 5]},
     "lrf_dyn_qkv": {"attention": "lrf_dyn", "token": "qkv"},
+    "lrf_dyn_both": {"attention": "lrf_dyn", "directions": 2},
     "causal_ssa": {"attention": "causal_ssa"},
+    "lrf_ssa_norm": {"attention": "lrf_ssa", "dilations": [1, 3, 5], "norm": True},
+    "ssa_frozen": {"attention": "ssa", "train_qk": False},
 }
 
 
@@ -55,12 +58,16 @@ def rows(text: str) -> dict[str, list[str]]:
 
 def test_cells_of_the_table():
     runs = [run("ssa", 70.0), run("lrf_ssa_1", 71.0), run("lrf_dyn_3", 72.0), run("lrf_dyn_3", 73.0, seed=1)]
-    runs += [run("lrf_dyn", 74.25), run("lrf_dyn_qkv", 69.5)]
+    runs += [run("lrf_dyn", 74.25), run("lrf_dyn_qkv", 69.5), run("lrf_dyn_both", 74.0)]
+    runs += [run("lrf_ssa_norm", 71.5), run("ssa_frozen", 69.0)]
     table = rows(page.comparison(runs))
     assert table["LRF-SSA, here"] == ["70.00", "71.00", "not run", "not run", "not run"]
+    assert table["LRF-SSA (norm), here"] == ["not run", "not run", "not run", "71.50", "not run"]
+    assert table["SSA (q, k frozen), here"] == ["69.00", "not run", "not run", "not run", "not run"]
     assert table["LRF-SSA, paper"] == ["77.86", "78.26", "78.52", "78.64", ""]
     assert table["LRF-Dyn, here"] == ["not run", "not run", "72.50 ± 0.71 (n = 2)", "not run", "74.25"]
     assert table["LRF-Dyn (qkv token), here"][-1] == "69.50"
+    assert table["LRF-Dyn (two directions), here"][-1] == "74.00"
     assert "causal SSA, here" not in table
     assert rows(page.highest(runs))["here"][:3] == ["74.25", "74.25 over 2", "LRF-Dyn (3, 5)"]
 

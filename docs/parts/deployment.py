@@ -23,15 +23,19 @@ def load(name: str) -> list[dict[str, Any]]:
     return read(f"performance/{name}.json")
 
 
-def state_kib(kind: str, **options: Any) -> str:
+def state_kib(buffers: str = BUFFERS[0], **options: Any) -> str:
     """What one layer of Spikformer-8-512 holds for one image and time step."""
-    return kib(sum(term["bytes"] for term in attention_state(meta_model(MODEL, attention=kind), **options)))
+    return kib(sum(term["bytes"] for term in attention_state(meta_model(MODEL, **options), buffers)))
 
 
 def buffers() -> str:
-    body = [[f'`"{name}"`', *HELD[name], state_kib("lrf_dyn", buffers=name)] for name in BUFFERS]
-    body.append(["SSA, for comparison", "the matrix kᵀv and the spikes of q, k, v", "", state_kib("ssa")])
-    return table(["`buffers`", "held", "scans of a row", "one layer of Spikformer-8-512"], body)
+    body = []
+    for name in BUFFERS:
+        sizes = [state_kib(name, attention="lrf_dyn", directions=directions) for directions in (1, 2)]
+        body.append([f'`"{name}"`', *HELD[name], *sizes])
+    body.append(["SSA, for comparison", "the matrix kᵀv and the spikes of q, k, v", "", state_kib(attention="ssa"), ""])
+    head = ["`buffers`", "held", "scans of a row", "one layer of Spikformer-8-512", "with `directions=2`"]
+    return table(head, body)
 
 
 def ms(row: dict[str, Any]) -> str:

@@ -18,11 +18,18 @@ FIXTURES = {
     "sdt_v2_31m": "sdt_v2_8_384",
     "sdt_v2_55m": "sdt_v2_8_512",
 }
-VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("base", {}),
-    ("lrf_ssa", {"attention": "lrf_ssa"}),
-    ("lrf_dyn", {"attention": "lrf_dyn", "token": "value"}),
-    ("lrf_dyn", {"attention": "lrf_dyn", "token": "qkv"}),
+VARIANTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("host", "base", {}),
+    ("LRF-SSA", "lrf_ssa", {"attention": "lrf_ssa"}),
+    ("LRF-Dyn", "lrf_dyn", {"attention": "lrf_dyn", "token": "value"}),
+    ('LRF-Dyn, `token="qkv"`', "lrf_dyn", {"attention": "lrf_dyn", "token": "qkv"}),
+)
+# Readings of LRF-SSA: dilations, and whether a batch norm is on the sum of the stencils. The last is the recipes'.
+READINGS: tuple[tuple[tuple[int, ...], bool], ...] = (
+    ((3, 5), False),
+    ((3, 5), True),
+    ((1, 3, 5), False),
+    ((1, 3, 5), True),
 )
 
 
@@ -46,10 +53,26 @@ def attentions() -> str:
     """The same models with another attention, in millions, the paper's counts in brackets."""
     body = []
     for name in (name for name in list_models() if "lrf_dyn" in IMAGENET.get(name, {})):
-        ours = [count_parameters(meta_model(name, **options)) / 1e6 for _, options in VARIANTS]
-        paper = [IMAGENET[name][method].parameters for method, _ in VARIANTS]
+        ours = [count_parameters(meta_model(name, **options)) / 1e6 for _, _, options in VARIANTS]
+        paper = [IMAGENET[name][method].parameters for _, method, _ in VARIANTS]
         body.append([f"`{name}`", *(f"{here:.2f} ({there:.2f})" for here, there in zip(ours, paper, strict=True))])
-    return table(["model", "host", "LRF-SSA", "LRF-Dyn", 'LRF-Dyn, `token="qkv"`'], body, numbers=True)
+    return table(["model", *(header for header, _, _ in VARIANTS)], body, numbers=True)
 
 
-PARTS = {"models_published": published, "models_attentions": attentions}
+def readings() -> str:
+    """LRF-SSA in the readings of the paper that differ in their number of parameters, next to the paper's count."""
+    body = []
+    for name in (name for name in list_models() if "lrf_ssa" in IMAGENET.get(name, {})):
+        paper = IMAGENET[name]["lrf_ssa"].parameters
+        cells = []
+        for dilations, norm in READINGS:
+            model = meta_model(name, attention="lrf_ssa", dilations=dilations, norm=norm)
+            count = f"{count_parameters(model) / 1e6:.2f}"
+            cells.append(f"**{count}**" if count == f"{paper:.2f}" else count)
+        body.append([f"`{name}`", f"{paper:.2f}", *cells])
+    headers = [f"{', '.join(map(str, dilations))}{', norm' if norm else ''}" for dilations, norm in READINGS]
+    weights = [f"{9 * len(dilations) + 2 * norm}" for dilations, norm in READINGS]
+    return table(["model", "paper", *headers], [["weights per channel", "", *weights], *body], numbers=True)
+
+
+PARTS = {"models_published": published, "models_attentions": attentions, "models_readings": readings}

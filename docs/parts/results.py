@@ -23,6 +23,7 @@ from lrfdyn.attention import attention_label, attention_options
 from lrfdyn.errors import require
 from lrfdyn.files import read_json_lines
 from lrfdyn.paper import TABLE3, TABLE3_DILATIONS
+from lrfdyn.training.config import ATTENTION_KEYS
 from lrfdyn.training.recipes import load_recipe
 
 FOLDER = RESULTS / "cifar100"
@@ -40,6 +41,15 @@ CLAIMS = {
     "LRF-Dyn without LRF does as well as SSA": (("LRF-Dyn", "w/o LRF"), ("LRF-SSA", "w/o LRF")),
     "SSA loses by being causal": (("causal SSA", "w/o LRF"), ("LRF-SSA", "w/o LRF")),
     "LRF-Dyn is better than causal SSA": (("LRF-Dyn", "w/o LRF"), ("causal SSA", "w/o LRF")),
+}
+# Options of an attention that make another method of it, and how the method is then called.
+MARKS: dict[tuple[str, Any], str] = {
+    ("token", "qkv"): "qkv token",
+    ("directions", 2): "two directions",
+    ("coupling", "same"): "real modes",
+    ("norm", True): "norm",
+    ("scale_lrf", True): "scale on both terms",
+    ("train_qk", False): "q, k frozen",
 }
 Cell = tuple[str, tuple[int, ...]]  # method and dilations
 Accuracies = dict[Cell, list[float]]  # top-1 in percent, one value per seed
@@ -65,8 +75,9 @@ class Run:
 
     @property
     def title(self) -> str:
-        token = " (qkv token)" if self.recipe["model"]["token"] == "qkv" else ""
-        return attention_label(self.recipe["model"]["attention"]) + token
+        model = self.recipe["model"]
+        marks = [f" ({mark})" for (key, value), mark in MARKS.items() if model.get(key) == value]
+        return "".join([attention_label(model["attention"]), *marks])
 
     @property
     def cell(self) -> Cell:
@@ -157,7 +168,7 @@ def changes(run: Run) -> list[tuple[str, Any, Any]]:
 def check_comparable(runs: list[Run]) -> None:
     """Runs of one table may differ in what it shows and in the seed: a mean over anything else would pass for one over
     seeds, and a column for the effect of its dilations."""
-    shown = {"model.attention", "model.dilations", "model.token", "model.dendrites", "run.seed"}
+    shown = {f"model.{key}" for key in ATTENTION_KEYS} | {"run.seed"}
     first, *others = runs
     for other in others:
         for key, there, here in differences(first.recipe, other.recipe):

@@ -35,6 +35,7 @@ NOTES = (
     "Derived state is what one attention layer must hold for one image and one time step: spikes as bits, "
     "sums as 32-bit numbers. LRF-Dyn holds the spikes of the rows that its stencils reach and computes their "
     "potentials again; held as potentials, those rows would outweigh the `k d` numbers of its dendrites by far. "
+    "With two directions it holds the spikes of all rows. "
     "Membrane potentials between time steps are the same for all kinds and not counted.",
     "Measured peak memory is that of one evaluation pass at batch 1, all layers and time steps, of the "
     "implementation that also trains, which keeps whole feature maps: neither streaming nor low-memory inference.",

@@ -9,12 +9,20 @@ i + reach has arrived, reach being the largest d. What is held of the rows in be
 
 All three compute the same function: dendrites and stencils are linear, so the stencils may run over X that is computed
 anew from spikes. Beyond the state a row of X and a row of sums exist while a row is computed.
+
+With two directions the first row needs the last token. Rows come out when all have arrived, and the bits of the tokens
+of all H rows are held for the way back, with every `buffers`. The dendrites of the way back add to it:
+
+    "potentials"  k d numbers, and X of all H rows                                        every row is scanned once
+    "states"      dendrites below every row, H k d numbers                                once, and once for every o
+    "spikes"      k d numbers, which start at the last row again for every output row i   min(H, H - i + reach) rows
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +32,7 @@ from lrfdyn.attention.base import Attention, Grid, require_grid
 from lrfdyn.errors import require, require_integer, shown
 from lrfdyn.ops.bits import pack_integers, packed_width, unpack_integers
 from lrfdyn.ops.dendrite import dendrite
-from lrfdyn.ops.dendrite.modes import mode_powers
+from lrfdyn.ops.dendrite.modes import mode_numbers, mode_powers
 from lrfdyn.ops.dispatch import use_triton
 
 if TYPE_CHECKING:
@@ -49,9 +57,11 @@ class RowStream:
 
         stream = layer.row_stream(time_steps=4, batch=1)
         for row in range(height):
-            currents = stream.push(v[..., row, :])       # [T, B, C, W] of row - reach, or None
-        for currents in stream.drain():                  # the last `reach` rows
+            currents = stream.push(v[..., row, :])       # [T, B, C, W] of row - delay, or None
+        for currents in stream.drain():                  # the last `delay` rows
             ...
+
+    `delay` is how far the stencils reach down, and all rows but one with two directions.
     """
 
     def __init__(
@@ -69,8 +79,8 @@ class RowStream:
         self.shape, frames = (time_steps, batch), time_steps * batch
         dilations = [d for d in attention.lrf.dilations if d < self.height]
         self.offsets = sorted({0, *dilations, *(-d for d in dilations)})
-        self.reach = self.offsets[-1]
-        self.rows = min(2 * self.reach + 1, self.height)
+        self.reach, self.delay = self.offsets[-1], attention.delay(self.height)
+        self.rows = min(self.delay + self.reach + 1, self.height)
         self.levels = {name: attention.spike_levels(name) for name in attention.projections}
         most, self.token_divisor = attention.token_levels()
         token_bits = most.bit_length()
@@ -81,21 +91,23 @@ class RowStream:
         dtype = torch.promote_types(weight.dtype, torch.float32)
         numbers = partial(_ordinary_zeros, dtype=dtype, device=weight.device)
         bits = partial(_ordinary_zeros, dtype=torch.uint8, device=weight.device)
-        self.state = numbers(len(self.offsets) if buffers == "states" else 1, frames, channels, weight.shape[1], 2)
+        both, modes = attention.dendrites.directions == 2, (frames, channels, weight.shape[-2], 2)
+        self.state = numbers(len(self.offsets) if buffers == "states" else 1, *modes)
+        self.back = numbers(self.height if buffers == "states" else 1, *modes) if both else None
         self.potentials = self.tokens = self.queries = None
-        if self.reach and buffers == "potentials":
+        if self.delay and buffers == "potentials":
             self.potentials = numbers(self.rows, frames, self.width, channels)
-        elif self.reach:
+        if self.delay and (buffers != "potentials" or both):
             self.tokens = bits(self.rows, token_bits, frames, self.width, packed_width(channels))
-        if self.reach and attention.token == "qkv":
-            rows = min(self.reach + 1, self.height)
+        if self.delay and attention.token == "qkv":
+            rows = min(self.delay + 1, self.height)
             self.queries = bits(rows, self.levels["q"][0].bit_length(), frames, self.width, packed_width(attention.dim))
         self.arrived = 0
 
     @property
     def tensors(self) -> list[Tensor]:
         """What is held between rows."""
-        return [t for t in (self.state, self.potentials, self.tokens, self.queries) if t is not None]
+        return [t for t in (self.state, self.back, self.potentials, self.tokens, self.queries) if t is not None]
 
     @property
     def nbytes(self) -> int:
@@ -104,11 +116,13 @@ class RowStream:
     def reset(self) -> None:
         """Goes back to the first row; what the buffers hold is overwritten before it is read."""
         self.state.zero_()
+        if self.back is not None:
+            self.back.zero_()
         self.arrived = 0
 
     def push(self, *spikes: Tensor) -> Tensor | None:
         """Takes a row of the projections' spikes, `[T, B, C, W]` each in their order, and returns the normalised
-        currents `[T, B, C, W]` of the row that is complete now, `reach` rows above, or None."""
+        currents `[T, B, C, W]` of the row that is complete now, `delay` rows above, or None."""
         names = self.attention.projections
         require(len(spikes) == len(names), f"spikes: expected rows of {', '.join(names)}, got {len(spikes)}")
         require(self.arrived < self.height, f"spikes: all {self.height} rows have arrived; reset() starts anew")
@@ -140,16 +154,20 @@ class RowStream:
     @torch.no_grad()
     def drain(self) -> Iterator[Tensor]:
         """Yields the currents `[T, B, C, W]` of the rows that were waiting for rows below the last."""
-        complete = self.height <= self.arrived <= self.height + self.reach
+        complete = self.height <= self.arrived <= self.height + self.delay
         require(complete, f"drain: expected all {self.height} rows before, {self.arrived} have arrived")
-        while self.arrived < self.height + self.reach:
+        while self.arrived < self.height + self.delay:
             yield self._next(None, None)
 
     def _next(self, token: Tensor | None, query: Any) -> Any:
         """One row further; `token` and `query` are those of the row that has just arrived."""
         self.arrived += 1
-        out, y = self.arrived - 1 - self.reach, None
-        for offset, x in self._rows_around(out, token):
+        out, y = self.arrived - 1 - self.delay, None
+        if self.potentials is not None and token is not None:
+            self.potentials[(self.arrived - 1) % self.rows] = self._scan(token, self.state[0])
+        if out == 0:
+            self._turn_back(token)
+        for offset, x in chain(self._rows_around(out, token), self._rows_on_the_way_back(out, token)):
             if out >= 0:
                 y = torch.zeros_like(x) if y is None else y
                 self._add_taps(y, x, offset)
@@ -167,33 +185,63 @@ class RowStream:
         """The offsets of the rows that the stencils of row `out` read, and their potentials X; states go on."""
         inside = [offset for offset in self.offsets if 0 <= out + offset < self.height]
         if self.potentials is not None:
-            if token is not None:
-                self.potentials[(self.arrived - 1) % self.rows] = self._scan(token, self.state[0])
             for offset in inside if out >= 0 else ():
                 yield offset, self.potentials[(out + offset) % self.rows]
         elif self.buffers == "states" or not self.reach:
             for offset in inside:
-                tokens = self._token(out + offset) if token is None or self.reach else token
-                yield offset, self._scan(tokens, self.state[self.offsets.index(offset)])
+                yield offset, self._scan(self._token(out + offset, token), self.state[self.offsets.index(offset)])
         elif out >= 0:
             # What is kept is the state in front of the first row that is read here, then that of the next output.
             kept = self.state[0]
             state = kept if out >= self.reach else kept.clone()
             for row in range(max(out - self.reach, 0), min(out + self.reach + 1, self.height)):
-                x = self._scan(self._token(row), state)
+                x = self._scan(self._token(row, token), state)
                 if row - out in inside:
                     yield row - out, x
                 if row == out - self.reach:
                     state = kept.clone()
 
-    def _token(self, row: int) -> Tensor:
-        assert self.tokens is not None
+    def _turn_back(self, token: Tensor | None) -> None:
+        """What is made once of two directions, when all rows have arrived."""
+        if self.back is None:
+            return
+        if self.potentials is not None:
+            for row in reversed(range(self.height)):
+                self.potentials[row] += self._scan_back(self._token(row, token), self.back[0])
+        elif self.buffers == "states":
+            for row in reversed(range(1, self.height)):
+                self._scan_back(self._token(row, token), self.back[row - 1].copy_(self.back[row]))
+
+    def _rows_on_the_way_back(self, out: int, token: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+        """As `_rows_around`, of the dendrites that run from the last token to the first: taps of both are added."""
+        if self.back is None or self.potentials is not None or out < 0:
+            return
+        if self.buffers == "states":
+            for offset in self.offsets:
+                if 0 <= out + offset < self.height:
+                    yield offset, self._scan_back(self._token(out + offset, token), self.back[out + offset].clone())
+        else:
+            state = self.back[0].zero_()
+            for row in reversed(range(max(out - self.reach, 0), self.height)):
+                x = self._scan_back(self._token(row, token), state)
+                if row - out in self.offsets:
+                    yield row - out, x
+
+    def _token(self, row: int, arrived: Tensor | None) -> Tensor:
+        """The tokens of a row `[frames, W, C]`; where none are held it is the one that has just arrived."""
+        if self.tokens is None:
+            assert arrived is not None
+            return arrived
         codes = unpack_integers(self.tokens[row % self.rows], self.attention.value_dim, self.state.dtype)
         return codes if self.token_divisor == 1 else codes.div_(self.token_divisor)
 
-    def _scan(self, u: Tensor, state: Tensor) -> Tensor:
+    def _scan_back(self, u: Tensor, state: Tensor) -> Tensor:
+        """As `_scan`, from the last token to the first with the second set of dendrites."""
+        return self._scan(u.flip(1), state, direction=1).flip(1)
+
+    def _scan(self, u: Tensor, state: Tensor, direction: int = 0) -> Tensor:
         """Potentials `[frames, W, C]` of a row of tokens; `state` is moved on in place."""
-        decay, frequency, weight = self.attention.dendrites.modes(self.width)
+        decay, frequency, weight = self.attention.dendrites.modes_by_direction(self.width)[direction]
         if use_triton(u, decay, frequency, weight, state):
             how: Any = {"initial_state": state.contiguous(), "output_final_state": True}
             soma, after = dendrite(u.contiguous(), decay, frequency, weight, **how)
@@ -203,9 +251,10 @@ class RowStream:
         # `ops.dendrite.dendrite_step` over the row, in place.
         u = u.to(state.dtype)
         one = torch.ones(1, device=u.device, dtype=torch.long)
-        pole = mode_powers(decay.to(u.dtype), frequency.to(u.dtype), one)[0]
-        readout = torch.view_as_complex(2 * weight.to(u.dtype))
-        soma, modes = torch.empty_like(u), torch.view_as_complex(state)
+        real = frequency is None
+        pole = mode_powers(decay.to(u.dtype), None if frequency is None else frequency.to(u.dtype), one)[0]
+        readout = mode_numbers(2 * weight.to(u.dtype), real)
+        soma, modes = torch.empty_like(u), state.view(*state.shape[:2], -1) if real else torch.view_as_complex(state)
         for n in range(u.shape[1]):
             modes.mul_(pole).add_(u[:, n].unsqueeze(-1))
             torch.sum((modes * readout).real, -1, out=soma[:, n])

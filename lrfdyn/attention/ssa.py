@@ -16,6 +16,7 @@ from lrfdyn.attention.layout import from_heads, query_blocks, to_heads, to_token
 from lrfdyn.attention.registry import register_attention
 from lrfdyn.checks import check_types
 from lrfdyn.errors import require, shown
+from lrfdyn.nn.neurons import FoldedNorm, scale_and_shift
 from lrfdyn.ops.bits import attach_step_bits, step_bits_of
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf, lrf_reference
@@ -33,9 +34,21 @@ def whole_image(layer: Attention, grid: Grid | None) -> list[StateTerm]:
 
 @register_attention("ssa", label="SSA")
 class SSA(Attention):
-    """s q (k^T v), no softmax."""
+    """s q (k^T v), no softmax.
+
+    `train_qk=False` is a control: the weights of q and k, those of their norms included, stay as they were drawn. They
+    take no gradient and no optimiser has them; gradients still pass through q and k to the input, and the running
+    statistics of their norms move as ever.
+    """
 
     causal: ClassVar[bool] = False
+
+    def __init__(self, dim: int, heads: int, grid: Grid, host: AttentionHost, train_qk: bool = True) -> None:
+        super().__init__(dim, heads, grid, host)
+        check_types({"train_qk": train_qk}, {"train_qk": bool})
+        self.train_qk = train_qk
+        for name in ("q", "k"):
+            self.get_submodule(name).requires_grad_(train_qk)
 
     def mix(self, *spikes: Tensor) -> Tensor:
         return self.mix_and_values(spikes)[0]
@@ -84,13 +97,15 @@ class SSA(Attention):
 
 
 class LocalReceptiveFields(nn.Module):
-    """sum_d DWConv3x3(x; dilation d), added to a residual: one learnable 3x3 stencil per dilation and channel."""
+    """sum_d DWConv3x3(x; dilation d), added to a residual: one learnable 3x3 stencil per dilation and channel. With
+    `norm`, a batch norm of the sum comes before it is added; without dilations there is nothing to normalise."""
 
     weight: Tensor
+    norm: nn.Module | None
 
-    def __init__(self, channels: int, dilations: Sequence[int]) -> None:
+    def __init__(self, channels: int, dilations: Sequence[int], norm: bool = False) -> None:
         super().__init__()
-        check_types({"dilations": dilations}, {"dilations": Sequence[int]})
+        check_types({"dilations": dilations, "norm": norm}, {"dilations": Sequence[int], "norm": bool})
         self.dilations = tuple(dilations)
         different = len(set(self.dilations)) == len(self.dilations) and all(1 <= d <= 2**16 for d in self.dilations)
         require(different, f"dilations: expected different integers >= 1, at most 65536, got {shown(self.dilations)}")
@@ -101,21 +116,35 @@ class LocalReceptiveFields(nn.Module):
             # Nothing to learn, and nothing in checkpoints: without dilations the keys are those of the attention alone.
             # On a device with memory even in a model without any, which no file would fill.
             self.register_buffer("weight", torch.empty(0, channels, 3, 3, device="cpu"), persistent=False)
+        self.norm = nn.BatchNorm2d(channels) if norm and self.dilations else None
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`residual` + the stencils over `x`, both `[T, B, C, H, W]`."""
+    def forward(self, x: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
+        """`residual` + `scale` times the stencils over `x`, both `[T, B, C, H, W]`."""
         if not self.dilations:
             return residual
         tokens = x.flatten(0, 1)
-        added = tokens if residual is x else residual.flatten(0, 1)
+        added: Tensor | None = tokens if residual is x else residual.flatten(0, 1)
+        weight, norm = self.weight, self.norm
+        if norm is None and scale != 1:
+            weight = scale * weight
         # Spikes come with their bits from the kernels of a GPU.
-        return lrf(tokens, self.weight, self.dilations, added, step_bits_of(x)).unflatten(0, x.shape[:2])
+        y = lrf(tokens, weight, self.dilations, added if norm is None else None, step_bits_of(x))
+        if norm is not None:
+            y = added + (norm(y) if scale == 1 else scale * norm(y))
+        return y.unflatten(0, x.shape[:2])
+
+    def stencils(self) -> Tensor:
+        """The weights `[len(dilations), C, 3, 3]` with what the norm multiplies by in evaluation."""
+        if self.norm is None or isinstance(self.norm, FoldedNorm):
+            return self.weight
+        return self.weight * scale_and_shift(self.norm)[0].reshape(-1, 1, 1)
 
     def taps(self, queries: range, grid: Grid) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The stencils over a range of tokens, offset by offset: which tokens of the range have a neighbour on the
-        grid there, that neighbour, and its weights `[C]`, those of all dilations added."""
+        grid there, that neighbour, and its weights `[C]`, those of all dilations added, behind the norm in evaluation
+        (what the norm adds comes from no token)."""
         offsets: dict[tuple[int, int], Tensor] = {}
-        for stencil, dilation in zip(self.weight, self.dilations, strict=True):
+        for stencil, dilation in zip(self.stencils(), self.dilations, strict=True):
             for a, b in product(range(3), repeat=2):
                 offset, weight = ((a - 1) * dilation, (b - 1) * dilation), stencil[:, a, b]
                 offsets[offset] = offsets[offset] + weight if offset in offsets else weight
@@ -142,24 +171,33 @@ class LocalReceptiveFields(nn.Module):
 @register_attention("lrf_ssa", label="LRF-SSA")
 class LRFSSA(SSA):
     """s q (k^T v) + sum_d DWConv3x3(v; dilation d). The stencils read v, which SSA holds for the whole image anyway, so
-    the state is that of SSA."""
+    the state is that of SSA.
+
+    The paper leaves two points open. `norm=True` puts a batch norm on the sum of the stencils, in front of the sum with
+    the other term: 9 weights per dilation and channel and 2 of the norm, as the paper's parameter counts have them with
+    dilations (1, 3, 5). `scale_lrf=True` multiplies both terms by s, as Eq. 14 is written; by default the stencils
+    learn a scale of their own.
+    """
 
     def __init__(
-        self, dim: int, heads: int, grid: Grid, host: AttentionHost, dilations: Sequence[int] = (3, 5)
-    ) -> None:
-        super().__init__(dim, heads, grid, host)
-        self.lrf = LocalReceptiveFields(self.value_dim, dilations)
+        self, dim: int, heads: int, grid: Grid, host: AttentionHost, dilations: Sequence[int] = (3, 5),
+        norm: bool = False, scale_lrf: bool = False, train_qk: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(dim, heads, grid, host, train_qk)
+        check_types({"scale_lrf": scale_lrf}, {"scale_lrf": bool})
+        self.lrf = LocalReceptiveFields(self.value_dim, dilations, norm)
+        self.lrf_scale = self.scale if scale_lrf else 1.0
 
     def mix(self, *spikes: Tensor) -> Tensor:
         mixed, v = self.mix_and_values(spikes, fork=True)
-        return self.lrf(v, residual=mixed)
+        return self.lrf(v, mixed, self.lrf_scale)
 
     def query_weights(self, q: Tensor, k: Tensor, queries: range, grid: Grid) -> Tensor:
         scores = self.scores(q, k, queries)
         weights = scores.abs().mean(1)
         for rows, keys, taps in self.lrf.taps(queries, grid):
             # Absolute values per channel, since stencils of opposite sign must not cancel.
-            near = scores[:, :, rows, keys].unsqueeze(2) + taps.reshape(1, self.heads, -1, 1)
+            near = scores[:, :, rows, keys].unsqueeze(2) + (self.lrf_scale * taps).reshape(1, self.heads, -1, 1)
             weights[:, rows, keys] = near.abs().mean((1, 2))
         return weights
 
@@ -178,8 +216,11 @@ class CausalSSA(LRFSSA):
 
     causal = True
 
-    def __init__(self, dim: int, heads: int, grid: Grid, host: AttentionHost, dilations: Sequence[int] = ()) -> None:
-        super().__init__(dim, heads, grid, host, dilations)
+    def __init__(
+        self, dim: int, heads: int, grid: Grid, host: AttentionHost, dilations: Sequence[int] = (),
+        norm: bool = False, scale_lrf: bool = False, train_qk: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(dim, heads, grid, host, dilations, norm, scale_lrf, train_qk)
 
     def state_terms(self, grid: Grid | None = None) -> list[StateTerm]:
         terms = super().state_terms(grid)
@@ -201,8 +242,8 @@ class VSA(SSA):
 
     normalized = True
 
-    def __init__(self, dim: int, heads: int, grid: Grid, host: AttentionHost) -> None:
-        super().__init__(dim, heads, grid, host)
+    def __init__(self, dim: int, heads: int, grid: Grid, host: AttentionHost, train_qk: bool = True) -> None:
+        super().__init__(dim, heads, grid, host, train_qk)
         self.norm = nn.BatchNorm2d(self.value_dim)
 
     def mix(self, *spikes: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, metavar="FILE", help="ends in .onnx or .pte")
     add("--attention", metavar="KIND", help="with the name of a model")
     add("--token", metavar="value|qkv", help="of lrf_dyn, with the name of a model")
+    add("--directions", type=int, metavar="1|2", help="of lrf_dyn, with the name of a model")
     add("--dilations", type=integer_list, metavar="D,...", help="of local receptive fields, with the name of a model")
     add("--num-classes", type=int, metavar="N", help="with the name of a model")
     add("--image-size", type=int, metavar="N", help="with the name of a model")
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     require_integer("max-batch", args.max_batch, 1)
     require(args.tolerance > 0, f"tolerance: expected a positive number, got {args.tolerance}")
     images = expand_images(args.images)[: args.check] if args.images else []
-    chosen = ("attention", "token", "dilations", "num_classes", "image_size")
+    chosen = ("attention", "token", "directions", "dilations", "num_classes", "image_size")
     source = find_source(args.model, **{key: getattr(args, key) for key in chosen})
     model, weights = source.load().float(), source.origin if source.trained else "random weights"
     if not source.trained:

@@ -18,7 +18,7 @@ from rich.console import Console
 from lrfdyn.commands.recipes import print_recipes
 from lrfdyn.commands.shared import MIB, add_keys, bars, command_line, given_keys, plain_console, print_json
 from lrfdyn.io.hub import SIZES
-from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.config import ATTENTION_KEYS, TrainConfig
 from lrfdyn.training.logs import Reporter
 from lrfdyn.training.processes import Stop, Stopped, choose_threads, leave_together
 from lrfdyn.training.recipes import dump_yaml, load_recipe, run_name
@@ -133,7 +133,7 @@ class Bar(Reporter, AbstractContextManager["Bar"]):
 
 
 def print_summary(summary: dict[str, Any], out: Path) -> None:
-    keys = ("recipe", "model", *SIZES, "attention", "token", "dilations", "epochs", "seed")
+    keys = ("recipe", "model", *SIZES, *ATTENTION_KEYS, "epochs", "seed")
     rows = {key: summary[key] for key in keys if summary.get(key) is not None}
     rows |= shown_results(summary, summary["num_classes"])
     rows |= {"parameters": f"{summary['parameters']:,}", "images/s": f"{summary['images_per_s']:,.0f}"}

@@ -5,20 +5,15 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lrfdyn.attention.lrf_dyn import LRFDyn
+from lrfdyn.attention.ssa import LocalReceptiveFields
 from lrfdyn.checks import checked
 from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.nn.layers import ConvBN
-from lrfdyn.nn.neurons import FoldedNorm
-
-
-def scale_and_shift(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """What a batch norm multiplies by and adds in evaluation, `[C]` each."""
-    scale = bn.weight * torch.rsqrt(bn.get_buffer("running_var") + bn.eps)
-    return scale, bn.bias - bn.get_buffer("running_mean") * scale
+from lrfdyn.nn.neurons import FoldedNorm, scale_and_shift
 
 
 @torch.no_grad()
@@ -34,17 +29,18 @@ def fold_into(conv: nn.Conv2d, *norms: nn.BatchNorm2d) -> nn.Conv2d:
 @torch.no_grad()
 @checked
 def fold_batch_norm(model: SpikingModel) -> SpikingModel:
-    """A copy of `model`, which must be in evaluation mode, whose convolutions (and the dendrites' read-out) carry the
-    scales and shifts of the norms behind them: the same function with fewer numbers."""
+    """A copy of `model`, which must be in evaluation mode, whose convolutions (stencils and the dendrites' read-out
+    too) carry the scales and shifts of the norms behind them: the same function with fewer numbers."""
     require(not model.training, "model: expected evaluation mode (batch statistics cannot be folded)")
     model = copy.deepcopy(model)
     for module in model.modules():
         if isinstance(module, ConvBN) and type(module.bn) is nn.BatchNorm2d:
             fold_into(module.conv, module.bn)
             module.register_module("bn", FoldedNorm(module.bn))
-        elif isinstance(module, LRFDyn) and type(module.norm) is nn.BatchNorm2d:
+        elif isinstance(module, LRFDyn | LocalReceptiveFields) and type(module.norm) is nn.BatchNorm2d:
             # Everything between the read-out and the norm is linear, and the gate by q multiplies.
             scale, shift = scale_and_shift(module.norm)
-            module.dendrites.weight.mul_(scale.reshape(-1, 1, 1))
+            weight = module.dendrites.weight if isinstance(module, LRFDyn) else module.weight
+            weight.mul_(scale.reshape(-1, 1, 1))
             module.register_module("norm", FoldedNorm(module.norm, shift))
     return model

@@ -43,8 +43,9 @@ def swap_attention(model: nn.Module, kind: str, *, grid: tuple[int, int] | None 
     """Replaces every attention layer of `model` in place by one of `kind`, and returns what became of the parameters.
 
     `options` are those of the kind. What both kinds have stays the same parameter: the projections, local receptive
-    fields of the same dilations, dendrites of the same number, and the norm in front of the firing neuron where the
-    kind stays. The rest is new, so an optimiser must be made again. An error leaves the model as it was.
+    fields of the same dilations, dendrites of the same number and directions, and the norm in front of the firing
+    neuron where the kind stays. The rest is new, so an optimiser must be made again. An error leaves the model as it
+    was.
 
     Works on the models of this package and on SpikingJelly's `SpikingSelfAttention`. Only the latter need `grid`, the
     rows and columns of tokens that the new layers are made for, and only where the model does not state it (default:
@@ -97,6 +98,10 @@ def _rebuild(old: Attention, kind: str, options: Mapping[str, Any]) -> Attention
             continue  # what another kind normalises is another thing
         if name in PROJECTIONS or (module.state_dict() and _form(module) == _form(other)):
             setattr(new, name, module)  # the module itself: its mode, dtypes and frozen parameters come with it
+    trained = getattr(new, "train_qk", True)
+    if trained != getattr(old, "train_qk", True):  # what the old kind froze, or the new one does
+        for name in {"q", "k"}.intersection(new.projections):
+            new.get_submodule(name).requires_grad_(trained)
     return new
 
 

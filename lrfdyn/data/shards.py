@@ -76,7 +76,7 @@ def _index(path: Path) -> np.ndarray:
 def _scan(path: Path) -> list[tuple[int, int, int]]:
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
-    with tarfile.open(path, "r:") as tar:
+    with tarfile.open(plain_file(path), "r:") as tar:
         for member in filter(tarfile.TarInfo.isfile, tar):
             folder, slash, base = member.name.rpartition("/")
             stem, _, ending = base.partition(".")  # a key ends at the first dot

@@ -24,7 +24,7 @@ from lrfdyn.checks import checked, fits
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import LrfdynError, explain, first_line, require, unknown_name
-from lrfdyn.files import expanded, read_json, writable_folder, write_atomic, write_json
+from lrfdyn.files import expanded, plain_file, read_json, writable_folder, write_atomic, write_json
 from lrfdyn.io.weights import check_fit, checksum, load_tensors, save_tensors
 from lrfdyn.registry import load_plugins
 from lrfdyn.version import __version__
@@ -100,7 +100,7 @@ class HubMixin(nn.Module):
             save_tensors(place / WEIGHTS_FILE, self.state_dict(), config)
             write_json(place / CONFIG_FILE, config)
             path = place / CARD_FILE
-            if not path.exists() or CARD_MARK in path.read_text(encoding="utf-8"):
+            if not path.exists() or CARD_MARK in plain_file(path).read_text(encoding="utf-8", errors="replace"):
                 write_atomic(path, lambda file: file.write_text(text, encoding="utf-8", errors="replace"))
         except OSError as error:
             raise LrfdynError(f"folder: cannot write in {place} ({explain(error)})") from None

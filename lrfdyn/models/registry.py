@@ -73,9 +73,9 @@ def create_model(name: str, **options: Any) -> SpikingModel:
     """Builds a model with random weights.
 
     `options` are those of the host (`num_classes`, `time_steps`, `in_channels`, `image_size`, `attention`, ...;
-    `lrfdyn models NAME` prints all) and those of its attention (`dilations`, `dendrites`, `token`). The model takes
-    static images `[B, C, H, W]`, shown for `time_steps` steps, or event frames `[T, B, C, H, W]`, and gives logits
-    `[B, classes]`.
+    `lrfdyn models NAME` prints all) and those of its attention (`dilations`, `dendrites`, `token`, `directions`). The
+    model takes static images `[B, C, H, W]`, shown for `time_steps` steps, or event frames `[T, B, C, H, W]`, and gives
+    logits `[B, classes]`.
 
         model = lrfdyn.create_model("spikformer_4_384", attention="lrf_dyn", dilations=(1, 3), num_classes=10)
         logits = model(torch.randn(2, 3, 32, 32))  # [2, 10]

@@ -97,6 +97,12 @@ def fused_dynamics(neuron: nn.Module) -> Dynamics | Integer | None:
     return None
 
 
+def scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
+    """What a batch norm, of any class, multiplies by and adds in evaluation, `[C]` each."""
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    return scale, norm.bias - norm.running_mean * scale
+
+
 class FoldedNorm(nn.Module):
     """What is left of a batch norm whose scale went into the weights before it: a shift, or nothing."""
 

@@ -18,7 +18,11 @@ from lrfdyn.errors import require
 from lrfdyn.io.hub import as_tuples
 
 DATA_FACTS = ("num_classes", "image_size", "in_channels")
-OWN_KEYS = ("attention", "dilations", "dendrites", "token", "time_steps", "drop_path")  # arguments of every host
+# Arguments of every host, those of its attention first.
+ATTENTION_KEYS = (
+    "attention", "dilations", "dendrites", "token", "directions", "coupling", "norm", "scale_lrf", "train_qk",
+)  # fmt: skip
+OWN_KEYS = (*ATTENTION_KEYS, "time_steps", "drop_path")
 # Ranges of numbers: in words, the least, and what is too much.
 POSITIVE = ("a positive number", math.nextafter(0, 1), math.inf)
 NOT_NEGATIVE = ("a number >= 0", 0, math.inf)
@@ -52,6 +56,11 @@ class ModelConfig(Section):
     dilations: Annotated[tuple[int, ...] | None, "Dilations of the local receptive fields."] = None
     dendrites: Annotated[int | None, "Dendrites per channel, of LRF-Dyn."] = None
     token: Annotated[Literal["value", "qkv"] | None, "LRF-Dyn's dendrites read v, or k * v gated by q."] = None
+    directions: Annotated[int | None, "2: LRF-Dyn runs from the last token too.", ("1 or 2", 1, 3)] = None
+    coupling: Annotated[Literal["opposite", "same"] | None, "Sign of LRF-Dyn's coupling: oscillators or decays."] = None
+    norm: Annotated[bool | None, "LRF-SSA has a batch norm on the sum of its stencils."] = None
+    scale_lrf: Annotated[bool | None, "LRF-SSA's scale is on both terms, the stencils too."] = None
+    train_qk: Annotated[bool | None, "false: the weights of q and k stay as they were drawn."] = None
     time_steps: Annotated[int | None, "How often a static image is shown."] = None
     drop_path: Annotated[float | None, "Stochastic depth: the rate of the last block."] = None
     weights: Annotated[str | None, "A trained model to start from: folder, file or hub repository."] = None
@@ -212,8 +221,11 @@ FREE_KEYS = (
     "data.root", "run.device", "run.cuda_graph", "run.log_steps", "run.checkpoint_steps", "run.checkpoint_epochs",
     "run.test_epochs", "run.test_batch_size", "run.accumulate",
 )  # fmt: skip
-# Keys that came later: where they are not set, they decide nothing, and an earlier run is still the same.
-LATER_KEYS = ("data.held_out", "optimizer.muon_rate", "schedule.rates", "schedule.stages")
+# Keys that came after the first recorded runs: where they say nothing, a run is the one that it was without them.
+LATER_KEYS = (
+    "model.directions", "model.coupling", "model.norm", "model.scale_lrf", "model.train_qk", "data.held_out",
+    "optimizer.muon_rate", "schedule.rates", "schedule.stages",
+)  # fmt: skip
 # Of data.options. A run that a damaged image ended met none before it, and may go on without it.
 FREE_OPTIONS = ("workers", "on_corrupt")
 
@@ -233,7 +245,8 @@ class TrainConfig:
 
     def fingerprint(self) -> str:
         """Equal for two configurations that train the same."""
-        return hashlib.sha256(json.dumps(decisive(self.as_dict()), sort_keys=True).encode()).hexdigest()[:16]
+        values = {k: v for k, v in decisive(self.as_dict()).items() if v is not None or k not in LATER_KEYS}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON and YAML can hold it."""
@@ -285,8 +298,8 @@ def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
     """What of a configuration decides the result, as `section.name`."""
     flat = {f"{section}.{name}": value for section, entries in values.items() for name, value in entries.items()}
     options = {key: value for key, value in (flat.get("data.options") or {}).items() if key not in FREE_OPTIONS}
-    unset = [key for key in LATER_KEYS if flat.get(key) is None]
-    return {key: value for key, value in flat.items() if key not in (*FREE_KEYS, *unset)} | {"data.options": options}
+    flat = {key: value for key, value in flat.items() if value is not None or key not in LATER_KEYS}
+    return {key: value for key, value in flat.items() if key not in FREE_KEYS} | {"data.options": options}
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:

@@ -72,10 +72,10 @@ def estimate(config: TrainConfig, processes: int = 1, memory: bool = True) -> di
     }
     if memory:
         size, shape = 8 if config.run.precision == "fp64" else 4, (facts["in_channels"], facts["image_size"])
-        weights = parameters * size
+        weights = size * sum(p.numel() for p in model.parameters() if p.requires_grad)
         kept = {False: STATES[config.optimizer.name], True: MATRIX_STATES}
         moments = sum(kept["matrices" in group] * p.numel() for group in groups for p in group["params"])
-        whole = weights + sum(b.numel() * b.element_size() for b in model.buffers())
+        whole = size * parameters + sum(b.numel() * b.element_size() for b in model.buffers())
         result["memory"] = {
             "parameters": whole,
             "gradients": weights,

@@ -25,7 +25,8 @@ NOTES = ("description", "variants")  # of a file, for the list of recipes
 # Keys that have a short name too.
 SHORT_NAMES = {
     "model": "model.name", "attention": "model.attention", "dilations": "model.dilations",
-    "dendrites": "model.dendrites", "token": "model.token",
+    "dendrites": "model.dendrites", "token": "model.token", "directions": "model.directions",
+    "coupling": "model.coupling", "norm": "model.norm", "scale_lrf": "model.scale_lrf", "train_qk": "model.train_qk",
 }  # fmt: skip
 DEEPEST, MOST_VALUES = 30, 10_000  # of a YAML file: levels, and values once all anchors are written out
 
@@ -54,7 +55,13 @@ def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None, ep
     """The configuration of a recipe, by its name or its file. `overrides` are values by `section.key` or by a short
     name (`SHORT_NAMES`); texts are read as on a command line. `epochs` are those of the whole schedule."""
     path = name if isinstance(name, Path) else find_recipe(name)
-    config = parse_config(_read(path, ()), str(path), overrides)
+    values = _read(path, ())
+    kinds = values.pop("attentions", {})  # keys of the model that the choice of a kind brings with it
+    known = isinstance(kinds, Mapping) and all(isinstance(own, Mapping) for own in kinds.values())
+    require(known, f"{path}: attentions: expected keys of the model by kind, got {shown(kinds)}")
+    config = parse_config(values, str(path), overrides)
+    if own := kinds.get(config.model.attention):
+        config = parse_config(merge(values, {"model": own}), str(path), overrides)
     return config if epochs is None else dataclasses.replace(config, schedule=config.schedule.within(epochs))
 
 
@@ -65,7 +72,7 @@ def run_name(recipe: str, overrides: Mapping[str, Any]) -> str:
         value = overrides.get(short, overrides.get(key))
         if value is not None:
             text = re.sub(r"[^\w.]+", "_", str(value).removeprefix("timm/")).strip("_") or "none"
-            parts.append(f"{short}_{text}" if short in ("dilations", "dendrites") else text)
+            parts.append(text if short in ("model", "attention", "token", "coupling") else f"{short}_{text}")
     return "-".join(parts)
 
 

@@ -180,11 +180,14 @@ def data_model(config: TrainConfig, source: DataSource) -> SpikingModel:
 
 
 def attention_facts(model: SpikingModel) -> dict[str, Any]:
-    """Kind and options of a model's attention; None where it has no such thing."""
+    """Kind and options of a model's attention, None where it has no such thing; other options if not the default."""
     kind = model.config.get("attention")
-    options = {} if kind is None else {**attention_options(kind), **(model.config.get("attention_options") or {})}
+    defaults = {} if kind is None else attention_options(kind)
+    options = {**defaults, **(model.config.get("attention_options") or {})}
     dilations = None if options.get("dilations") is None else list(options["dilations"])
-    return {"attention": kind, "token": options.get("token"), "dilations": dilations}
+    facts = {"attention": kind, "token": options.get("token"), "directions": options.get("directions")}
+    others = {name: value for name, value in options.items() if value != defaults.get(name)}
+    return {**others, **facts, "dilations": dilations}
 
 
 def build_distill(config: DistillConfig, source: DataSource, device: torch.device) -> Distill | None:

@@ -174,6 +174,14 @@ def test_lrf_by_hand():
     assert wide["lrf"] == (9 + 4 + 1 + 4, 0)  # at dilation 2 the centre reaches itself, a corner the corners
 
 
+def test_readings_and_frozen_weights_cost_nothing():
+    """A norm and a scale go into the stencils; weights are used whether they learn or not."""
+    spikes = projected(q=[(0, 0)], k=[(0, 4), (1, 4)], v=[(0, 4), (2, 0)])
+    counts = plain(host_layer("lrf_ssa").operation_counts(spikes, GRID))
+    for options in ({"norm": True}, {"scale_lrf": True}, {"train_qk": False}):
+        assert plain(host_layer("lrf_ssa", **options).operation_counts(spikes, GRID)) == counts
+
+
 def test_dendrites_by_hand():
     spikes = projected(v=[(0, 4), (2, 0), (3, 8)])
     counts = plain(host_layer("lrf_dyn", dendrites=2, dilations=(1,)).operation_counts(spikes, GRID))
@@ -182,6 +190,11 @@ def test_dendrites_by_hand():
     assert counts["dendrites, recurrence"] == (0, 4 * tokens * channels)
     assert counts["dendrites, read-out"] == (0, 2 * tokens * channels)
     assert counts["lrf"] == (0, channels * (4 * 4 + 4 * 6 + 9))  # corners, edges, centre
+    real = plain(host_layer("lrf_dyn", dendrites=2, dilations=(1,), coupling="same").operation_counts(spikes, GRID))
+    products = {"dendrites, recurrence": (0, 2 * tokens * channels)}  # two real modes: each takes the spike, and decays
+    assert real == {**counts, "dendrites, input": (3 * 2, 0), **products}
+    twice = plain(host_layer("lrf_dyn", dendrites=2, dilations=(1,), directions=2).operation_counts(spikes, GRID))
+    assert twice == {part: (2 * a, 2 * b) if part != "lrf" else (a, b) for part, (a, b) in counts.items()}
     gated = plain(host_layer("lrf_dyn", token="qkv").operation_counts(projected(k=[(0, 4)], v=[(0, 4), (1, 4)]), GRID))
     assert gated["dendrites, input"] == (1 * 4, 0)  # k and v both fire once; 8 dendrites are 4 oscillators
 

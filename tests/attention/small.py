@@ -52,11 +52,18 @@ def sdt_v3_like() -> AttentionHost:
 
 HOSTS = {"spikformer": spikformer_like, "sdt_v3": sdt_v3_like}
 FIVE = ["ssa", "causal_ssa", "vsa", "lrf_ssa", "lrf_dyn"]
-KINDS = [*((kind, {}) for kind in FIVE), ("lrf_dyn", {"token": "qkv"})]
+NORM = {"dilations": (1, 3), "norm": True, "scale_lrf": True}
+KINDS = [
+    *((kind, {}) for kind in FIVE),
+    ("lrf_dyn", {"token": "qkv"}),
+    ("lrf_dyn", {"directions": 2}),
+    ("lrf_dyn", {"coupling": "same"}),
+    ("lrf_ssa", NORM),
+]
 
 
 def kind_id(value):
-    return "-".join(value.values()) if isinstance(value, dict) else value
+    return "norm" if value is NORM else "-".join(map(str, value.values())) if isinstance(value, dict) else value
 
 
 hosts = pytest.mark.parametrize("host", HOSTS)
@@ -99,10 +106,15 @@ def dense_weights(attention, x):
     kind, grid = type(attention).__name__, tuple(x.shape[3:])
     channels, heads = attention.value_dim, attention.heads
     local = stencil_matrix(attention.lrf, grid) if hasattr(attention, "lrf") else 0.0
+    if norm := getattr(getattr(attention, "lrf", None), "norm", None):
+        local = local * (norm.weight / torch.sqrt(norm.running_var + norm.eps))[:, None, None]
+    local = local * getattr(attention, "lrf_scale", 1.0)
     if kind == "LRFDyn":
         kernel = attention.dendrites.kernel(grid)
-        lag = torch.arange(len(kernel)).unsqueeze(1) - torch.arange(len(kernel))
-        dendrites = torch.where(lag >= 0, kernel.T[:, lag.clamp(min=0)], 0.0)
+        there, back = kernel if kernel.dim() == 3 else (kernel, 0 * kernel)
+        lag = torch.arange(len(there)).unsqueeze(1) - torch.arange(len(there))
+        dendrites = torch.where(lag >= 0, there.T[:, lag.clamp(min=0)], 0.0)
+        dendrites = dendrites + torch.where(lag <= 0, back.T[:, (-lag).clamp(min=0)], 0.0)
         return (dendrites + local @ dendrites).abs().mean(0).expand(*x.shape[:2], -1, -1)
     q, k, v = (s.flatten(3) for s in attention.project(x))
     if kind == "SDSA":

@@ -11,8 +11,8 @@ from lrfdyn.errors import LrfdynError
 from lrfdyn.nn.neurons import IntegerSpike
 from lrfdyn.ops.lif import Dynamics, lif_reference
 from lrfdyn.ops.lrf import lrf_reference
-from tests.attention.small import DIM, FIVE, HEADS, build, hosts, images, kinds, mixing_weights
-from tests.conftest import random, shape_id
+from tests.attention.small import DIM, FIVE, HEADS, build, hosts, images, kind_id, kinds, mixing_weights
+from tests.conftest import assert_same, random, shape_id
 
 # --- shapes and gradients
 
@@ -83,6 +83,17 @@ def test_heads_and_tokens_come_back():
 # --- each kind against its equation
 
 
+class Mixing(torch.nn.Module):
+    """`mix` as the call of a module, so that its parameters can be given."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *spikes):
+        return self.layer.mix(*spikes)
+
+
 def per_head(attention, spikes):
     """Channels of each head as plain slices: `[T, B, c, N]`."""
     return [list(s.flatten(3).chunk(attention.heads, 2)) for s in spikes]
@@ -117,9 +128,11 @@ def test_mix_is_the_equation(kind, host):
 
 
 @hosts
+@pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("token", ["value", "qkv"])
-def test_lrf_dyn_is_its_equations(token, host):
-    attention = build("lrf_dyn", host, (4, 6), token=token, dilations=(1, 3), dendrites=4).eval()
+def test_lrf_dyn_is_its_equations(token, directions, host):
+    options = {"token": token, "directions": directions, "dilations": (1, 3), "dendrites": 4}
+    attention = build("lrf_dyn", host, (4, 6), **options).eval()
     x = images(3, 2, DIM, (4, 6))
     v = attention.v(x)
     ratio = v.shape[2] // DIM
@@ -130,7 +143,9 @@ def test_lrf_dyn_is_its_equations(token, host):
         gate, u = attention.q(x)[:, :, channel], attention.k(x)[:, :, channel] * v
     kernel = attention.dendrites.kernel((4, 6))
     tokens = u.flatten(3)
-    soma = torch.stack([(tokens[..., : n + 1].flip(-1) * kernel[: n + 1].T).sum(-1) for n in range(24)], -1)
+    there, back = kernel if directions == 2 else (kernel, 0 * kernel)
+    soma = torch.stack([(tokens[..., : n + 1].flip(-1) * there[: n + 1].T).sum(-1) for n in range(24)], -1)
+    soma = soma + torch.stack([(tokens[..., n:] * back[: 24 - n].T).sum(-1) for n in range(24)], -1)
     soma = soma.unflatten(3, (4, 6)).flatten(0, 1)
     y = gate * (soma + lrf_reference(soma, attention.lrf.weight, (1, 3))).unflatten(0, (3, 2))
     bn = attention.norm
@@ -141,6 +156,63 @@ def test_lrf_dyn_is_its_equations(token, host):
     fired = lif_reference(mixed, Dynamics.lif(threshold=1.0))[0] if host == "spikformer" else IntegerSpike()(mixed)
     assert 0 < fired.mean() < 1
     torch.testing.assert_close(attention(x), attention.proj(fired))
+
+
+@hosts
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("kind", ["lrf_ssa", "causal_ssa"])
+@pytest.mark.parametrize(("norm", "scaled"), [(True, False), (False, True), (True, True)])
+def test_readings_of_the_local_term(norm, scaled, kind, training, host):
+    """s q (k^T v) + [s] [BN] sum of the stencils, in value and in every gradient."""
+    attention = build(kind, host, (3, 4), dilations=(1, 2), norm=norm, scale_lrf=scaled).train(training)
+    plain = build(kind, host, (3, 4), dilations=())
+    bn, scale = attention.lrf.norm, {"spikformer": 0.125, "sdt_v3": 0.3}[host] if scaled else 1.0
+    spikes = [s.detach() for s in attention.eval().project(images(2, 2, DIM, (3, 4)))]
+    attention.train(training)
+
+    def mix(v, weight, *affine):
+        call = dict(zip(("lrf.weight", "lrf.norm.weight", "lrf.norm.bias"), (weight, *affine), strict=False))
+        given = {f"layer.{name}": value for name, value in call.items()}
+        return torch.func.functional_call(Mixing(attention), given, (*spikes[:2], v))
+
+    def definition(v, weight, *affine):
+        local = lrf_reference(v.flatten(0, 1), weight, (1, 2))
+        if norm:
+            mean, var = (local.mean((0, 2, 3)), local.var((0, 2, 3), correction=0)) if training else statistics
+            mean, var, gamma, beta = (x[:, None, None] for x in (mean, var, *affine))
+            local = (local - mean) / torch.sqrt(var + bn.eps) * gamma + beta
+        return plain.mix(*spikes[:2], v) + scale * local.unflatten(0, (2, 2))
+
+    statistics = (bn.running_mean.clone(), bn.running_var.clone()) if norm else ()
+    affine = (bn.weight, bn.bias) if norm else ()
+    assert_same(mix, definition, [spikes[2], attention.lrf.weight, *affine])
+
+
+def test_a_norm_needs_stencils():
+    assert build("lrf_ssa", dilations=(), norm=True).state_dict().keys() == build("ssa").state_dict().keys()
+
+
+@hosts
+@pytest.mark.parametrize("kind", ["ssa", "lrf_ssa", "causal_ssa", "vsa"])
+def test_frozen_queries_and_keys(kind, host):
+    """Their weights take no gradient; all else is as ever, their statistics and the gradient of the input too."""
+    free, frozen = (build(kind, host, train_qk=trained).train() for trained in (True, False))
+    results = []
+    for attention in (free, frozen):
+        x = images(3, 2, DIM, (3, 5)).requires_grad_()
+        y = attention(x)
+        y.backward(random(*y.shape, seed=5))
+        grads = {name: p.grad for name, p in attention.named_parameters()}
+        results.append((x.grad, y.detach(), grads, dict(attention.named_buffers())))
+    (x, y, grads, buffers), (frozen_x, frozen_y, frozen_grads, frozen_buffers) = results
+    assert torch.equal(x, frozen_x)
+    assert torch.equal(y, frozen_y)
+    assert {name for name, grad in frozen_grads.items() if grad is None} == {
+        f"{part}.{name}" for part in "qk" for name in ("conv.weight", "bn.weight", "bn.bias")
+    }
+    assert all(torch.equal(grad, grads[name]) for name, grad in frozen_grads.items() if grad is not None)
+    assert all(torch.equal(value, buffers[name]) for name, value in frozen_buffers.items())
+    assert frozen_buffers["q.bn.running_mean"].abs().max() > 0
 
 
 def test_thresholds():
@@ -250,14 +322,18 @@ def test_tokens_reach_only_later_ones(kind, options, host, m):
         assert (mixed[0] - mixed[1])[..., m + 1 :].abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("kind", ["ssa", "vsa", "lrf_ssa"])
-def test_others_look_ahead(kind):
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("ssa", {}), ("vsa", {}), ("lrf_ssa", {}), ("lrf_dyn", {"directions": 2, "dilations": ()})],
+    ids=kind_id,
+)
+def test_others_look_ahead(kind, options):
     # The test above would mean nothing if no attention could fail it.
-    attention = build(kind).eval()
+    attention = build(kind, **options).eval()
     x = images(3, 2, DIM, (3, 5))
     changed = x.clone()
     changed[..., 2, 4] += 3
-    first, second = (attention.mix(*(getattr(attention, p)(i) for p in "qkv")).flatten(3) for i in (x, changed))
+    first, second = (attention.mix(*attention.project(i)).flatten(3) for i in (x, changed))
     assert (first - second)[..., :14].abs().max() > 1e-3
 
 
@@ -268,10 +344,12 @@ def test_registry():
     labels = {"ssa": "SSA", "lrf_dyn": "LRF-Dyn", "not installed": "not installed"}
     assert {kind: attention_label(kind) for kind in labels} == labels
     assert all(cls.kind == kind for kind, cls in ATTENTIONS.items())
-    assert attention_options("ssa") == attention_options("vsa") == {}
-    assert attention_options("causal_ssa") == {"dilations": ()}
-    assert attention_options("lrf_ssa") == {"dilations": (3, 5)}
-    assert attention_options("lrf_dyn") == {"dilations": (3, 5), "dendrites": 8, "token": "value"}
+    assert attention_options("ssa") == attention_options("vsa") == {"train_qk": True}
+    readings = {"norm": False, "scale_lrf": False, "train_qk": True}
+    assert attention_options("causal_ssa") == {"dilations": (), **readings}
+    assert attention_options("lrf_ssa") == {"dilations": (3, 5), **readings}
+    dendrites = {"dendrites": 8, "token": "value", "directions": 1, "coupling": "opposite"}
+    assert attention_options("lrf_dyn") == {"dilations": (3, 5), **dendrites}
     for kind in FIVE:
         assert type(build(kind)) is ATTENTIONS[kind]
 
@@ -288,6 +366,15 @@ def test_registry():
         ("lrf_dyn", {"dendrites": 0}, "dendrites"),
         ("lrf_dyn", {"dendrites": 1026}, "dendrites"),
         ("lrf_dyn", {"token": "key"}, "token"),
+        ("lrf_dyn", {"coupling": "equal"}, "coupling"),
+        ("lrf_dyn", {"coupling": ["same"]}, "coupling"),
+        ("lrf_dyn", {"norm": True}, "norm"),
+        ("lrf_ssa", {"norm": 1}, "norm"),
+        ("lrf_ssa", {"scale_lrf": "no"}, "scale_lrf"),
+        ("causal_ssa", {"train_qk": None}, "train_qk"),
+        ("lrf_dyn", {"directions": 0}, "directions"),
+        ("lrf_dyn", {"directions": 3}, "directions"),
+        ("lrf_ssa", {"directions": 2}, "directions"),
         ("softmax", {}, "attention"),
         ("ssa", {"dilations": (1,)}, "dilations"),
     ],
@@ -310,8 +397,10 @@ def test_bad_image_names_the_argument(kind, options, shape):
         ("lrf_dny", {}, "lrf_dyn"),
         ("lrfssa", {}, "lrf_ssa"),
         ("lrf_dyn", {"token": "values"}, "value"),
+        ("lrf_dyn", {"coupling": "sane"}, "same"),
         ("lrf_dyn", {"dilation": (1,)}, "dilations"),
         ("lrf_dyn", {"dendrite": 8}, "dendrites"),
+        ("lrf_dyn", {"direction": 2}, "directions"),
     ],
 )
 def test_unknown_names_list_near_matches(kind, options, near):

@@ -19,10 +19,15 @@ STATE = [
     ("vsa", {}, [(2 * 24 * 24, 32), Q_AND_K, V], 4608 + 48 + 24),
     ("lrf_ssa", {"dilations": (1,)}, [(32, 32), Q_AND_K, V], 200),
     ("lrf_ssa", {"dilations": ()}, [(32, 32), Q_AND_K, V], 200),
+    ("lrf_ssa", {"norm": True, "scale_lrf": True, "train_qk": False}, [(32, 32), Q_AND_K, V], 200),
     ("lrf_dyn", {"dilations": (1,), "dendrites": 4}, [(4 * 8, 32), (3 * 6 * 8, 1)], 128 + 18),
     ("lrf_dyn", {"dilations": ()}, [(8 * 8, 32)], 256),
+    ("lrf_dyn", {"dilations": (), "coupling": "same"}, [(8 * 8, 32)], 256),
     # (3, 5) reaches over eleven rows, and the grid has four
     ("lrf_dyn", {}, [(8 * 8, 32), (4 * 6 * 8, 1)], 256 + 24),
+    # The way back: dendrites again, and the spikes of all four rows, whatever the stencils reach
+    ("lrf_dyn", {"directions": 2, "dilations": ()}, [(2 * 8 * 8, 32), (4 * 6 * 8, 1)], 512 + 24),
+    ("lrf_dyn", {"directions": 2, "dilations": (1,), "dendrites": 2}, [(2 * 2 * 8, 32), (4 * 6 * 8, 1)], 128 + 24),
 ]
 
 
@@ -50,6 +55,22 @@ def test_state_of_lrf_dyn_by_what_is_held_of_the_rows():
     assert [term.elements for term in attention.state_terms((3, 6), "states")] == [3 * 64, 3 * 6 * 8, 2 * 6 * 8]
     with pytest.raises(LrfdynError, match="buffers: unknown name 'rows'"):
         attention.state_terms(buffers="rows")
+
+
+def test_state_of_two_directions_by_what_is_held_of_the_rows():
+    attention = build("lrf_dyn", grid=(9, 6), dilations=(1, 3), token="qkv", directions=2)
+    spikes = (9 * 6 * 8, 1)  # of the tokens, and of the queries
+    expected = {
+        "spikes": [(2 * 64, 32), spikes, spikes],
+        "states": [((5 + 9) * 64, 32), spikes, spikes],  # five row offsets, and below each of nine rows
+        "potentials": [(2 * 64, 32), (9 * 6 * 8, 32), spikes, spikes],
+    }
+    for buffers, terms in expected.items():
+        assert [(term.elements, term.bits) for term in attention.state_terms(buffers=buffers)] == terms
+    assert attention.state_terms()[0].formula == "2 k d"
+    # One row is complete when it has arrived.
+    assert [term.elements for term in attention.state_terms((1, 6))] == [2 * 64]
+    assert [attention.delay(height) for height in (1, 9)] == [0, 8]
 
 
 def test_state_with_wide_values_and_another_grid():

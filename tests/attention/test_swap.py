@@ -124,8 +124,12 @@ def test_the_report_says_what_became_of_the_parameters():
         (("lrf_dyn", {}), ("lrf_dyn", {"token": "qkv"}), {"lrf", "dendrites", "norm"}, {"q", "k"}),
         (("lrf_dyn", {}), ("lrf_dyn", {"dendrites": 4}), {"lrf", "norm"}, {"dendrites"}),
         (("lrf_dyn", {}), ("lrf_dyn", {"dilations": (1, 3)}), {"dendrites", "norm"}, {"lrf"}),
+        (("lrf_dyn", {"dendrites": 16}), ("lrf_dyn", {"directions": 2}), {"lrf", "norm"}, {"dendrites"}),
         (("lrf_dyn", {"token": "qkv"}), ("sdsa", {}), {"q", "k"}, set()),
         (("vsa", {}), ("lrf_dyn", {"dilations": ()}), set(), {"dendrites", "norm"}),
+        (("lrf_ssa", {}), ("lrf_ssa", {"norm": True}), {"q", "k"}, {"lrf"}),
+        (("lrf_ssa", {"norm": True}), ("lrf_ssa", {"norm": True, "scale_lrf": True}), {"q", "k", "lrf"}, set()),
+        (("lrf_dyn", {}), ("lrf_dyn", {"coupling": "same"}), {"lrf", "norm"}, {"dendrites"}),
     ],
 )
 def test_what_two_kinds_share_is_kept(first, second, kept, new):
@@ -152,6 +156,21 @@ def test_mode_dtype_and_frozen_parameters_stay():
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     assert frozen == {"blocks.0.attn.v.conv.weight"}
+
+
+def test_a_swap_freezes_queries_and_keys_or_frees_them():
+    model = spikformer()
+    for kind, options, trained in (
+        ("lrf_ssa", {"train_qk": False}, False),
+        ("ssa", {"train_qk": False}, False),
+        ("lrf_dyn", {"token": "qkv"}, True),
+        ("vsa", {"train_qk": False}, False),
+        ("ssa", {}, True),
+    ):
+        lrfdyn.swap_attention(model, kind, **options)
+        found = {name.split(".")[3]: p.requires_grad for name, p in model.named_parameters() if ".attn." in name}
+        assert found["q"] == found["k"] == trained
+        assert all(on for part, on in found.items() if part not in "qk")
 
 
 def test_device_stays():

@@ -18,6 +18,10 @@ from tests.conftest import random, shape_id
         *((kind, {"dilations": (1, 3)}) for kind in ("causal_ssa", "lrf_ssa", "lrf_dyn")),
         ("lrf_ssa", {"dilations": ()}),
         ("lrf_dyn", {"token": "qkv"}),
+        ("lrf_dyn", {"directions": 2, "dilations": (1,)}),
+        ("lrf_dyn", {"directions": 2, "coupling": "same"}),
+        ("lrf_ssa", {"dilations": (1, 3), "norm": True}),
+        ("causal_ssa", {"dilations": (1,), "norm": True, "scale_lrf": True}),
     ],
     ids=str,
 )
@@ -48,9 +52,10 @@ def test_weights_are_the_operator_on_the_values(kind, host):
 
 
 @pytest.mark.parametrize("dilations", [(), (1,), (1, 3)], ids=lambda d: "d" + shape_id(d))
-@pytest.mark.parametrize("channels", [1, 3], ids="C{}".format)
-def test_lrf_dyn_weights_are_the_responses_to_single_tokens(channels, dilations):
-    attention = build("lrf_dyn", grid=(4, 5), dim=channels, heads=1, dilations=dilations, dendrites=4)
+@pytest.mark.parametrize(("channels", "directions"), [(1, 1), (3, 1), (2, 2)], ids=str)
+def test_lrf_dyn_weights_are_the_responses_to_single_tokens(channels, directions, dilations):
+    options = {"dilations": dilations, "dendrites": 4, "directions": directions}
+    attention = build("lrf_dyn", grid=(4, 5), dim=channels, heads=1, **options)
     impulses = torch.eye(20).double().reshape(20, 1, 1, 4, 5).expand(-1, -1, channels, -1, -1)
     soma = attention.dendrites(impulses)
     columns = attention.lrf(soma, residual=soma).squeeze(1).flatten(2)  # [input token, channel, output token]

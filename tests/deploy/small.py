@@ -33,7 +33,13 @@ HOSTS: dict[str, tuple[type[SpikingModel], dict[str, Any]]] = {
     "sew_resnet": (SEWResNet, {"depths": (1, 1), "widths": (8, 8), "num_classes": 5, "time_steps": 3}),
     "ms_resnet": (MSResNet, {"depths": (1, 1), "widths": (8, 8), "num_classes": 5, "time_steps": 3}),
 }
-KINDS = (*ATTENTIONS, "lrf_dyn_qkv")
+# Options of attentions that have a name of their own here, and the attention.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lrf_dyn_qkv": ("lrf_dyn", {"token": "qkv"}),
+    "lrf_dyn_same": ("lrf_dyn", {"coupling": "same"}),
+    "lrf_ssa_norm": ("lrf_ssa", {"dilations": (1, 3), "norm": True, "scale_lrf": True}),
+}
+KINDS = (*ATTENTIONS, *VARIANTS)
 SIZE = {"sew_resnet": 24, "ms_resnet": 24}  # of the hosts that take any
 
 
@@ -41,9 +47,9 @@ def small(host: str, attention: str | None = None, **options: Any) -> SpikingMod
     """In evaluation mode, with the statistics of real activity."""
     torch.manual_seed(0)
     build, preset = HOSTS[host]
-    token = {"attention_options": {"token": "qkv"}} if attention == "lrf_dyn_qkv" else {}
-    kind = {} if attention is None else {"attention": attention.removesuffix("_qkv")}
-    model = build(**{**preset, **kind, **token, **options})
+    kind, own = VARIANTS.get(attention or "", (attention, None))
+    chosen = {} if kind is None else {"attention": kind, "attention_options": own}
+    model = build(**{**preset, **chosen, **options})
     wake_attention(randomize(model))
     for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
         norm.momentum = 1.0

@@ -28,7 +28,7 @@ from lrfdyn.errors import LrfdynError
 from lrfdyn.models import SpikingModel
 from lrfdyn.sources import find_source
 from tests.conftest import random
-from tests.deploy.small import KINDS, side, small
+from tests.deploy.small import KINDS, VARIANTS, side, small
 from tests.training.runs import tiny, train
 
 MATRIX = [
@@ -73,10 +73,11 @@ def test_onnx(host, kind, tmp_path):
     assert facts["class_names"] == list("abcde")
     assert facts["preprocessing"]["size"] == size[0]
     assert facts["host"] == type(model).__name__
-    assert facts["attention"] == (None if kind is None else kind.removesuffix("_qkv"))
+    attention, options = VARIANTS.get(kind, (kind, None))
+    assert facts["attention"] == attention
     assert facts["weights"] == "here"
-    if kind is not None and kind.startswith("lrf_dyn"):
-        assert facts["attention_options"] == ({"token": "qkv"} if kind.endswith("qkv") else None)
+    if kind is not None:
+        assert facts["attention_options"] == json.loads(json.dumps(options))
     import onnx
 
     file = onnx.load(made.path)
@@ -88,8 +89,16 @@ def test_onnx(host, kind, tmp_path):
     assert str(Path(__file__).parents[2]).encode() not in text  # no trace of the machine that wrote it
 
 
+def test_onnx_of_two_directions(tmp_path):
+    model = small("spikformer", "lrf_dyn", attention_options={"directions": 2})
+    made = export_model(model, tmp_path / "model.onnx")
+    runner = OnnxRunner(made.path, threads=1)
+    check_file(runner, model, model.input_size)
+    assert runner.facts["attention_options"] == {"directions": 2}
+
+
 def test_executorch(tmp_path):
-    model = small("spikformer", "lrf_dyn")
+    model = small("spikformer", "lrf_dyn", attention_options={"directions": 2})
     made = export_model(model, tmp_path / "model.pte", most_images=8)
     assert made.format == "executorch"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pte", "model.pte.json"]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lrfdyn.attention.lrf_dyn import Dendrites
+from lrfdyn.attention.lrf_dyn import COUPLINGS, Dendrites
 from lrfdyn.deploy.export.exportable import RowDendrites, UnrolledNeuron, exportable_model
 from lrfdyn.errors import LrfdynError
 from lrfdyn.ops.dendrite import dendrite
@@ -31,13 +31,23 @@ def test_form_is_the_model(host, kind):
         assert_close(form(images), expected, 1e-9, "logits")
     left = [type(m).__name__ for m in form.modules() if isinstance(m, (Dendrites, torch.nn.BatchNorm2d))]
     assert left == (["BatchNorm2d"] * len(left) if kind == "vsa" else [])  # behind the softmax there is no convolution
-    assert any(isinstance(m, Dendrites) for m in model.modules()) == (kind in ("lrf_dyn", "lrf_dyn_qkv"))
+    assert any(isinstance(m, Dendrites) for m in model.modules()) == (kind or "").startswith("lrf_dyn")
 
 
+@pytest.mark.parametrize(("host", "token"), [("spikformer", "qkv"), ("sdt_v3", "value")])
+def test_form_of_two_directions_is_the_model(host, token):
+    model = small(host, "lrf_dyn", attention_options={"token": token, "directions": 2}).double()
+    images = random(4, model.in_channels, *side(host, model))
+    with torch.no_grad():
+        assert_close(exportable_model(model, side(host, model))(images), model(images), 1e-9, "logits")
+
+
+@pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("grid", [(1, 1), (1, 5), (2, 3), (3, 2), (4, 4), (5, 7), (6, 1), (14, 14)], ids=str)
-def test_dendrites_in_rows(grid):
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_dendrites_in_rows(coupling, grid, directions):
     torch.manual_seed(0)
-    layer = Dendrites(3, 6, 5).double()
+    layer = Dendrites(3, 6, 5, directions, coupling).double()
     u = random(2, 3, 3, *grid)
     expected, _ = dendrite(u.flatten(0, 1).flatten(2).mT, *layer.modes(grid[1]), form="step")
     with torch.no_grad():

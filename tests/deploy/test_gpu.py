@@ -23,10 +23,10 @@ def full_float32(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-def build(attention: str = "lrf_dyn"):
+def build(attention: str = "lrf_dyn", **chosen):
     torch.manual_seed(0)
     options = {"dim": 64, "depth": 2, "heads": 2, "image_size": 96, "num_classes": 7, "time_steps": 4}
-    return live(create_model("spikformer_8_512", attention=attention, **options)).float().to(CUDA)
+    return live(create_model("spikformer_8_512", attention=attention, **options, **chosen)).float().to(CUDA)
 
 
 @pytest.mark.parametrize("attention", ["ssa", "lrf_dyn"])
@@ -46,10 +46,11 @@ def test_captured_or_not_the_model_is_the_plain_one(attention, graph):
     assert torch.equal(compiled(images), first)
 
 
+@pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("buffers", BUFFERS)
 @torch.inference_mode()
-def test_streaming(buffers):
-    attention = build().blocks[0].attn
+def test_streaming(buffers, directions):
+    attention = build(directions=directions).blocks[0].attn
     x = (torch.rand(4, 2, 64, 6, 6, device=CUDA) < 0.4).float()
     projected = attention.project(x)
     with plain_operations():

@@ -64,11 +64,13 @@ def build(attention: str, **options):
     return live(create_model("spikformer_8_512", attention=attention, attention_options=options or None, **given))
 
 
-@pytest.mark.parametrize("attention", ["ssa", "lrf_dyn"])
+@pytest.mark.parametrize(
+    ("attention", "options"), [("ssa", {}), ("lrf_dyn", {}), ("lrf_dyn", {"directions": 2})], ids=str
+)
 @torch.inference_mode()
-def test_tiles_of_fused_kernels(attention):
+def test_tiles_of_fused_kernels(attention, options):
     with dispatch(to_kernels=False):
-        model = build(attention).float()
+        model = build(attention, **options).float()
         images = torch.randn(3, 3, 32, 32)
         folded = fold_batch_norm(model)
         expected, logits = folded.forward_features(images), folded(images)
@@ -81,12 +83,18 @@ def test_tiles_of_fused_kernels(attention):
     assert len(asked) > 20
 
 
-@pytest.mark.parametrize("buffers", BUFFERS)
+STREAMS = [
+    *((buffers, {}) for buffers in BUFFERS),
+    *(("potentials", {k: v}) for k, v in (("directions", 2), ("coupling", "same"))),
+]
+
+
+@pytest.mark.parametrize(("buffers", "options"), STREAMS, ids=str)
 @torch.inference_mode()
-def test_streaming_with_the_stateful_kernel(buffers):
+def test_streaming_with_the_stateful_kernel(buffers, options):
     v = (torch.rand(2, 1, 32, 4, 4) < 0.4).float()
     with dispatch(to_kernels=False):
-        attention = build("lrf_dyn", dilations=(1, 2)).float().blocks[0].attn
+        attention = build("lrf_dyn", dilations=(1, 2), **options).float().blocks[0].attn
         expected = attention.mix(v)
     stream = RowStream(attention, 2, 1, (4, 4), buffers)
     with dispatch(to_kernels=True) as asked:

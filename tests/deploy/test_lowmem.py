@@ -81,11 +81,27 @@ def test_every_attention(attention):
     check(model, images_for(model), tile_mib=TINY)
 
 
+def test_norms_of_stencils_and_real_modes():
+    options = {"dilations": (1, 2), "norm": True, "scale_lrf": True}
+    for host in ("spikformer_4_384", "sdt_v3_s"):
+        model = build(host, "lrf_ssa", attention_options=options)
+        check(model, images_for(model), tile_mib=TINY)
+    model = build("spikformer_4_384", attention_options={"coupling": "same"})
+    check(model, images_for(model), tile_mib=TINY, mixing="streaming")
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_streaming_attention_inside(host):
     model = build(host, attention_options={"token": "qkv", "dilations": (1, 2)})
     check(model, images_for(model), tile_mib=0.1, mixing="streaming")
     check(model, images_for(model), mixing="streaming", buffers="potentials", steps="together", images_at_once=3)
+
+
+@pytest.mark.parametrize(("host", "buffers"), [("spikformer_4_384", "states"), ("sdt_v3_s", "spikes")])
+def test_two_directions(host, buffers):
+    model = build(host, attention_options={"directions": 2, "dilations": (1, 2)})
+    check(model, images_for(model), tile_mib=TINY)
+    check(model, images_for(model), mixing="streaming", buffers=buffers)
 
 
 @pytest.mark.parametrize("size", [(64, 64), (65, 71), (70, 39), (16, 130)], ids=str)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -44,7 +46,7 @@ def streamed_currents(attention: LRFDyn, x: torch.Tensor, buffers: str) -> torch
     projected = attention.project(x)
     stream = RowStream(attention, *x.shape[:2], (x.shape[3], x.shape[4]), buffers)
     rows = [stream.push(*(p[..., row, :] for p in projected)) for row in range(x.shape[3])]
-    assert [row is None for row in rows] == [i < stream.reach for i in range(x.shape[3])]
+    assert [row is None for row in rows] == [i < stream.delay for i in range(x.shape[3])]
     return torch.stack([*(row for row in rows if row is not None), *stream.drain()], 3)
 
 
@@ -61,12 +63,62 @@ def test_rows_equal_the_parallel_form(buffers, token, dilations, grid):
     torch.testing.assert_close(streamed_currents(attention, x, buffers), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("dilations", [(), (1, 3)], ids=str)
+@pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("buffers", BUFFERS)
+@torch.no_grad()
+def test_rows_of_real_modes(buffers, directions, dilations):
+    attention = layer(coupling="same", dilations=dilations, directions=directions)
+    x = spikes_in(attention, (7, 5))
+    expected = attention.mix(*attention.project(x))
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(streamed_currents(attention, x, buffers), expected, rtol=1e-9, atol=1e-9)
+    # k d numbers, as many as with oscillators.
+    oscillators = layer(dilations=dilations, directions=directions)
+    assert RowStream(attention, buffers=buffers).nbytes == RowStream(oscillators, buffers=buffers).nbytes
+    single = attention.float()
+    assert RowStream(single, buffers=buffers).nbytes == sum(t.bytes for t in single.state_terms(buffers=buffers))
+
+
+@pytest.mark.parametrize("grid", [(6, 6), (1, 5), (8, 1)], ids=str)
+@pytest.mark.parametrize("dilations", [(), (1, 3), (2, 40)], ids=str)
 @pytest.mark.parametrize("token", ["value", "qkv"])
+@pytest.mark.parametrize("buffers", BUFFERS)
+@torch.no_grad()
+def test_two_directions_by_rows(buffers, token, dilations, grid):
+    """Rows come out once all have arrived, the same as those of the parallel form; the state is that derived."""
+    attention = layer(token=token, dilations=dilations, directions=2)
+    x = spikes_in(attention, grid)
+    projected = attention.project(x)
+    expected = attention.mix(*projected)
+    torch.testing.assert_close(streamed_currents(attention, x, buffers), expected, rtol=1e-9, atol=1e-9)
+    stream = RowStream(attention.float(), *x.shape[:2], grid, buffers)
+    assert stream.delay == grid[0] - 1
+    derived = attention.state_terms(grid, buffers)
+    assert stream.nbytes == x.shape[0] * x.shape[1] * sum(term.bytes for term in derived)
+    held = {term.name: term for term in derived}
+    # Bits of the whole image, and nothing of a single row.
+    assert ("token spikes" in held) == (grid[0] > 1)
+    assert held.get("token spikes", derived[0]).elements == (math.prod(grid) * 16 if grid[0] > 1 else 2 * 8 * 16)
+
+
+def test_two_directions_hold_the_image_as_bits():
+    """Spikformer-8-512, d = 512 on 14 x 14 tokens: k d numbers for either way, and 196 d bits."""
+    attention = create_model("spikformer_8_512", attention="lrf_dyn", depth=1, directions=2).blocks[0].attn.eval()
+    spikes, states, potentials = (RowStream(attention, buffers=buffers).nbytes for buffers in BUFFERS)
+    state, bits = 4 * 8 * 512, 14 * 14 * 512 // 8
+    assert spikes == 2 * state + bits
+    assert states == (5 + 14) * state + bits
+    assert potentials == 2 * state + bits + 4 * 14 * 14 * 512
+    assert spikes < sum(term.bytes for term in create_model("spikformer_8_512", depth=1).blocks[0].attn.state_terms())
+
+
+@pytest.mark.parametrize("buffers", BUFFERS)
+@pytest.mark.parametrize(("token", "directions"), [("value", 1), ("qkv", 1), ("qkv", 2)], ids=str)
 @pytest.mark.parametrize("host", HOSTS)
 @torch.no_grad()
-def test_a_layer_of_every_host_in_float32(host, token, buffers):
-    attention = layer(host, torch.float32, token=token)
+def test_a_layer_of_every_host_in_float32(host, token, directions, buffers):
+    attention = layer(host, torch.float32, token=token, directions=directions)
     x = spikes_in(attention, (7, 6), torch.float32)
     expected = attention.mix(*attention.project(x))
     currents = streamed_currents(attention, x, buffers)
@@ -168,10 +220,12 @@ def test_nothing_to_attend_to(shape):
             call(torch.zeros(shape, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("buffers", BUFFERS)
+@pytest.mark.parametrize("directions", [1, 2])
 @torch.no_grad()
-def test_a_stream_starts_anew_and_keeps_its_state():
-    attention = layer(token="qkv")
-    streaming = StreamingAttention(attention)
+def test_a_stream_starts_anew_and_keeps_its_state(directions, buffers):
+    attention = layer(token="qkv", directions=directions)
+    streaming = StreamingAttention(attention, buffers)
     x = spikes_in(attention, (6, 6))
     first, state = streaming(x), streaming.stream
     streaming(1 - x)

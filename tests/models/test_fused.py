@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.nn.utils.prune
 
-from lrfdyn import create_model
+from lrfdyn import create_attention, create_model
+from lrfdyn.attention import AttentionHost
+from lrfdyn.attention.base import lif_conv
 from lrfdyn.errors import LrfdynError
 from lrfdyn.nn.layers import SpikingConv
 from lrfdyn.nn.neurons import LIF
@@ -26,7 +28,14 @@ KINDS = {
     "lrf_ssa": {"dilations": (1, 3)},
     "lrf_dyn": {"dilations": (1, 3)},
     "lrf_dyn-qkv": {"dilations": (1,), "token": "qkv"},
+    "lrf_dyn-both": {"dilations": (1,), "dendrites": 2, "directions": 2},
     "vsa": {},
+}
+# Each in one layer, since a model takes long in the interpreter.
+READINGS = {
+    "ssa-frozen": {"train_qk": False},
+    "lrf_ssa-norm": {"dilations": (1, 3), "norm": True, "scale_lrf": True},
+    "lrf_dyn-same": {"dilations": (1,), "coupling": "same"},
 }
 
 
@@ -40,7 +49,8 @@ def run(model, images):
     model.zero_grad()
     logits = model(images)
     logits.square().sum().backward()
-    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+    assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
     return logits.detach(), grads, {name: b.clone() for name, b in model.named_buffers()}
 
 
@@ -49,8 +59,19 @@ def test_fused_model_equals_the_plain_one(kind, kernels_everywhere):
     torch.manual_seed(0)
     options = {"attention": kind.partition("-")[0], "attention_options": KINDS[kind]}
     model = create_model("spikformer_4_384", **SMALL, **options).to(DEVICE, memory_format=torch.channels_last)
+    compare_with_plain(model, torch.randn(2, 3, 16, 16, device=DEVICE))
+
+
+@pytest.mark.parametrize("kind", READINGS)
+def test_fused_layer_equals_the_plain_one(kind, kernels_everywhere):
+    torch.manual_seed(0)
+    host = AttentionHost(lif_conv, lif_conv)  # without biases
+    layer = create_attention(kind.partition("-")[0], 16, 2, (2, 3), host, **READINGS[kind]).to(DEVICE)
+    compare_with_plain(layer, (torch.rand(2, 2, 16, 2, 3, device=DEVICE) < 0.5).float())
+
+
+def compare_with_plain(model, images):
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    images = torch.randn(2, 3, 16, 16, device=DEVICE)
     with plain_operations():
         want = run(model, images)
     model.load_state_dict(before)

@@ -39,8 +39,22 @@ def tokens_and_modes(shape, seed=0):
     return [random(batch, n, channels, seed=seed + 3), *modes(channels, count, seed)]
 
 
+def tokens_and_real_modes(shape, seed=0):
+    """Without frequencies: two real modes in the place of each oscillator."""
+    batch, n, channels, count = shape
+    decay, weight = random(channels, count, 2, seed=seed).exp() / 10, random(channels, count, 2, seed=seed + 2)
+    return [random(batch, n, channels, seed=seed + 3), decay, None, weight]
+
+
 def plain(u, decay, frequency, weight, initial_state=None):
     """z_n = exp(lambda) z_{n-1} + u_n, X_n = 2 Re sum_j w_j z_n: the recurrence, token by token."""
+    if frequency is None:
+        z = torch.zeros(u.shape[0], *decay.shape).double() if initial_state is None else initial_state
+        soma = []
+        for n in range(u.shape[1]):
+            z = torch.exp(-decay) * z + u[:, n, :, None, None]
+            soma.append(2 * (weight * z).sum((2, 3)))
+        return torch.stack(soma, 1), z
     factor = torch.exp(torch.complex(-decay, frequency))
     w = torch.complex(weight[..., 0], weight[..., 1])
     z = torch.zeros(u.shape[0], *decay.shape, dtype=factor.dtype)
@@ -71,8 +85,23 @@ def check_form(form, inputs):
 
 @shapes
 @forms
-def test_forms_are_the_recurrence(form, shape):
-    check_form(form, [*tokens_and_modes(shape), random(shape[0], *shape[2:], 2, seed=9)])
+@pytest.mark.parametrize("make", [tokens_and_modes, tokens_and_real_modes], ids=["oscillators", "real"])
+def test_forms_are_the_recurrence(make, form, shape):
+    check_form(form, [*make(shape), random(shape[0], *shape[2:], 2, seed=9)])
+
+
+@forms
+def test_real_modes_are_oscillators_that_do_not_turn(form):
+    u, decay, _, weight = tokens_and_real_modes((2, 40, 3, 2))
+    one_by_one = torch.stack((weight.flatten(1), torch.zeros(3, 4).double()), -1)
+    expected, last = dendrite(
+        u, decay.flatten(1), torch.zeros(3, 4).double(), one_by_one, form=form, output_final_state=True
+    )
+    soma, state = dendrite(u, decay, None, weight, form=form, output_final_state=True)
+    torch.testing.assert_close(soma, expected)
+    torch.testing.assert_close(state.flatten(2), last[..., 0])  # in half of the numbers
+    kernel = mode_kernel(decay.flatten(1), torch.zeros(3, 4).double(), one_by_one, 7)
+    torch.testing.assert_close(mode_kernel(decay, None, weight, 7), kernel)
 
 
 @forms
@@ -154,13 +183,15 @@ def test_powers():
 
 @pytest.mark.parametrize("n", [5, 70], ids="N{}".format)
 @forms
-def test_gradcheck(form, n):
-    inputs = [*tokens_and_modes((1, n, 1, 2)), random(1, 1, 2, 2, seed=9)]
+@pytest.mark.parametrize("make", [tokens_and_modes, tokens_and_real_modes], ids=["oscillators", "real"])
+def test_gradcheck(make, form, n):
+    inputs = [*make((1, n, 1, 2)), random(1, 1, 2, 2, seed=9)]
 
     def both(u, decay, frequency, weight, state):
         return dendrite(u, decay, frequency, weight, form=form, initial_state=state, output_final_state=True)
 
-    assert torch.autograd.gradcheck(both, [x.requires_grad_() for x in inputs], atol=1e-6, fast_mode=n > 10)
+    leaves = [None if x is None else x.requires_grad_() for x in inputs]
+    assert torch.autograd.gradcheck(both, leaves, atol=1e-6, fast_mode=n > 10)
 
 
 @pytest.mark.parametrize("split", [1, 6, 64, 89], ids="N{}+".format)
@@ -175,8 +206,9 @@ def test_state_carries_over_a_split(form, split):
     assert_same(parts, plain, [*tokens_and_modes((2, 90, 3, 2)), random(2, 3, 2, 2, seed=9)])
 
 
-def test_one_step_holds_all_of_the_past():
-    u, *parameters = tokens_and_modes((2, 9, 3, 2))
+@pytest.mark.parametrize("make", [tokens_and_modes, tokens_and_real_modes], ids=["oscillators", "real"])
+def test_one_step_holds_all_of_the_past(make):
+    u, *parameters = make((2, 9, 3, 2))
     expected, last = plain(u, *parameters)
     state = torch.zeros(2, 3, 2, 2).double()
     for n in range(9):
@@ -234,6 +266,66 @@ def test_half_precision_runs_in_float32():
     assert state.dtype == torch.float32
 
 
+# --- two directions
+
+
+def both(u, decay, frequency, weight):
+    """The recurrence of one set from the first token on, and of the other from the last on."""
+    there, back = zip(decay, (None, None) if frequency is None else frequency, weight, strict=True)
+    return plain(u, *there)[0] + plain(u.flip(1), *back)[0].flip(1)
+
+
+def two_sets(shape, seed=0):
+    u, *there = tokens_and_modes(shape, seed)
+    return [u, *(torch.stack(pair) for pair in zip(there, modes(*shape[2:], seed=seed + 20), strict=True))]
+
+
+@shapes
+@pytest.mark.parametrize("form", [*FORMS, "auto"])
+def test_two_directions_are_two_recurrences(form, shape):
+    assert_same(lambda *x: dendrite(*x, form=form)[0], both, two_sets(shape))
+
+
+@forms
+def test_two_directions_of_real_modes(form):
+    (u, *there), (_, *back) = (tokens_and_real_modes((2, 40, 3, 2), seed) for seed in (0, 20))
+    sets = [None if pair[0] is None else torch.stack(pair) for pair in zip(there, back, strict=True)]
+    assert_same(lambda *x: dendrite(*x, form=form)[0], both, [u, *sets])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:])
+@pytest.mark.parametrize("argument", range(4), ids=["u", "decay", "frequency", "weight"])
+def test_two_directions_take_any_layout(argument, layout):
+    inputs = two_sets((2, 7, 3, 2))
+    inputs[argument] = arrange(inputs[argument], layout)
+    assert_same(lambda *x: dendrite(*x)[0], both, inputs)
+
+
+@forms
+@given(st.tuples(st.integers(1, 3), st.integers(1, 80), st.integers(1, 3), st.integers(1, 4)), st.integers(0, 999))
+def test_the_image_turned_around_is_the_directions_exchanged(form, shape, seed):
+    u, *sets = two_sets(shape, seed)
+    turned = dendrite(u.flip(1), *(x.flip(0) for x in sets), form=form)[0]
+    torch.testing.assert_close(turned.flip(1), dendrite(u, *sets, form=form)[0], rtol=1e-9, atol=1e-9)
+
+
+@forms
+def test_gradcheck_of_two_directions(form):
+    inputs = [x.requires_grad_() for x in two_sets((1, 5, 2, 2))]
+    assert torch.autograd.gradcheck(lambda *x: dendrite(*x, form=form)[0], inputs, atol=1e-6)
+
+
+def test_a_token_counts_in_both_directions():
+    """At lag 0 a mode gives 2 Re w; before and behind it, that of one direction."""
+    decay, frequency, weight = (x[:, :1] for x in two_sets((1, 1, 1, 1))[1:])
+    impulse = torch.zeros(1, 3, 1).double()
+    impulse[0, 1] = 1
+    soma = dendrite(impulse, decay, frequency, weight)[0].flatten()
+    there, back = (mode_kernel(*x, 2).flatten() for x in zip(decay, frequency, weight, strict=True))
+    torch.testing.assert_close(soma, torch.stack((back[1], there[0] + back[0], there[1])))
+    assert soma[1].item() == pytest.approx(2 * float(weight[:, 0, 0, 0].sum()))
+
+
 # --- bad input
 
 GOOD = {"u": (2, 5, 3), "decay": (3, 4), "frequency": (3, 4), "weight": (3, 4, 2), "initial_state": (2, 3, 4, 2)}
@@ -260,6 +352,34 @@ def test_bad_shape_names_the_argument(argument, shape):
     arguments = {name: torch.zeros(size) for name, size in {**GOOD, argument: shape}.items()}
     with pytest.raises(LrfdynError, match=rf"^{argument}: "):
         dendrite(**arguments)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 4, 1), (2, 4, 2)], ids=shape_id)
+def test_bad_shape_of_real_decays(shape):
+    arguments = {name: torch.zeros(size) for name, size in {**GOOD, "decay": shape}.items()}
+    with pytest.raises(LrfdynError, match=r"^decay: expected \[3, 4, 2\], got"):
+        dendrite(**{**arguments, "frequency": None})
+    u, state = arguments["u"][:, 0], arguments["initial_state"]
+    with pytest.raises(LrfdynError, match=r"^decay: expected \[3, 4, 2\], got"):
+        dendrite_step(u, arguments["decay"], None, arguments["weight"], state)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"decay": (3, 4)}, r"decay: expected \[2, 3, 4\], got \[3, 4\]"),
+        ({"frequency": (1, 3, 4)}, r"frequency: expected \[2, 3, 4\], got \[1, 3, 4\]"),
+        ({"weight": (3, 3, 4, 2)}, r"weight: expected \[2, 3, 4, 2\], got \[3, 3, 4, 2\]"),
+        ({"weight": (2, 2, 3, 4, 2)}, r"weight: expected \[C, M, 2\] or \[2, C, M, 2\], got"),
+        ({"initial_state": (2, 3, 4, 2)}, r"weight: expected \[C, M, 2\] with a state, got \[2, 3, 4, 2\]"),
+        ({"output_final_state": True}, r"weight: expected \[C, M, 2\] with a state, got"),
+    ],
+    ids=str,
+)
+def test_bad_input_of_two_directions(changed, message):
+    given = {"u": (2, 5, 3), "decay": (2, 3, 4), "frequency": (2, 3, 4), "weight": (2, 3, 4, 2), **changed}
+    with pytest.raises(LrfdynError, match=f"^{message}"):
+        dendrite(**{name: x if isinstance(x, bool) else torch.zeros(x) for name, x in given.items()})
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,14 @@ def test_lrf_of_packed_spikes_gives_the_same_gradients(whole, monkeypatch):
     same_bits_twice(iter(grads).__next__)
 
 
-def modes(channels, count):
-    decay = 0.02 + rand(channels, count, seed=5).abs()
-    return decay, rand(channels, count, seed=6), rand(channels, count, 2, seed=7)
+def modes(*shape):
+    """Of `[C, M]`, or of `[2, C, M]` in two directions."""
+    return 0.02 + rand(*shape, seed=5).abs(), rand(*shape, seed=6), rand(*shape, 2, seed=7)
+
+
+def real_modes(*shape):
+    """Without frequencies, two in the place of each oscillator."""
+    return 0.02 + rand(*shape, 2, seed=5).abs(), None, rand(*shape, 2, seed=7)
 
 
 SEQUENCES = [(3, 19, 40, 4), (2, 1, 32, 2), (5, 24, 16, 1), (1, 9, 3, 4)]
@@ -98,23 +103,43 @@ if GPU:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SEQUENCES, ids=str)
 def test_dendrite(shape, dtype):
+    compare_dendrites(modes, shape, dtype)
+
+
+@pytest.mark.parametrize("shape", SEQUENCES[1::2], ids=str)
+def test_dendrite_of_real_modes(shape):
+    compare_dendrites(real_modes, shape, torch.float32)
+
+
+def compare_dendrites(make, shape, dtype, directions=()):
     batch, tokens, channels, count = shape
     u = spikes(batch, tokens, channels, dtype=dtype)
     compare(
         lambda u, *m: Dendrite.apply(u, *m, dtype, None, None, False)[0],
         lambda u, *m: dendrite(u, *m, form="scan")[0],
-        [u, *modes(channels, count)],
+        [u, *make(*directions, channels, count)],
         TOLERANCE[dtype],
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(2, 11, 34, 1), (2, 1, 32, 2), (1, 8, 16, 2), *SEQUENCES[4:]], ids=str)
+def test_dendrite_in_two_directions(shape, dtype):
+    compare_dendrites(modes, shape, dtype, (2,))
+
+
+def test_dendrite_of_real_modes_in_two_directions():
+    compare_dendrites(real_modes, (2, 11, 34, 2), torch.float32, (2,))
+
+
 @pytest.mark.parametrize("given", [False, True])
-def test_dendrite_carries_its_state(given):
-    u, m = rand(2, 11, 20), modes(20, 3)
+@pytest.mark.parametrize("make", [modes, real_modes], ids=["oscillators", "real"])
+def test_dendrite_carries_its_state(make, given):
+    u, m = rand(2, 11, 20), make(20, 3)
     state = rand(2, 20, 3, 2, seed=8) if given else None
     soma, last = Dendrite.apply(u, *m, torch.float32, None, state, True)
     given_state = None if state is None else state.double()
-    double = (u.double(), *(t.double() for t in m))
+    double = (u.double(), *(None if t is None else t.double() for t in m))
     want, want_last = dendrite(*double, form="step", initial_state=given_state, output_final_state=True)
     close(soma, want, 1e-5, "soma")
     close(last, want_last, 1e-5, "state")
@@ -130,8 +155,9 @@ def test_dendrite_with_large_decays(decay):
     torch.testing.assert_close(soma[:, 1], soma[:, 0] * math.exp(-decay), rtol=1e-5, atol=0)
 
 
-def test_dendrite_gives_the_same_bits_twice():
-    u, m = rand(6, 10, 8).requires_grad_(), [t.requires_grad_() for t in modes(8, 2)]
+@pytest.mark.parametrize("shape", [(6, 10, 8, 2), (2, 3, 2, 8, 1)], ids=["one direction", "two"])
+def test_dendrite_gives_the_same_bits_twice(shape):
+    u, m = rand(*shape[:2], 8).requires_grad_(), [t.requires_grad_() for t in modes(*shape[2:])]
 
     def run():
         y, _ = Dendrite.apply(u, *m, torch.float32, None, None, False)
@@ -183,6 +209,16 @@ def test_packed_spikes_give_the_same_gradients():
     grads = []
     for packed in (None, bits[0].transpose(1, 2).flatten(2)):
         leaves = [x.detach().requires_grad_() for x in (tokens_full, *modes(heads * d, 2))]
+        out, _ = Dendrite.apply(*leaves, torch.float32, packed, None, False)
+        grads.append(torch.autograd.grad(out, leaves, rand(*out.shape, seed=9)))
+    same_bits_twice(iter(grads).__next__)
+
+
+def test_packed_spikes_in_two_directions():
+    bits = torch.randint(2**2, (1, 3, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    full, grads = torch.cat([(bits >> t) & 1 for t in range(2)]).float(), []
+    for packed in (None, bits):
+        leaves = [x.detach().requires_grad_() for x in (full, *modes(2, 4, 1))]
         out, _ = Dendrite.apply(*leaves, torch.float32, packed, None, False)
         grads.append(torch.autograd.grad(out, leaves, rand(*out.shape, seed=9)))
     same_bits_twice(iter(grads).__next__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import date
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,8 @@ from tests.training.runs import TINY, tiny, write_recipe
         ("model", {"options": 3}, "model.options: expected keys with values, got 3"),
         ("model", {"options": {"num_classes": 5}}, "model.options: num_classes is the data's, and cannot be chosen"),
         ("model", {"options": {"token": "qkv"}}, "model.options: token has a key of its own, model.token"),
+        ("model", {"directions": 3}, "model.directions: expected 1 or 2, got 3"),
+        ("model", {"directions": True}, "model.directions: expected an integer, got True"),
         ("optimizer", {"weight_decay": float("inf")}, "optimizer.weight_decay: expected a finite number, got inf"),
         ("run", {"seed": 9 * 10**15}, r"run.seed: expected an integer from 0 to 2\^40 - 1, got 9000000000000000"),
         ("model", {"options": {"name": "x"}}, "model.options: name has a key of its own, model.name"),
@@ -202,6 +205,17 @@ def test_fingerprint_is_of_what_decides():
     assert tiny().fingerprint() == "e7b54846ad9465a5", "of keys that came later and are not set"
     for section, values in (("schedule", {"stages": [{"epochs": 1}]}), ("data", {"held_out": 10})):
         assert tiny(**{section: values}).fingerprint() != tiny().fingerprint()
+    assert tiny(model={"coupling": "opposite"}).fingerprint() != tiny().fingerprint()
+    two = tiny(model={"attention": "lrf_dyn", "directions": 2})
+    assert two.fingerprint() != tiny(model={"attention": "lrf_dyn"}).fingerprint()
+
+
+@pytest.mark.parametrize("name", ["lrf_dyn_qkv_100", "ssa_strong_300"])
+def test_fingerprint_of_recorded_runs(name):
+    """Keys that came later leave the runs from before as they were: a sweep does not make them again."""
+    folder = Path(__file__).parents[2] / "results" / "cifar100" / name
+    recorded = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["fingerprint"]
+    assert load_recipe(folder / "recipe.yaml").fingerprint() == recorded
 
 
 def test_share_of_the_batch():

@@ -80,6 +80,7 @@ def test_summary_log_and_evaluation_agree(tmp_path, capsys):
     wanted = "recipe model attention token dilations epochs seed top1 parameters images_per_s wall_s command"
     assert set(wanted.split()) <= set(summary)
     assert (summary["recipe"], summary["seed"], summary["dilations"], summary["token"]) == ("tiny", 3, [3, 5], "value")
+    assert not {"coupling", "norm", "dendrites"} & summary.keys()  # which are the default
     assert (summary["dim"], summary["depth"], summary["heads"]) == (8, 2, 2), "not of the model it is named after"
     last = read_json_lines(out / "log.jsonl")[-1]
     assert last["top1"] == summary["top1"]

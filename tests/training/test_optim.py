@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lrfdyn.data import Augmentation
 from lrfdyn.data.resident import Digits
 from lrfdyn.errors import LrfdynError
+from lrfdyn.io.hub import from_pretrained
 from lrfdyn.models import create_model
 from lrfdyn.training.config import DistillConfig, OptimizerConfig, ScheduleConfig
 from lrfdyn.training.optim import (
@@ -135,6 +136,26 @@ def test_decay_spares_norms_biases_and_time_constants():
     assert all(p.dim() > 1 for p in decayed["params"])
     assert "head.weight" in {names[id(p)] for p in decayed["params"]}
     assert len(decayed["params"]) + len(spared["params"]) == len(names)
+
+
+def test_frozen_queries_and_keys_are_not_the_optimisers(tmp_path):
+    """Nor are they after the model was saved and loaded; whatever else moves, their weights stay."""
+    options = {"dim": 8, "depth": 1, "heads": 2, "image_size": 8, "time_steps": 1, "norm": True, "train_qk": False}
+    create_model("spikformer_4_384", attention="lrf_ssa", **options).save_pretrained(tmp_path)
+    model = from_pretrained(tmp_path).train()
+    frozen = {name for name, p in model.named_parameters() if ".q." in name or ".k." in name}
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
+    assert len(frozen) == 2 * 4  # convolution with its bias, norm
+    names = {id(p): name for name, p in model.named_parameters()}
+    optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.1), 0.1)
+    assert {names[id(p)] for group in optimizer.param_groups for p in group["params"]} == {*names.values()} - frozen
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model(torch.randn(4, 3, 8, 8)).square().sum().backward()
+    optimizer.step()
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert not moved & frozen
+    assert {f"blocks.0.attn.{part}.bn.running_mean" for part in "qkv"} <= moved
+    assert {"blocks.0.attn.v.conv.weight", "blocks.0.attn.lrf.weight"} <= moved
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "sgd"])

@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from lrfdyn.attention import Attention
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import SDTV2
+from lrfdyn.models.summary import count_parameters, meta_model
+from lrfdyn.paper import IMAGENET
 from lrfdyn.training.config import key_help, key_types
 from lrfdyn.training.estimate import estimate
 from lrfdyn.training.recipes import find_recipe, list_recipes, load_recipe, run_name
@@ -28,7 +31,7 @@ ABLATION = [{}, *({"dilations": omega} for omega in ((), (1,), (1, 3), (1, 3, 5)
 QKV = {"attention": "lrf_dyn", "token": "qkv"}
 THREE = [{"attention": kind} for kind in ("ssa", "lrf_ssa", "lrf_dyn")]
 CIFAR = [
-    {"attention": "ssa"}, {"attention": "vsa"}, QKV,
+    {"attention": "ssa"}, {"attention": "vsa"}, QKV, {"attention": "lrf_dyn", "directions": 2},
     *({"attention": kind, **omega} for kind in ("causal_ssa", "lrf_ssa", "lrf_dyn") for omega in ABLATION),
 ]  # fmt: skip
 
@@ -67,9 +70,65 @@ def test_experiments(name: str):
         assert facts["model"] == choice.get("model", load_recipe(name).model.name)
         for key in ("attention", "dilations", "token"):
             assert key not in choice or tuple(facts[key]) == tuple(choice[key])
+        assert facts["directions"] == choice.get("directions", 1 if facts["attention"] == "lrf_dyn" else None)
         assert facts["steps"] == facts["steps_per_epoch"] * config.schedule.total_epochs
         for processes in (2, 4, 8):
             config.micro_batch(processes)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "models"),
+    [
+        ("imagenet_qkformer", {"qkformer_10_384": 16.55, "qkformer_10_512": 29.18}),
+        ("imagenet_sdt_v3", {"sdt_v3_s": 5.24, "sdt_v3_l": 19.25}),
+    ],
+)
+def test_lrf_ssa_has_as_many_parameters_as_in_the_paper(recipe: str, models: dict[str, float]):
+    """Table 1: 29 weights per channel of the values, three stencils and a norm."""
+    for name, millions in models.items():
+        assert IMAGENET[name]["lrf_ssa"].parameters == millions
+        choice = {"model": name, "attention": "lrf_ssa"}
+        model = load_recipe(recipe, choice).model
+        assert (model.dilations, model.norm) == ((1, 3, 5), True)
+        host, ours = (count_parameters(meta_model(name, **options)) for options in ({}, model.arguments()))
+        channels = sum(m.value_dim for m in meta_model(name).modules() if isinstance(m, Attention))
+        assert ours == host + 29 * channels
+        assert f"{ours / 1e6:.2f}" == f"{millions:.2f}"
+
+
+def test_only_29_weights_fit_all_counts():
+    fits = []
+    for name in ("qkformer_10_384", "qkformer_10_512", "sdt_v3_s", "sdt_v3_l"):
+        model, paper = meta_model(name), IMAGENET[name]["lrf_ssa"].parameters
+        channels = sum(m.value_dim for m in model.modules() if isinstance(m, Attention))
+        counts = {n: count_parameters(model) + n * channels for n in range(100)}
+        fits.append({n for n, count in counts.items() if f"{count / 1e6:.2f}" == f"{paper:.2f}"})
+    assert set.intersection(*fits) == {29}
+
+
+def test_the_choice_of_an_attention_brings_its_keys(tmp_path):
+    """Of that kind only, behind what is given; other kinds and the recorded runs are as before."""
+    chosen = {"model": "sdt_v3_l", "attention": "lrf_ssa"}
+    assert load_recipe("imagenet_sdt_v3", {**chosen, "norm": "false", "dilations": "3,5"}).model.arguments() == {
+        "attention": "lrf_ssa", "dilations": (3, 5), "norm": False, "time_steps": 1,
+    }  # fmt: skip
+    for kind in ("ssa", "lrf_dyn"):
+        model = load_recipe("imagenet_qkformer", {"attention": kind}).model
+        assert (model.dilations, model.norm) == (None, None)
+    assert load_recipe("cifar100_spikformer", {"attention": "lrf_ssa"}).model.norm is None
+    facts = estimate(load_recipe("imagenet_sdt_v3", chosen), memory=False)
+    assert (facts["attention"], facts["dilations"], facts["norm"]) == ("lrf_ssa", [1, 3, 5], True)
+    subset = load_recipe("ade20k_subset", {"attention": "lrf_ssa"}).model
+    assert (subset.dilations, subset.norm) == ((3, 5), False)
+    for text, problem in (
+        ("attentions: [lrf_ssa]", "attentions: expected keys of the model by kind, got"),
+        ("attentions: {lrf_ssa: 3}", "attentions: expected keys of the model by kind, got"),
+        ("attentions: {lrf_ssa: {nrom: true}}", "key in model: unknown name 'nrom'; did you mean norm"),
+    ):
+        path = tmp_path / "own.yaml"
+        path.write_text(f"extends: cifar100_spikformer\n{text}\n")
+        with pytest.raises(LrfdynError, match=problem):
+            load_recipe(path, {"attention": "lrf_ssa"})
 
 
 def test_short_names_are_keys():
@@ -85,6 +144,9 @@ def test_short_names_are_keys():
     assert run_name("imagenet_sdt_v3", {"model": "sdt_v3_l", "model.attention": "lrf_dyn", "dilations": "[]"}) == (
         "imagenet_sdt_v3-sdt_v3_l-lrf_dyn-dilations_none"
     )
+    more = {"attention": "lrf_ssa", "norm": True, "train_qk": "false", "coupling": "same"}
+    assert run_name("digits", more) == "digits-lrf_ssa-same-norm_True-train_qk_false"
+    assert run_name("digits", {"attention": "lrf_dyn", "model.directions": "2"}) == "digits-lrf_dyn-directions_2"
 
 
 def test_names_with_capitals(capsys):
@@ -140,6 +202,11 @@ def test_memory_is_counted():
     larger = estimate(tiny(schedule=stages, run={"batch_size": 32}))
     assert alone < larger["memory"]["activations"] < 3 * alone, "of the stage that takes most"
     assert (larger["steps_per_epoch"], larger["steps"]) == (44, 22 + 44)
+    frozen = estimate(tiny(model={"attention": "ssa", "train_qk": False}))
+    learn = frozen["parameters"] - 2 * 2 * (8 * 8 + 3 * 8)  # q and k of two blocks: convolution, its bias, norm
+    assert frozen["memory"]["gradients"] == 4 * learn
+    assert frozen["memory"]["optimizer"] == 8 * learn
+    assert frozen["memory"]["ema"] == frozen["memory"]["parameters"] > 4 * frozen["parameters"]
 
 
 def test_estimate_is_what_a_step_keeps():

@@ -113,7 +113,10 @@ def test_threads_on_a_cpu(tmp_path, capsys, monkeypatch):
     assert main([*command, str(recipe)]) == 0
     assert "threads" not in capsys.readouterr().out  # OMP_NUM_THREADS says how many
     monkeypatch.delenv("OMP_NUM_THREADS")
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     assert main([*command, str(recipe), "--resume", "auto"]) == 0
+    assert chosen[0] == 1  # for a network so small
     assert "1 of 1 threads (the variable OMP_NUM_THREADS sets others)" in capsys.readouterr().out
 
 

@@ -40,7 +40,7 @@ def manhattan(grid: tuple[int, int], queries: range | None = None) -> Tensor:
 
 def uniform_over_past(grid: tuple[int, int], short: int) -> dict[str, float]:
     """What equal weights over a query and the tokens before it would measure: looking back only is near, and on few
-    tokens, without any preference. The reference for kinds that run over the tokens in order."""
+    tokens, without any preference. The reference for kinds that run over the tokens in one order."""
     distance = manhattan(grid)
     n = torch.arange(1, len(distance) + 1, dtype=torch.float64)
     near, total = (distance <= short).tril().sum(1), distance.tril().sum(1)

@@ -87,8 +87,9 @@ class EnergyModel:
             "A spike is one accumulate per weight that it meets, exact at the borders; an integer spike n is n spikes.",
             f"Layers whose input is not spikes{forced} multiply-accumulate with every weight, such as the first "
             f"convolution of a static image, counted {repeated}, or a classifier behind an average.",
-            "SSA is counted as `q (k^T v)`. The dendrites of LRF-Dyn take `3k` multiply-accumulates per token and "
-            "channel (`2k` for the recurrence, `k` for the read-out), its stencils 9 each: potentials are not spikes.",
+            "SSA is counted as `q (k^T v)`. The dendrites of LRF-Dyn take `3k` multiply-accumulates per token, channel "
+            "and direction (`2k` for the recurrence, `k` for the read-out; `2k` in all where modes are real), its "
+            "stencils 9 each: potentials are not spikes.",
             "A re-parameterised convolution counts as the one 3x3 convolution that it equals.",
             "Not counted: norms and scales (folded into weights and thresholds), neuron updates, pooling, softmax, "
             "moving data.",

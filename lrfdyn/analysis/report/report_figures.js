@@ -146,7 +146,8 @@ function shareFigure(parent) {
   const near = distances.length === 1 ? `distance ≤ ${distances[0]}` : "short distance";
   const said = distances.length === 1 ? `distance ${distances[0]} or less`
     : "most a quarter of the largest distance on the grid of each model";
-  const past = local.filter(({ kind }) => kind === "causal_ssa" || kind === "lrf_dyn")
+  const past = local
+    .filter(({ kind, options }) => kind === "causal_ssa" || (kind === "lrf_dyn" && options?.directions !== 2))
     .map(({ locality }) => locality.uniform_over_past?.short_range_share).find(isNumber);
   figure(parent, { id: "short-range-share", title: `Share at ${near}`,
     caption: `Share of a query's attention (absolute values, normalised per query) at ${said}. The ` +

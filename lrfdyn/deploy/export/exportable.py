@@ -12,7 +12,7 @@ from lrfdyn.models.base import SpikingModel
 from lrfdyn.models.sdt_v2 import RepConvBN
 from lrfdyn.nn.layers import fold_time, is_repeated
 from lrfdyn.nn.neurons import SpikingNeuron
-from lrfdyn.ops.dendrite.modes import mode_kernel, mode_powers
+from lrfdyn.ops.dendrite.modes import mode_kernel, mode_numbers, mode_pairs, mode_powers
 from lrfdyn.ops.lif import Dynamics
 
 
@@ -45,34 +45,39 @@ class RowDendrites(nn.Module):
     """The dendrites on a fixed grid, `[T, B, C, H, W]` to the same shape, in real numbers and without an FFT.
 
     Toeplitz matrices are used inside a row of tokens, and from row to row the 2M numbers of a channel's modes, whose
-    recurrence takes log2(H) products instead of H."""
+    recurrence takes log2(H) products instead of H. Of two directions the second has matrices of its own, turned
+    around; inside a row both are one."""
 
     within: Tensor
-    enter: Tensor
-    leave: Tensor
 
     def __init__(self, dendrites: Dendrites, grid: tuple[int, int]) -> None:
         super().__init__()
         self.grid = height, width = grid
-        decay, frequency, weight = (value.detach().double() for value in dendrites.modes(width))
-        kernel = mode_kernel(decay, frequency, weight, width)
-        lag = torch.arange(width) - torch.arange(width).unsqueeze(1)  # [in, out]
-        within = (kernel[lag.clamp(min=0)] * (lag >= 0).unsqueeze(-1)).permute(2, 0, 1)
-        powers = torch.view_as_real(mode_powers(decay, frequency, torch.arange(width + 1)))  # [W + 1, C, M, 2]
-        enter = powers[:width].flip(0).permute(1, 0, 2, 3)
-        re, im = powers[1:].unbind(-1)
-        a, b = weight.unbind(-1)
-        leave = 2 * torch.stack((a * re - b * im, -a * im - b * re), -1)
-        dtype = dendrites.weight.dtype
-        self.register_buffer("within", within.to(dtype))
-        self.register_buffer("enter", enter.flatten(2).to(dtype))
-        self.register_buffer("leave", leave.permute(1, 2, 3, 0).flatten(1, 2).to(dtype))
         self.strides = [2**i for i in range(max(height - 2, 0).bit_length())]
-        for stride in self.strides:
-            re, im = torch.view_as_real(mode_powers(decay, frequency, torch.tensor([width * stride])))[0].unbind(-1)
-            turn = torch.stack((re, im, -im, re), 1).unflatten(1, (2, 2))  # [C, 2, 2, M]: row vector times matrix
-            blocks = torch.diag_embed(turn, dim1=1, dim2=3)  # [C, M, 2, M, 2]
-            self.register_buffer(f"carry{stride}", blocks.flatten(3).flatten(1, 2).to(dtype))
+        lag = torch.arange(width) - torch.arange(width).unsqueeze(1)  # [in, out]
+        dtype, within = dendrites.weight.dtype, []
+        self.directions = ("", "back_")[: dendrites.directions]  # what the names of their matrices begin with
+        for name, (decay, frequency, weight) in zip(self.directions, dendrites.modes_by_direction(width), strict=True):
+            decay, weight, real = decay.detach().double(), weight.detach().double(), frequency is None
+            frequency = None if frequency is None else frequency.detach().double()
+            kernel = mode_kernel(decay, frequency, weight, width)
+            inside = (kernel[lag.clamp(min=0)] * (lag >= 0).unsqueeze(-1)).permute(2, 0, 1)
+            powers = mode_powers(decay, frequency, torch.arange(width + 1))
+            enter = mode_pairs(powers[:width].flip(0)).transpose(0, 1)  # [C, W, M, 2]
+            re, im = mode_pairs(mode_numbers(weight, real) * powers[1:]).unbind(-1)
+            leave = (2 * torch.stack((re, im if real else -im), -1)).permute(1, 2, 3, 0)
+            if name:
+                inside, enter, leave = inside.mT, enter.flip(1), leave.flip(-1)
+            within.append(inside)
+            self.register_buffer(f"{name}enter", enter.flatten(2).to(dtype))
+            self.register_buffer(f"{name}leave", leave.flatten(1, 2).to(dtype))
+            for stride in self.strides:
+                re, im = mode_pairs(mode_powers(decay, frequency, torch.tensor([width * stride])))[0].unbind(-1)
+                entries = (re, 0 * re, 0 * im, im) if real else (re, im, -im, re)
+                turn = torch.stack(entries, 1).unflatten(1, (2, 2))  # [C, 2, 2, M]: row vector times matrix
+                blocks = torch.diag_embed(turn, dim1=1, dim2=3)  # [C, M, 2, M, 2]
+                self.register_buffer(f"{name}carry{stride}", blocks.flatten(3).flatten(1, 2).to(dtype))
+        self.register_buffer("within", torch.stack(within).sum(0).to(dtype))
 
     def forward(self, u: Tensor) -> Tensor:
         height, width = self.grid
@@ -81,15 +86,24 @@ class RowDendrites(nn.Module):
         rows = u.flatten(0, 1).transpose(0, 1).contiguous().view(channels, -1, width)
         soma = rows @ self.within
         if height > 1:
-            state = (rows @ self.enter).view(channels, -1, height, self.enter.shape[-1])[:, :, :-1]
-            for stride in self.strides:
-                carry = getattr(self, f"carry{stride}").unsqueeze(1)
-                before = state[:, :, :-stride] @ carry
-                state = state + nn.functional.pad(before, (0, 0, stride, 0))
-            above = nn.functional.pad(state, (0, 0, 1, 0))
-            soma = soma + above.flatten(1, 2) @ self.leave
+            for name in self.directions:
+                soma = soma + self.from_other_rows(rows, name)
         y = soma.view(channels, -1, height, width).transpose(0, 1).contiguous()
         return y.unflatten(0, (time, batch))
+
+    def from_other_rows(self, rows: Tensor, name: str) -> Tensor:
+        """What the rows before each one give to it in a direction, `[C, rows, W]`."""
+
+        def shifted(state: Tensor, by: int) -> tuple[Tensor, tuple[int, ...]]:
+            """The states that reach a row so much further on, and the padding in the place of those that do not."""
+            return (state[:, :, by:], (0, 0, 0, by)) if name else (state[:, :, :-by], (0, 0, by, 0))
+
+        enter, leave = getattr(self, f"{name}enter"), getattr(self, f"{name}leave")
+        state, padding = shifted((rows @ enter).view(len(rows), -1, self.grid[0], enter.shape[-1]), 1)
+        for stride in self.strides:
+            before, zeros = shifted(state, stride)
+            state = state + nn.functional.pad(before @ getattr(self, f"{name}carry{stride}").unsqueeze(1), zeros)
+        return nn.functional.pad(state, padding).flatten(1, 2) @ leave
 
 
 class PlainRepConv(nn.Module):

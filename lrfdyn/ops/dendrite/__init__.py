@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lrfdyn.errors import require, unknown_name
-from lrfdyn.ops.dendrite.modes import CHUNK, FORMS, dendrite_step, initial_dendrites, paired_modes
+from lrfdyn.ops.dendrite.modes import CHUNK, FORMS, dendrite_step, initial_dendrites, paired_modes, split_directions
 from lrfdyn.ops.dispatch import require_shape, use_triton
 
 __all__ = ["dendrite", "dendrite_step", "initial_dendrites", "paired_modes"]
@@ -18,7 +18,7 @@ MOST_KERNEL_MODES = 4
 def dendrite(
     u: Tensor,
     decay: Tensor,
-    frequency: Tensor,
+    frequency: Tensor | None,
     weight: Tensor,
     *,
     form: str = "auto",
@@ -29,9 +29,12 @@ def dendrite(
     """Soma potentials of a sequence of tokens: its causal convolution with the kernel of the modes, per channel.
 
     - `u`: Tokens `[B, N, C]`.
-    - `decay`: `[C, M]`, >= 0, of each mode and token.
-    - `frequency`: `[C, M]`, in radians per token.
-    - `weight`: `[C, M, 2]`, real and imaginary part.
+    - `decay`: `[C, M]`, >= 0, of each mode and token; `[C, M, 2]` of real modes.
+    - `frequency`: `[C, M]`, in radians per token; None: the modes are real, two in the place of each.
+    - `weight`: `[C, M, 2]`, real and imaginary part, or those of two real modes. With a leading axis of two,
+      `[2, C, M, 2]`, as `decay` and `frequency` then have too, a second set of modes runs over the tokens from the last
+      to the first, and potentials are the sum of both: the token itself, at lag 0, counts in both. The two directions
+      take and give no state.
     - `form`: "fft", "scan" (in chunks), "step" (token by token), or "auto": the fastest here, on a GPU a kernel.
     - `initial_state`: The modes before the first token, `[B, C, M, 2]`: k = 2M numbers per channel, or zeros.
     - `output_final_state`: Whether the modes after the last token are wanted.
@@ -48,21 +51,23 @@ def dendrite(
         (torch.Size([2, 36, 16]), torch.Size([2, 16, 4, 2]))
     """
     require(u.dim() == 3 and u.shape[1] >= 1, f"u: expected [B, N, C] with N >= 1, got {list(u.shape)}")
-    require(weight.dim() == 3, f"weight: expected [C, M, 2], got {list(weight.shape)}")
-    channels, modes = u.shape[2], weight.shape[1]
-    require_shape("decay", decay, (channels, modes))
-    require_shape("frequency", frequency, (channels, modes))
-    require_shape("weight", weight, (channels, modes, 2))
+    known, stateful = weight.dim() in (3, 4), initial_state is not None or output_final_state
+    require(known, f"weight: expected [C, M, 2] or [2, C, M, 2], got {list(weight.shape)}")
+    channels, modes, directions = u.shape[2], weight.shape[-2], (2,) * (weight.dim() - 3)
+    real = (2,) if frequency is None else ()
+    require_shape("decay", decay, (*directions, channels, modes, *real))
+    require_shape("frequency", frequency, (*directions, channels, modes))
+    require_shape("weight", weight, (*directions, channels, modes, 2))
     require_shape("initial_state", initial_state, (u.shape[0], channels, modes, 2))
-    if form == "auto" and modes <= MOST_KERNEL_MODES and use_triton(u, decay, frequency, weight, initial_state):
-        stateful = initial_state is not None or output_final_state
-        if not (stateful and torch.is_grad_enabled()):
-            from lrfdyn.ops.dendrite.triton import Dendrite
+    require(not (directions and stateful), f"weight: expected [C, M, 2] with a state, got {list(weight.shape)}")
+    fused = form == "auto" and modes <= MOST_KERNEL_MODES and not (stateful and torch.is_grad_enabled())
+    if fused and use_triton(u, decay, frequency, weight, initial_state):
+        from lrfdyn.ops.dendrite.triton import Dendrite
 
-            # Under autocast the potentials are stored in its type, like any other activation.
-            autocast = torch.is_autocast_enabled(u.device.type)
-            out = u.dtype if autocast else torch.promote_types(u.dtype, weight.dtype)
-            return Dendrite.apply(u, decay, frequency, weight, out, packed, initial_state, output_final_state)
+        # Under autocast the potentials are stored in its type, like any other activation.
+        autocast = torch.is_autocast_enabled(u.device.type)
+        out = u.dtype if autocast else torch.promote_types(u.dtype, weight.dtype)
+        return Dendrite.apply(u, decay, frequency, weight, out, packed, initial_state, output_final_state)
     if form == "auto":
         # Measured on CPUs: the Toeplitz products win for one or two chunks, the FFT beyond.
         form = "scan" if u.shape[1] <= 2 * CHUNK else "fft"
@@ -71,7 +76,12 @@ def dendrite(
     out = torch.promote_types(u.dtype, weight.dtype)
     dtype = torch.promote_types(out, torch.float32)
     before = None if initial_state is None else initial_state.to(dtype)
-    cast = (decay.to(dtype), frequency.to(dtype), weight.to(dtype))
+    cast = (decay.to(dtype), None if frequency is None else frequency.to(dtype), weight.to(dtype))
     with torch.autocast("cpu" if u.is_meta else u.device.type, enabled=False):  # meta has no autocast of its own
-        soma, state = FORMS[form](u.to(dtype), cast, before, output_final_state)
+        if directions:
+            there, back = split_directions(cast)
+            soma, state = FORMS[form](u.to(dtype), there, None, False)
+            soma = soma + FORMS[form](u.to(dtype).flip(1), back, None, False)[0].flip(1)
+        else:
+            soma, state = FORMS[form](u.to(dtype), cast, before, output_final_state)
     return soma.to(out), state

@@ -1,10 +1,13 @@
 """From dendrites to modes, and the forms of their convolution that run everywhere.
 
-Diagonalising A turns k coupled dendrites into k/2 damped oscillators. Such a mode is a decay `alpha` > 0, a frequency
-`omega` (radians per token) and a complex input-output weight `w`, stored as three real tensors `[C, M]`, `[C, M]` and
-`[C, M, 2]`. The kernel is
+The k dendrites of a channel are coupled in M = k/2 pairs. Coupling of opposite sign makes a pair a damped oscillator:
+a decay `alpha` > 0, a frequency `omega` (radians per token) and a complex input-output weight `w`, stored as three real
+tensors `[C, M]`, `[C, M]` and `[C, M, 2]`. The kernel is
 
     kappa[m] = 2 Re sum_j w_j exp(lambda_j m),   lambda = -alpha + i omega,   X = kappa * u.
+
+Coupling of the same sign makes a pair two real modes: decays and weights are `[C, M, 2]`, the frequency is None, and
+the sum is over all k of them. Either way a pair has two numbers of state.
 """
 
 from __future__ import annotations
@@ -22,51 +25,82 @@ from lrfdyn.ops.dispatch import require_shape
 # exp(-LARGEST_DECAY) is zero in every float format; beyond it only inf * 0 could happen.
 LARGEST_DECAY = 1e4
 CHUNK = 32
-Modes = tuple[Tensor, Tensor, Tensor]
+Modes = tuple[Tensor, Tensor | None, Tensor]
 
 
-def as_complex(pairs: Tensor) -> Tensor:
-    """`[..., 2]` (real, imaginary) as complex numbers, whatever the strides."""
-    return torch.complex(pairs[..., 0], pairs[..., 1])
+def split_directions(modes: Modes) -> list[Modes]:
+    """The modes of two directions, which have a leading axis for it, one after the other."""
+    decay, frequency, weight = modes
+    return [(decay[i], None if frequency is None else frequency[i], weight[i]) for i in range(2)]
 
 
-def mode_powers(decay: Tensor, frequency: Tensor, exponents: Tensor) -> Tensor:
-    """exp(lambda m) for the integer `exponents` m: complex `[len(m), C, M]`, of modulus at most 1."""
+def mode_numbers(pairs: Tensor, real: bool) -> Tensor:
+    """`[..., M, 2]` as the numbers of modes, whatever the strides: M complex ones, or 2M of `real` modes."""
+    return pairs.flatten(-2) if real else torch.complex(pairs[..., 0], pairs[..., 1])
+
+
+def mode_pairs(numbers: Tensor) -> Tensor:
+    """The numbers of modes, M complex or 2M real ones, as `[..., M, 2]`."""
+    return torch.view_as_real(numbers) if numbers.is_complex() else numbers.unflatten(-1, (-1, 2))
+
+
+def mode_powers(decay: Tensor, frequency: Tensor | None, exponents: Tensor) -> Tensor:
+    """exp(lambda m) for the integer `exponents` m, of modulus at most 1: `[len(m), C, M]`, complex, or of real modes
+    `[len(m), C, 2M]`."""
     m = exponents.to(decay.dtype).reshape(-1, 1, 1)
-    return torch.polar(torch.exp(-decay.clamp(max=LARGEST_DECAY) * m), frequency * m)
+    modulus = torch.exp(-decay.flatten(1).clamp(max=LARGEST_DECAY) * m)
+    return modulus if frequency is None else torch.polar(modulus, frequency * m)
 
 
-def mode_kernel(decay: Tensor, frequency: Tensor, weight: Tensor, length: int) -> Tensor:
+def mode_kernel(decay: Tensor, frequency: Tensor | None, weight: Tensor, length: int) -> Tensor:
     """kappa[0..length-1], real `[length, C]`."""
     powers = mode_powers(decay, frequency, torch.arange(length, device=decay.device))
-    return 2 * (powers * as_complex(weight)).sum(-1).real
+    return 2 * (powers * mode_numbers(weight, frequency is None)).sum(-1).real
 
 
-def initial_dendrites(channels: int, dendrites: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`tau`, `coupling`, `gamma`, `readout` of dendrites coupled in pairs on a grid with rows of `width` tokens.
+def initial_dendrites(
+    channels: int, dendrites: int, width: int, sign: int = -1
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`tau`, `coupling`, `gamma`, `readout` of dendrites coupled in pairs, by coupling of opposite sign (-1) or of the
+    same (1), on a grid with rows of `width` tokens.
 
-    Time constants are log-spaced from one token to four rows. The coupling of a pair is its frequency: multiples
-    of one turn per row, spread over modes and channels, so that pairs can resonate with the rows above.
+    Time constants of modes are log-spaced from one token to four rows. Opposite sign: a pair has that of its mode, and
+    its coupling is the frequency: multiples of one turn per row, spread over modes and channels, so that pairs can
+    resonate with the rows above. Same sign: a pair whose modes decay by a > b per token has the leak (a + b) / 2 and
+    the coupling (a - b) / 2.
     """
     pairs = dendrites // 2
-    tau_pair = torch.logspace(0, math.log10(4 * width), pairs, dtype=torch.float64)
-    turns = (torch.arange(channels).unsqueeze(1) + torch.arange(pairs)) % (width // 2 + 1)
+    modes = pairs if sign < 0 else dendrites
+    tau = torch.logspace(0, math.log10(4 * width), modes, dtype=torch.float64)
     coupling = torch.zeros(channels, dendrites - 1, dtype=torch.float64)
-    coupling[:, ::2] = 2 * math.pi / width * turns.double()
     gamma = torch.zeros(channels, pairs, 2, dtype=torch.float64)
     gamma[..., 0] = 1
     # Every mode starts with the same share of the energy of the kernel.
-    energy = torch.sqrt((1 - torch.exp(-2 / tau_pair)) / pairs)
-    readout = torch.randn(channels, pairs, 2, dtype=torch.float64) * energy.unsqueeze(-1)
-    return tau_pair.repeat_interleave(2).expand(channels, -1), coupling, gamma.flatten(1), readout.flatten(1)
+    energy = torch.sqrt((1 - torch.exp(-2 / tau)) / modes).reshape(pairs, -1)
+    readout = torch.randn(channels, pairs, 2, dtype=torch.float64) * energy
+    if sign < 0:
+        turns = (torch.arange(channels).unsqueeze(1) + torch.arange(pairs)) % (width // 2 + 1)
+        coupling[:, ::2] = 2 * math.pi / width * turns.double()
+    else:
+        fast, slow = (1 / tau).reshape(pairs, 2).unbind(-1)
+        tau, coupling[:, ::2] = 2 / (fast + slow), (fast - slow) / 2
+        a, b = readout.unbind(-1)  # of s_1 - s_2, the faster mode, and s_1 + s_2
+        readout = torch.stack((a + b, b - a), -1)
+    return tau.repeat_interleave(2).expand(channels, -1), coupling, gamma.flatten(1), readout.flatten(1)
 
 
-def paired_modes(tau: Tensor, coupling: Tensor, gamma: Tensor, readout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The k/2 modes of dendrites that are coupled in pairs (every second coupling zero, equal tau in a pair).
+def paired_modes(tau: Tensor, coupling: Tensor, gamma: Tensor, readout: Tensor, sign: int = -1) -> Modes:
+    """The modes of dendrites that are coupled in pairs (every second coupling zero, equal tau in a pair).
 
-    A pair is z = s_1 - i s_2 with dz/dn = (-1/tau + i beta) z + (g_1 - i g_2) u, read out as Re (c_1 + i c_2) z.
+    Opposite sign: a pair is z = s_1 - i s_2 with dz/dn = (-1/tau + i beta) z + (g_1 - i g_2) u, read out as
+    Re (c_1 + i c_2) z. Same sign: it is z = s_1 -+ s_2 with dz/dn = (-1/tau -+ beta) z + (g_1 -+ g_2) u, read out as
+    (c_1 -+ c_2) z / 2.
     """
     decay, frequency = 1 / tau[:, ::2], coupling[:, ::2]
+    if sign > 0:
+        decay = torch.stack((decay + frequency, decay - frequency), -1)
+        enters, leaves = (torch.stack((x[:, ::2] - x[:, 1::2], x[:, ::2] + x[:, 1::2]), -1) for x in (gamma, readout))
+        return decay, None, leaves * enters * (1 - torch.exp(-decay)) / decay / 4
     eigenvalue = torch.complex(-decay, frequency)
     entry = torch.complex(gamma[:, ::2], -gamma[:, 1::2]) * (torch.exp(eigenvalue) - 1) / eigenvalue
     output = torch.complex(readout[:, ::2], readout[:, 1::2])
@@ -94,12 +128,13 @@ def dendrite_scan(
     """In chunks: a small causal convolution inside a chunk, the mode state from chunk to chunk. Without `chunk` all
     tokens are one, and the convolution is by FFT."""
     decay, frequency, weight = modes
-    w = as_complex(weight)
+    real = frequency is None
+    w = mode_numbers(weight, real)
     length = min(chunk or u.shape[1], u.shape[1])
     powers = mode_powers(decay, frequency, torch.arange(length + 1, device=u.device))
     kernel = 2 * (powers[:length] * w).sum(-1).real
     convolve = _by_products(kernel) if chunk else _by_fft(kernel)
-    state = None if initial_state is None else as_complex(initial_state)
+    state = None if initial_state is None else mode_numbers(initial_state, real)
     soma = []
     for tokens in u.split(length, dim=1):
         n = tokens.shape[1]
@@ -110,26 +145,33 @@ def dendrite_scan(
         if final_state or len(soma) * length < u.shape[1]:
             entering = torch.einsum("bsc,scm->bcm", tokens.to(powers.dtype), powers[:n].flip(0))
             state = entering if state is None else entering + powers[n] * state
-    last = torch.view_as_real(state) if final_state and state is not None else None
+    last = mode_pairs(state) if final_state and state is not None else None
     return torch.cat(soma, 1) if chunk else soma[0], last
 
 
-def dendrite_step(u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def dendrite_step(
+    u: Tensor, decay: Tensor, frequency: Tensor | None, weight: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     """One token of `dendrite`, holding k numbers per channel: the soma potential `[B, C]` and the next state
-    `[B, C, M, 2]` after the token `u` `[B, C]`; `decay` and `frequency` are `[C, M]`, `weight` is `[C, M, 2]` and
-    `state` `[B, C, M, 2]`."""
+    `[B, C, M, 2]` after the token `u` `[B, C]`; `decay` and `frequency` are `[C, M]` (of real modes `[C, M, 2]` and
+    None), `weight` is `[C, M, 2]` and `state` `[B, C, M, 2]`."""
     require(state.dim() == 4, f"state: expected [B, C, M, 2], got {list(state.shape)}")
     batch, *modes = state.shape[:3]
     require_shape("u", u, (batch, modes[0]))
-    require_shape("decay", decay, modes)
+    require_shape("decay", decay, modes if frequency is not None else (*modes, 2))
     require_shape("frequency", frequency, modes)
     require_shape("weight", weight, (*modes, 2))
     require_shape("state", state, (batch, *modes, 2))
     return _advance(u, decay, frequency, weight, state)
 
 
-def _advance(u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _advance(
+    u: Tensor, decay: Tensor, frequency: Tensor | None, weight: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     modulus = torch.exp(-decay.clamp(max=LARGEST_DECAY))
+    if frequency is None:
+        state = modulus * state + u[..., None, None]
+        return 2 * (weight * state).sum((-2, -1)), state
     cos, sin = modulus * torch.cos(frequency), modulus * torch.sin(frequency)
     re, im = state.unbind(-1)
     re, im = cos * re - sin * im + u.unsqueeze(-1), cos * im + sin * re

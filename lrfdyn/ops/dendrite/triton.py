@@ -7,7 +7,13 @@ and since the kernel of a mode is 2 Re w z^m, sums over all tokens give every gr
 
     dL/dw = 2 conj(sum u_n q_n),   dL/dlambda = 2 w sum u_n p_n,   p_n = sum_m m z^m G_{n+m} = z p_{n+1} + z q_{n+1}.
 
+Without a frequency modes are real: what is the real and the imaginary part elsewhere are then two modes of their own.
 Nothing is kept but the tokens and the parameters.
+
+With two directions the first potential needs the last token, so no walk gives both. One program makes the two walks
+over its sequence one after the other, the second from where the first one ended: it meets the tokens, and the sums that
+it adds to, in the cache. Forward it begins at the last token, backward at the last too, where the gradients of the
+first set begin. What the first walk gives waits in float32.
 """
 
 from __future__ import annotations
@@ -42,11 +48,16 @@ def _load_pairs(x, cols, inside, M: tl.constexpr):
 def _load_poles(decay, frequency, cols, inside, M: tl.constexpr, LARGEST: tl.constexpr):
     """A tuple of 2 M tiles: real and imaginary part of z of every mode."""
     z = ()
-    for m in tl.static_range(M):
-        alpha = tl.minimum(tl.load(decay + cols * M + m, mask=inside, other=0.0), LARGEST)
-        omega = tl.load(frequency + cols * M + m, mask=inside, other=0.0)
-        modulus = tl.exp(-alpha)
-        z = z + (modulus * tl.cos(omega), modulus * tl.sin(omega))
+    if frequency is None:
+        decays = _load_pairs(decay, cols, inside, M)
+        for k in tl.static_range(2 * M):
+            z = z + (tl.exp(-tl.minimum(decays[k], LARGEST)),)
+    else:
+        for m in tl.static_range(M):
+            alpha = tl.minimum(tl.load(decay + cols * M + m, mask=inside, other=0.0), LARGEST)
+            omega = tl.load(frequency + cols * M + m, mask=inside, other=0.0)
+            modulus = tl.exp(-alpha)
+            z = z + (modulus * tl.cos(omega), modulus * tl.sin(omega))
     return z
 
 
@@ -64,72 +75,113 @@ def _load_tokens(
 
 
 @triton.jit
+def _store_token(x, n, value, C: tl.constexpr, cols, mask):
+    tl.store(x + n * C + cols, value.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _walk(
+    u, z, w, state, waiting, out, cols, inside, step: tl.constexpr, KEEP: tl.constexpr, REAL: tl.constexpr,
+    N: tl.constexpr, C: tl.constexpr, M: tl.constexpr, L: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Potentials of a sequence, walked from the first token on (`step` 1) or from the last (-1), and added to those
+    that are `waiting`, if any. Returns the state, that after the last token with KEEP."""
+    first: tl.constexpr = 0 if step == 1 else N - 1
+    tokens = _load_tokens(u, first, step, 0, N, C, cols, inside, L, False)
+    for start in range(0, N, L):
+        following = _load_tokens(u, first + step * (start + L), step, 0, N, C, cols, inside, L, False)
+        if waiting is not None:
+            others = _load_tokens(waiting, first + step * start, step, 0, N, C, cols, inside, L, False)
+        for k in tl.static_range(L):
+            soma = tl.zeros((BC,), tl.float32)
+            after = ()
+            for m in tl.static_range(0, 2 * M, 2):
+                if REAL:
+                    re = z[m] * state[m] + tokens[k]
+                    im = z[m + 1] * state[m + 1] + tokens[k]
+                    soma += 2 * w[m] * re
+                    soma += 2 * w[m + 1] * im
+                else:
+                    re = z[m] * state[m] + (tokens[k] - z[m + 1] * state[m + 1])
+                    im = z[m] * state[m + 1] + z[m + 1] * state[m]
+                    soma += 2 * w[m] * re
+                    soma -= 2 * w[m + 1] * im
+                # Tokens beyond the sequence must not let the state decay further.
+                if KEEP:
+                    re = tl.where(start + k < N, re, state[m])
+                    im = tl.where(start + k < N, im, state[m + 1])
+                after = after + (re, im)
+            state = after
+            if waiting is not None:
+                soma += others[k]
+            _store_token(out, first + step * (start + k), soma, C, cols, inside & (start + k < N))
+        tokens = following
+    return state
+
+
+@triton.jit
 def _dendrite_forward(
-    u, decay, frequency, weight, state_in, out, state_out, N: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+    u, decay, frequency, weight, state_in, waiting, out, state_out, N: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
     L: tl.constexpr, LARGEST: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     blocks: tl.constexpr = (C + BC - 1) // BC
     cols = (tl.program_id(0) % blocks) * BC + tl.arange(0, BC)
     inside = existing_columns(cols, C, BC)
     b = (tl.program_id(0) // blocks).to(tl.int64)
-    z = _load_poles(decay, frequency, cols, inside, M, LARGEST)
-    w = _load_pairs(weight, cols, inside, M)
     u += b * N * C
     out += b * N * C
     state = zero_tiles(2 * M, BC)
+    if waiting is not None:
+        waiting += b * N * C
+        z = _load_poles(decay, frequency, C + cols, inside, M, LARGEST)
+        w = _load_pairs(weight, C + cols, inside, M)
+        _walk(u, z, w, state, None, waiting, cols, inside, -1, False, frequency is None, N, C, M, L, BC)
+        tl.debug_barrier()  # a lane may read what another one wrote
     if state_in is not None:
         state = _load_pairs(state_in + b * C * M * 2, cols, inside, M)
-    tokens = _load_tokens(u, 0, 1, 0, N, C, cols, inside, L, False)
-    for start in range(0, N, L):
-        following = _load_tokens(u, start + L, 1, 0, N, C, cols, inside, L, False)
-        for k in tl.static_range(L):
-            soma = tl.zeros((BC,), tl.float32)
-            after = ()
-            for m in tl.static_range(0, 2 * M, 2):
-                re = z[m] * state[m] + (tokens[k] - z[m + 1] * state[m + 1])
-                im = z[m] * state[m + 1] + z[m + 1] * state[m]
-                soma += 2 * w[m] * re
-                soma -= 2 * w[m + 1] * im
-                # Tokens beyond the sequence must not let the state decay further.
-                if state_out is not None:
-                    re = tl.where(start + k < N, re, state[m])
-                    im = tl.where(start + k < N, im, state[m + 1])
-                after = after + (re, im)
-            state = after
-            pointer = out + (start + k) * C + cols
-            tl.store(pointer, soma.to(out.dtype.element_ty), mask=inside & (start + k < N))
-        tokens = following
+    keep: tl.constexpr = state_out is not None
+    z = _load_poles(decay, frequency, cols, inside, M, LARGEST)
+    w = _load_pairs(weight, cols, inside, M)
+    state = _walk(u, z, w, state, waiting, out, cols, inside, 1, keep, frequency is None, N, C, M, L, BC)
     if state_out is not None:
         for k in tl.static_range(2 * M):
             tl.store(state_out + b * C * M * 2 + cols * (2 * M) + k, state[k], mask=inside)
 
 
 @triton.jit
-def _dendrite_backward(
-    u, decay, frequency, weight, grad, grad_u, partial, B, STEP_IMAGES, N: tl.constexpr, C: tl.constexpr,
-    M: tl.constexpr, L: tl.constexpr, LARGEST: tl.constexpr, PACKED: tl.constexpr, BC: tl.constexpr,
+def _walk_back(
+    source, bit, z, w, grad, waiting, grad_u, sums, cols, inside, step: tl.constexpr, REAL: tl.constexpr,
+    N: tl.constexpr, C: tl.constexpr, M: tl.constexpr, L: tl.constexpr, PACKED: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    cols = tl.program_id(0) * BC + tl.arange(0, BC)
-    inside = existing_columns(cols, C, BC)
-    z = _load_poles(decay, frequency, cols, inside, M, LARGEST)
-    w = _load_pairs(weight, cols, inside, M)
-    sums = zero_tiles(4 * M, BC)  # of u q and u p: two parts each, for every mode
-    for sequence in range(tl.program_id(1), B, tl.num_programs(1)):
-        base = tl.cast(sequence, tl.int64) * N * C
-        source, bit = spike_source(u, sequence, N * C, STEP_IMAGES, PACKED)
-        state = zero_tiles(4 * M, BC)  # q and p
-        tokens = _load_tokens(source, N - 1, -1, bit, N, C, cols, inside, L, PACKED)
-        grads = _load_tokens(grad + base, N - 1, -1, 0, N, C, cols, inside, L, False)
-        for start in range(0, N, L):
-            next_tokens = _load_tokens(source, N - 1 - start - L, -1, bit, N, C, cols, inside, L, PACKED)
-            next_grads = _load_tokens(grad + base, N - 1 - start - L, -1, 0, N, C, cols, inside, L, False)
-            for k in tl.static_range(L):
-                total = tl.zeros((BC,), tl.float32)
-                after = ()
-                added = ()
-                for m in tl.static_range(M):
-                    z_re = z[2 * m]
-                    z_im = z[2 * m + 1]
+    """The gradient of the tokens of a sequence, walked against the direction of the modes (from the last token on with
+    `step` -1), and added to that which is `waiting`, if any. Returns `sums` with those of this sequence."""
+    first: tl.constexpr = 0 if step == 1 else N - 1
+    state = zero_tiles(4 * M, BC)  # q and p
+    tokens = _load_tokens(source, first, step, bit, N, C, cols, inside, L, PACKED)
+    grads = _load_tokens(grad, first, step, 0, N, C, cols, inside, L, False)
+    for start in range(0, N, L):
+        following = first + step * (start + L)
+        next_tokens = _load_tokens(source, following, step, bit, N, C, cols, inside, L, PACKED)
+        next_grads = _load_tokens(grad, following, step, 0, N, C, cols, inside, L, False)
+        if waiting is not None:
+            others = _load_tokens(waiting, first + step * start, step, 0, N, C, cols, inside, L, False)
+        for k in tl.static_range(L):
+            total = tl.zeros((BC,), tl.float32)
+            after = ()
+            added = ()
+            for m in tl.static_range(M):
+                z_re = z[2 * m]
+                z_im = z[2 * m + 1]
+                if REAL:
+                    zq_re = z_re * state[4 * m]
+                    q_im = z_im * state[4 * m + 1]
+                    p_re = z_re * state[4 * m + 2] + zq_re
+                    p_im = z_im * state[4 * m + 3] + q_im
+                    q_re = zq_re + grads[k]
+                    q_im += grads[k]
+                    total += 2 * w[2 * m] * q_re
+                    total += 2 * w[2 * m + 1] * q_im
+                else:
                     zq_re = z_re * state[4 * m] - z_im * state[4 * m + 1]
                     q_im = z_re * state[4 * m + 1] + z_im * state[4 * m]
                     p_re = z_re * state[4 * m + 2] + (zq_re - z_im * state[4 * m + 3])
@@ -137,18 +189,53 @@ def _dendrite_backward(
                     q_re = zq_re + grads[k]
                     total += 2 * w[2 * m] * q_re
                     total -= 2 * w[2 * m + 1] * q_im
-                    after = after + (q_re, q_im, p_re, p_im)
-                for m in tl.static_range(4 * M):
-                    added = added + (sums[m] + tokens[k] * after[m],)
-                state = after
-                sums = added
-                n = N - 1 - start - k
-                tl.store(grad_u + base + n * C + cols, total.to(grad_u.dtype.element_ty), mask=inside & (n >= 0))
-            tokens = next_tokens
-            grads = next_grads
-    partial += tl.program_id(1) * (4 * M) * C + cols
+                after = after + (q_re, q_im, p_re, p_im)
+            for m in tl.static_range(4 * M):
+                added = added + (sums[m] + tokens[k] * after[m],)
+            state = after
+            sums = added
+            if waiting is not None:
+                total += others[k]
+            _store_token(grad_u, first + step * (start + k), total, C, cols, inside & (start + k < N))
+        tokens = next_tokens
+        grads = next_grads
+    return sums
+
+
+@triton.jit
+def _dendrite_backward(
+    u, decay, frequency, weight, grad, waiting, grad_u, partial, B, STEP_IMAGES, N: tl.constexpr, C: tl.constexpr,
+    M: tl.constexpr, L: tl.constexpr, LARGEST: tl.constexpr, PACKED: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    cols = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = existing_columns(cols, C, BC)
+    z = _load_poles(decay, frequency, cols, inside, M, LARGEST)
+    w = _load_pairs(weight, cols, inside, M)
+    sums = zero_tiles(4 * M, BC)  # of u q and u p: two parts each, for every mode
+    if waiting is not None:
+        z_back = _load_poles(decay, frequency, C + cols, inside, M, LARGEST)
+        w_back = _load_pairs(weight, C + cols, inside, M)
+        sums_back = zero_tiles(4 * M, BC)
+    for sequence in range(tl.program_id(1), B, tl.num_programs(1)):
+        base = tl.cast(sequence, tl.int64) * N * C
+        source, bit = spike_source(u, sequence, N * C, STEP_IMAGES, PACKED)
+        first_out = grad_u + base if waiting is None else waiting + base
+        sums = _walk_back(
+            source, bit, z, w, grad + base, None, first_out, sums, cols, inside, -1, frequency is None, N, C, M, L,
+            PACKED, BC,
+        )  # fmt: skip
+        if waiting is not None:
+            tl.debug_barrier()
+            sums_back = _walk_back(
+                source, bit, z_back, w_back, grad + base, waiting + base, grad_u + base, sums_back, cols, inside, 1,
+                frequency is None, N, C, M, L, PACKED, BC,
+            )  # fmt: skip
+    directions: tl.constexpr = 1 if waiting is None else 2
+    partial += tl.program_id(1) * (4 * M * directions) * C + cols
     for m in tl.static_range(4 * M):
         tl.store(partial + m * C, sums[m], mask=inside)
+        if waiting is not None:
+            tl.store(partial + (4 * M + m) * C, sums_back[m], mask=inside)
 
 
 @triton.jit
@@ -156,23 +243,35 @@ def _finish(
     partial, weight, grad_decay, grad_frequency, grad_weight, G, C, M: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr
 ):
     cols = tl.program_id(0) * BC + tl.arange(0, BC)
-    m = tl.program_id(1)
+    m = tl.program_id(1)  # over the modes of all directions
     inside = cols < C
     at = tl.arange(0, BG)
     sums = ()
     for part in tl.static_range(4):
         acc = tl.zeros((BG, BC), tl.float32)
         for start in range(0, G, BG):
-            pointer = partial + ((start + at)[:, None] * (4 * M) + 4 * m + part) * C + cols[None, :]
+            pointer = partial + ((start + at)[:, None] * (4 * tl.num_programs(1)) + 4 * m + part) * C + cols[None, :]
             acc += tl.load(pointer, mask=(start + at < G)[:, None] & inside[None, :], other=0.0)
         sums = sums + (tl.sum(acc, 0),)
-    here = cols * M + m
+    here = (m // M * C + cols) * M + m % M
     w_re = tl.load(weight + here * 2, mask=inside, other=0.0)
     w_im = tl.load(weight + here * 2 + 1, mask=inside, other=0.0)
     tl.store(grad_weight + here * 2, 2 * sums[0], mask=inside)
-    tl.store(grad_weight + here * 2 + 1, -2 * sums[1], mask=inside)
-    tl.store(grad_decay + here, -2 * (w_re * sums[2] - w_im * sums[3]), mask=inside)
-    tl.store(grad_frequency + here, -2 * (w_re * sums[3] + w_im * sums[2]), mask=inside)
+    if grad_frequency is None:
+        tl.store(grad_weight + here * 2 + 1, 2 * sums[1], mask=inside)
+        tl.store(grad_decay + here * 2, -2 * w_re * sums[2], mask=inside)
+        tl.store(grad_decay + here * 2 + 1, -2 * w_im * sums[3], mask=inside)
+    else:
+        tl.store(grad_weight + here * 2 + 1, -2 * sums[1], mask=inside)
+        tl.store(grad_decay + here, -2 * (w_re * sums[2] - w_im * sums[3]), mask=inside)
+        tl.store(grad_frequency + here, -2 * (w_re * sums[3] + w_im * sums[2]), mask=inside)
+
+
+def _waiting(weight: Tensor, out: Tensor) -> Tensor | None:
+    """Where the sums of one direction wait for those of the other, in float32: `out` itself if it can hold them."""
+    if weight.dim() == 3:
+        return None
+    return out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
 
 
 class Dendrite(torch.autograd.Function):
@@ -181,19 +280,19 @@ class Dendrite(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, u: Tensor, decay: Tensor, frequency: Tensor, weight: Tensor, dtype: torch.dtype,
+        ctx: Any, u: Tensor, decay: Tensor, frequency: Tensor | None, weight: Tensor, dtype: torch.dtype,
         packed: Tensor | None, state: Tensor | None, keep_state: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         u = u.contiguous()
-        decay, frequency, weight = (t.float().contiguous() for t in (decay, frequency, weight))
-        state = None if state is None else state.float().contiguous()
+        decay, weight = decay.float().contiguous(), weight.float().contiguous()
+        frequency, state = (None if t is None else t.float().contiguous() for t in (frequency, state))
         batch, tokens, channels = u.shape
-        modes, bc = weight.shape[1], FORWARD_CHANNELS
+        modes, bc = weight.shape[-2], FORWARD_CHANNELS
         out = torch.empty_like(u, dtype=dtype)
         state_out = weight.new_empty(batch, channels, modes, 2) if keep_state else None
         options = {"N": tokens, "C": channels, "M": modes, "L": TOKENS, "LARGEST": LARGEST_DECAY, "num_warps": 1}
         _dendrite_forward[(triton.cdiv(channels, bc) * batch,)](
-            u, decay, frequency, weight, state, out, state_out, BC=bc, **options
+            u, decay, frequency, weight, state, _waiting(weight, out), out, state_out, BC=bc, **options
         )
         ctx.save_for_backward(u if packed is None else packed.contiguous(), decay, frequency, weight)
         ctx.given = (packed is not None, u.dtype, options)
@@ -206,14 +305,16 @@ class Dendrite(torch.autograd.Function):
         packed, dtype, options = ctx.given
         grad = grads[0].contiguous()
         batch, _, channels = grad.shape
-        modes, bc = weight.shape[1], BACKWARD_CHANNELS
+        modes, bc = weight.shape[-2], BACKWARD_CHANNELS
+        sets = weight.numel() // (2 * channels)  # modes of all directions
         # A program takes several sequences, so that its sums are few beside the tokens it reads.
         programs = max(1, min(batch, BACKWARD_PROGRAMS // triton.cdiv(channels, bc)))
-        partial = weight.new_empty(programs, 4 * modes, channels)
+        partial = weight.new_empty(programs, 4 * sets, channels)
         grad_u = torch.empty_like(grad, dtype=dtype)
         _dendrite_backward[(triton.cdiv(channels, bc), programs)](
-            u, decay, frequency, weight, grad, grad_u, partial, batch, u.shape[0], PACKED=packed, BC=bc, **options
-        )
-        out = tuple(torch.empty_like(t) for t in (decay, frequency, weight))
-        _finish[(triton.cdiv(channels, 32), modes)](partial, weight, *out, programs, channels, M=modes, BG=32, BC=32)
+            u, decay, frequency, weight, grad, _waiting(weight, grad_u), grad_u, partial, batch, u.shape[0],
+            PACKED=packed, BC=bc, **options,
+        )  # fmt: skip
+        out = tuple(None if t is None else torch.empty_like(t) for t in (decay, frequency, weight))
+        _finish[(triton.cdiv(channels, 32), sets)](partial, weight, *out, programs, channels, M=modes, BG=32, BC=32)
         return grad_u, *out, None, None, None, None
