@@ -106,7 +106,7 @@ def test_largest_spikformer_runs_forward_and_backward():
         ({"name": "sew_resnet18", "attention_options": {"dilations": (1,)}}, "unknown name 'attention_options'"),
         ({"name": "sew_resnet18", "dilations": (1,)}, "option of sew_resnet18: unknown name 'dilations'"),
         ({"attention": "lrf_dyn", "token": "key"}, "token: unknown name 'key'"),
-        ({"attention": "lrf_dyn", "dendrites": 3}, "dendrites: expected an even number (pairs oscillate), got 3"),
+        ({"attention": "lrf_dyn", "dendrites": 3}, "dendrites: expected an even number (pairs are coupled), got 3"),
         ({"attention": "lrf_dyn", "dendrites": 8.0}, "dendrites: expected an integer >= 2, got 8.0"),
         ({"attention": "lrf_ssa", "dilations": (0,)}, "dilations: expected different integers >= 1"),
         ({"attention": "lrf_ssa", "dilations": 3}, "dilations: expected a sequence of integers, got 3"),
