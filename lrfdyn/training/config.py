@@ -114,8 +114,6 @@ class OptimizerConfig(Section):
         super().__post_init__()
         shares = all(0 <= beta < 1 for beta in self.betas)
         require(shares, f"optimizer.betas: expected two numbers in [0, 1), got {self.betas}")
-        ours = self.muon_rate is None or self.name == "muon"
-        require(ours, f"optimizer.muon_rate: is for the optimiser muon, and this is {self.name}")
 
 
 @dataclass(frozen=True)

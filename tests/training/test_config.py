@@ -63,7 +63,6 @@ from tests.training.runs import TINY, tiny, write_recipe
         ),
         ("schedule", {"stages": [3]}, "schedule.stages: stage: expected keys with values, got 3"),
         ("schedule", {"stages": {"epochs": 1}}, "schedule.stages: expected a list, got {'epochs': 1}"),
-        ("optimizer", {"muon_rate": 1.0}, "optimizer.muon_rate: is for the optimiser muon, and this is adamw"),
         ("data", {"held_out": 0}, "data.held_out: expected an integer >= 1, got 0"),
         ("run", {"batch_size": 0}, "run.batch_size: expected an integer >= 1, got 0"),
         ("run", {"sync_batchnorm": 1}, "run.sync_batchnorm: expected true or false, got 1"),
