@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from lrfdyn.training.tasks import attention_facts, build_data, data_options, tas
 STATES = {"adamw": 2, "lamb": 2, "muon": 2, "sgd": 1}  # numbers that an optimiser keeps per parameter
 MATRIX_STATES = 1  # of those that Muon itself trains
 FEW, MORE = 2, 4  # images of the batches that activations are counted for
+MOST_STEPS = 16  # time steps that they are counted for; every further one keeps as much
 
 
 def data_facts(config: TrainConfig) -> tuple[dict[str, int], str]:
@@ -116,7 +118,12 @@ def activation_bytes(model: nn.Module, stages: Sequence[Stage], channels: int, s
         model.to_empty(device="cpu").train()
         most = 0
         for stage in stages:
-            switch.enter(stage.settings)
-            few, more = (kept_bytes(images, stage.settings.image_size or size) for images in (FEW, MORE))
-            most = max(most, few + (more - few) // (MORE - FEW) * (stage.micro_batch - FEW))
+            steps = switch.enter(stage.settings)
+            counted = []
+            for part in (steps,) if steps <= MOST_STEPS else (MOST_STEPS // 2, MOST_STEPS):
+                switch.enter(dataclasses.replace(stage.settings, time_steps=part))
+                few, more = (kept_bytes(images, stage.settings.image_size or size) for images in (FEW, MORE))
+                counted.append(few + (more - few) // (MORE - FEW) * (stage.micro_batch - FEW))
+            each = (counted[-1] - counted[0]) // (MOST_STEPS // 2)
+            most = max(most, counted[-1] + each * max(steps - MOST_STEPS, 0))
     return most * (2 if config.run.precision == "fp64" else 1)

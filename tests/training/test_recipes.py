@@ -209,6 +209,14 @@ def test_memory_is_counted():
     assert frozen["memory"]["ema"] == frozen["memory"]["parameters"] > 4 * frozen["parameters"]
 
 
+@pytest.mark.parametrize("attention", ["ssa", "lrf_dyn"])
+def test_memory_of_many_time_steps_is_not_counted_one_by_one(attention, monkeypatch):
+    config = tiny(model={"time_steps": 9, "attention": attention})
+    whole = estimate(config)["memory"]
+    monkeypatch.setattr("lrfdyn.training.estimate.MOST_STEPS", 4)
+    assert estimate(config)["memory"] == whole
+
+
 def test_estimate_is_what_a_step_keeps():
     """Against a real forward pass of the same batch, by the same counter on real memory."""
     import torch
