@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -338,6 +339,14 @@ def test_foreign_onnx_file(description, message, place, tmp_path):
     onnx.save(file, tmp_path / "foreign.onnx")
     with pytest.raises(LrfdynError, match=f"model: .*{message}"):
         Predictor.open(str(tmp_path / "foreign.onnx"))
+
+
+@pytest.mark.parametrize("classes", [1, 500])
+def test_a_description_of_another_number_of_classes(classes, place):
+    opened = Predictor.open(str(place / "model.onnx"))
+    predictor = dataclasses.replace(opened, class_names=tuple(map(str, range(classes))))
+    with pytest.raises(LrfdynError, match=f"model: its description says {classes} classes, and it gives"):
+        list(predictor.predict(sorted((place / "images").iterdir())[:1]))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -104,7 +104,10 @@ class Predictor:
                     images.append(self.preprocessing.load(path))
                 except Exception as error:  # damaged files make decoders fail in any way
                     record["error"] = reason(error)
-            logits = self.run(np.stack(images)) if images else ()
+            shape = (len(images), len(self.class_names))
+            logits = self.run(np.stack(images)) if images else np.empty(shape)
+            found = f"gives {list(logits.shape)} for {shape[0]} images"
+            require(logits.shape == shape, f"model: its description says {shape[1]} classes, and it {found}")
             require(bool(np.isfinite(logits).all()), f"model: its logits of {some[0]} or those after it are not finite")
             for record, row in zip((r for r in records if "error" not in r), logits, strict=True):
                 scores = np.exp(row.astype(np.float64) - row.max())
