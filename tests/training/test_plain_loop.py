@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.data import create_data
+from lrfdyn.errors import LrfdynError
 from lrfdyn.io.weights import list_checkpoints, read_checkpoint
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.optim import build_optimizer, rate_at, set_rate
