@@ -49,9 +49,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{each.name}{state}: {shlex.join(['lrfdyn', *each.command(sweep.folder(each))])}")
         return 0
     with sole_user(out):
-        rows = run_with_bars(sweep, shared.plain_console(stderr=args.json), args.restart)
-        if args.keep is not None:
-            sweep.keep(args.keep)
+        rows = run_with_bars(sweep, shared.plain_console(stderr=args.json), args.restart, args.keep)
     if args.json:
         shared.print_json({"runs": rows, "groups": group_rows(rows)})
     else:
@@ -59,11 +57,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if sweep.failed else 0
 
 
-def run_with_bars(sweep: Sweep, console: Console, restart: bool) -> list[dict[str, Any]]:
+def run_with_bars(sweep: Sweep, console: Console, restart: bool, keep: Path | None = None) -> list[dict[str, Any]]:
     """Makes the runs of a sweep with a bar for each, and returns the rows of its table."""
     try:
         with shared.bars(console) as shown:
-            return sweep.run(Bars(sweep, shown), restart)
+            return sweep.run(Bars(sweep, shown), restart, keep)
     except KeyboardInterrupt:
         console.print(f"Stopped. The same command goes on from here; checkpoints are in {sweep.out}.")
         raise

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +95,11 @@ def plan_runs(values: Any, overrides: Mapping[str, str] | None = None, source: s
         twice = [short for short, key in SHORT_NAMES.items() if short in keys and key in keys]
         require(not twice, f"{source}: {', '.join(twice)}: stands there under its long name too")
     several = len({str({**common, **entry}.get("recipe")) for entry in entries}) > 1
-    runs: list[SweepRun] = []
-    for entry in entries:
-        runs += _runs_of_entry({**common, **entry}, _group_name(entry, several), overrides or {}, source)
+    groups = (
+        _runs_of_entry({**common, **entry}, _group_name(entry, several), overrides or {}, source) for entry in entries
+    )
+    # The first seed of all, then the second: where a sweep is stopped, it has something of everything.
+    runs = [run for nth in zip_longest(*groups) for run in nth if run is not None]
     names = [run.name for run in runs]
     for name in names:
         require(names.count(name) == 1, f"{source}: two runs are called {name}; give one of them a `name`")
@@ -182,9 +184,12 @@ class Sweep:
             "command": shlex.join(["lrfdyn", *run.command(self.folder(run))]),
         }
 
-    def run(self, reporter: SweepReporter | None = None, restart: bool = False) -> list[dict[str, Any]]:
-        """Makes all runs that have not ended yet, also after one that fails, and returns the rows of the table. The
-        caller is the `sole_user` of `out`."""
+    def run(
+        self, reporter: SweepReporter | None = None, restart: bool = False, keep: Path | None = None
+    ) -> list[dict[str, Any]]:
+        """Makes all runs that have not ended yet, also after one that fails, and returns the rows of the table. Where
+        there is a folder to `keep` them in, a run is copied to it as soon as it ends. The caller is the `sole_user` of
+        `out`."""
         reporter = reporter or SweepReporter()
         if restart:
             folders = list(map(self.folder, self.runs))
@@ -205,6 +210,8 @@ class Sweep:
             facts = {"format": 1, "version": __version__, "created": now, "command": self.command}
             table = {"together": self.together, "runs": rows, "groups": group_rows(rows)}
             write_json(self.out / "sweep.json", {**facts, **table})
+            if keep is not None:
+                self.keep(keep)
         return [self.row(run) for run in self.runs]
 
     def _each_end(self, waiting: list[SweepRun], reporter: SweepReporter) -> Iterator[SweepRun]:
@@ -255,15 +262,15 @@ class Sweep:
     def keep(self, target: Path) -> None:
         """Copies what a results page reads of the runs that have ended to `target/NAME`, without the paths of this
         machine; the summary says beside what a run shared the device."""
+        place = Path("results", target.name) if target.is_absolute() else target
         for run in filter(self.summary, self.runs):
             kept, root = target / run.name, run.config.data.root
-            places = {} if root is None else {root: "DATA"}
-            places[str(self.folder(run))] = f"results/{target.name}/{run.name}"
             kept.mkdir(parents=True, exist_ok=True)
             for name in ("summary.json", "log.jsonl", "recipe.yaml"):
                 text = (self.folder(run) / name).read_text(encoding="utf-8")
-                for place, word in places.items():
-                    text = text.replace(place, word)
+                if root is not None:  # a short one, such as data, is a word of these files too
+                    text = re.sub(rf"(root[:= ]+['\"]?){re.escape(root)}", r"\1DATA", text)
+                text = text.replace(str(self.folder(run)), (place / run.name).as_posix())
                 (kept / name).write_text(text, encoding="utf-8")
             others = [other.name for other in self.runs if other is not run]
             count = min(self.together - 1, len(others))

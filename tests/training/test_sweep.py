@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,9 @@ from lrfdyn.commands.sweep import Bars
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import sole_user
 from lrfdyn.io.weights import list_checkpoints
+from lrfdyn.training.config import ATTENTION_KEYS, differences
 from lrfdyn.training.processes import PARENT, Stop
-from lrfdyn.training.recipes import dump_yaml
+from lrfdyn.training.recipes import dump_yaml, load_recipe
 from lrfdyn.training.sweep import Sweep, SweepReporter, group_rows, load_sweep, plan_runs
 from tests.training.runs import STEPS, assert_same_end, tiny, train, write_recipe
 
@@ -42,8 +44,8 @@ def recipe(tmp_path):
 def test_names_come_from_what_tells_runs_apart(recipe):
     runs = [{"attention": "ssa"}, {"attention": "lrf_dyn", "dilations": [1, 3]}, {"attention": "ssa", "name": "mine"}]
     values = {"recipe": recipe, "seeds": [0, 2], "epochs": 1, "runs": runs}
-    assert names(values) == ["ssa-seed0", "ssa-seed2", "lrf_dyn-dilations_1_3-seed0", "lrf_dyn-dilations_1_3-seed2",
-                             "mine-seed0", "mine-seed2"]  # fmt: skip
+    assert names(values) == ["ssa-seed0", "lrf_dyn-dilations_1_3-seed0", "mine-seed0",
+                             "ssa-seed2", "lrf_dyn-dilations_1_3-seed2", "mine-seed2"]  # fmt: skip
     assert names({"runs": [recipe]}) == ["tiny-seed0"]
     with pytest.raises(LrfdynError, match="two runs are called ssa-seed0; give one of them a `name`"):
         names({"recipe": recipe, "runs": [{"attention": "ssa"}, {"attention": "ssa"}]})
@@ -94,6 +96,22 @@ def test_the_runs_of_the_cifar100_table_have_their_recipe():
     assert [run.config.model.dilations for run in runs][4:7] == [(1, 3, 5), (1, 3, 5), ()]
 
 
+def test_table_3_is_one_recipe_and_seed_after_seed():
+    runs = load_sweep(BENCHMARKS / "table3.yaml", {"data.root": "/data"})
+    assert [run.config.run.seed for run in runs] == [0] * 17 + [1] * 17 + [2] * 17
+    first, *_ = runs
+    allowed = {f"model.{key}" for key in ATTENTION_KEYS} | {"run.seed"}
+    for run in runs:
+        changed = {line.partition(":")[0] for line in differences(first.config.as_dict(), run.config.as_dict())}
+        assert changed <= allowed, run.name
+    assert [stage.epochs for stage, _ in first.config.in_stages()] == [30, 8]
+    cells = {(run.config.model.attention, run.config.model.dilations) for run in runs[:12]}
+    steps = [(1,), (1, 3), (1, 3, 5)]
+    assert cells == {("ssa", None), ("lrf_dyn", ()), ("causal_ssa", ()),
+                     *product(("lrf_ssa", "lrf_dyn", "causal_ssa"), steps)}  # fmt: skip
+    assert len({json.dumps(run.config.as_dict()) for run in runs}) == 51
+
+
 def write_sweep(path: Path, **values):
     path.write_text(dump_yaml(values), encoding="utf-8")
     return str(path)
@@ -114,16 +132,17 @@ def test_runs_side_by_side_and_one_that_fails(tmp_path, recipe, capsys, monkeypa
     assert f"bad-seed0: failed, see {out / 'runs' / 'bad-seed0' / 'console.txt'}" in text
     assert "nowhere.safetensors" in (out / "runs" / "bad-seed0" / "console.txt").read_text()
     found = json.loads((out / "sweep.json").read_text())
-    assert [row["state"] for row in found["runs"]] == ["ended", "ended", "failed"]
-    first, second = (row["accuracy"] for row in found["runs"][:2])
+    assert [row["state"] for row in found["runs"]] == ["ended", "failed", "ended"]
+    first, _, second = (row["accuracy"] for row in found["runs"])
     assert found["groups"][0]["accuracy_mean"] == pytest.approx((first + second) / 2)
     assert "good, mean of 2" in text
     with (out / "table.csv").open() as table:
-        assert [row["name"] for row in csv.DictReader(table)] == ["good-seed0", "good-seed1", "bad-seed0"]
+        assert [row["name"] for row in csv.DictReader(table)] == ["good-seed0", "bad-seed0", "good-seed1"]
     assert sorted(path.name for path in keep.iterdir()) == ["good-seed0", "good-seed1"]
     summary = json.loads((keep / "good-seed0" / "summary.json").read_text())
-    assert summary["beside"] == "1 of good-seed1, bad-seed0"
+    assert summary["beside"] == "1 of bad-seed0, good-seed1"
     assert str(out) not in summary["command"]
+    assert "--out results/keep/good-seed0" in summary["command"]
     assert all(root not in path.read_text() for path in (keep / "good-seed0").iterdir())
 
     # Again, without the one that fails: nothing is trained a second time, and no process is started.
@@ -134,6 +153,32 @@ def test_runs_side_by_side_and_one_that_fails(tmp_path, recipe, capsys, monkeypa
     # Other settings under the same name are an error before anything else happens.
     assert main(["sweep", file, "--out", str(out), "--optimizer.learning_rate", "0.5"]) == 2
     assert "optimizer.learning_rate: 0.005 there, 0.5 here" in capsys.readouterr().err
+
+
+def test_a_run_is_kept_as_soon_as_it_ends(tmp_path, recipe, monkeypatch):
+    """Under the path that it has then, without that of the data."""
+    monkeypatch.chdir(tmp_path)
+    runs = plan_runs([{"recipe": recipe, "name": name, "data.root": "data"} for name in "ab"])
+    sweep, kept = Sweep(runs, tmp_path / "out"), Path("results") / "some" / "table"
+
+    def each_end(waiting, reporter):
+        for run in waiting:
+            folder = sweep.folder(run)
+            folder.mkdir(parents=True)
+            command = f"lrfdyn train tiny --data.root data --out {folder}"
+            summary = {"data": "digits", "fingerprint": run.config.fingerprint(), "command": command}
+            (folder / "summary.json").write_text(json.dumps(summary))
+            (folder / "recipe.yaml").write_text(dump_yaml(run.config.as_dict()))
+            (folder / "log.jsonl").write_text("")
+            yield run
+            assert (kept / run.name / "log.jsonl").is_file()
+
+    monkeypatch.setattr(sweep, "_each_end", each_end)
+    sweep.run(keep=kept)
+    summary = json.loads((kept / "a-seed0" / "summary.json").read_text())
+    assert summary["command"] == "lrfdyn train tiny --data.root DATA --out results/some/table/a-seed0"
+    assert summary["data"] == "digits"
+    assert load_recipe(kept / "a-seed0" / "recipe.yaml").data.root == "DATA"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="starts processes")
