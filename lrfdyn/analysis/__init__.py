@@ -3,6 +3,7 @@
 from lrfdyn.analysis.analyze import analyze, measure_model, sources_for
 from lrfdyn.analysis.measure.inference import attention_state, inference_peak
 from lrfdyn.analysis.measure.locality import locality, receptive_field, receptive_field_record, share_inside
+from lrfdyn.analysis.measure.maps import attention_maps
 from lrfdyn.analysis.measure.observe import load_images
 from lrfdyn.analysis.measure.spikes import EnergyModel, energy, firing_rates
 from lrfdyn.analysis.report.write import render_report, write_all, write_report
@@ -12,6 +13,7 @@ __all__ = [
     "EnergyModel",
     "TheorySettings",
     "analyze",
+    "attention_maps",
     "attention_state",
     "energy",
     "firing_rates",

@@ -15,6 +15,7 @@ from typing import Any
 
 from lrfdyn.analysis.measure.inference import attention_state, images_per_second, inference_peak, machine, state_notes
 from lrfdyn.analysis.measure.locality import Locality, receptive_field_record
+from lrfdyn.analysis.measure.maps import AttentionMaps, Pictures, Place, choose_pictures
 from lrfdyn.analysis.measure.observe import RANDOM, Images, ImageTensors, as_batches, observe
 from lrfdyn.analysis.measure.spikes import EnergyModel, FiringRates, SynapticOperations
 from lrfdyn.analysis.report.drawings import places
@@ -65,6 +66,8 @@ def analyze(
     images: Images,
     energy: EnergyModel | None = None,
     *,
+    maps: Sequence[str] = (),
+    queries: Sequence[Place] = (),
     command: str = "lrfdyn analyze",
     title: str | None = None,
     notes: Sequence[str] = (),
@@ -75,8 +78,10 @@ def analyze(
 
     Runs that differ in nothing but their seed are one entry of `results["attentions"]`: their accuracies are joined,
     everything else is measured on the first of them. `results["runs"]` has every run with its learning curve. `energy`
-    has the costs of operations, the report shows `command`, `title` (or one made from the models and the images) and
-    `notes`, and `progress(model, what, images)` is called while images are measured.
+    has the costs of operations. `maps` asks for attention maps: of so many of the images (`["2"]`) or of image files,
+    with the rows and columns of the tokens that look in `queries` (see `attention_maps`); the results then hold these
+    pictures. The report shows `command`, `title` (or one made from the models and the images) and `notes`, and
+    `progress(model, what, images)` is called while images are measured.
 
         images = load_images("digits", None, 64, 16, torch.device("cpu"))
         results = analyze(sources_for("demo", images), images)
@@ -90,6 +95,7 @@ def analyze(
     few: list[dict[str, Any]] = []  # entries with an accuracy that their training says nothing of
     about: dict[str, Any] = {}  # the model that all attentions share
     recipes = list(map(_training_settings, sources))
+    pictures = choose_pictures(images, maps) if maps else None
     for source, recipe in zip(sources, recipes, strict=True):
         model, accuracy = source.load(), source.accuracy
         about = about or {
@@ -104,7 +110,7 @@ def analyze(
             stem = model.config.get("attention") or name
             key = next(k for k in chain([stem], (f"{stem}-{i}" for i in count(2))) if k not in entries)
             keys.setdefault(identity, key)
-            entries[key] = _entry(model, source, images, energy, progress)
+            entries[key] = _entry(model, source, images, energy, progress, pictures, queries)
             if accuracy is None and entries[key]["accuracy_on_images"] is not None:
                 accuracy = entries[key]["accuracy_on_images"]
                 few.append(entries[key])
@@ -139,6 +145,7 @@ def analyze(
         "wall_seconds": time.perf_counter() - start,
         "train_seconds": sum(times) if times else None,
         "runs": runs,
+        **({"pictures": pictures.shown} if pictures else {}),
         "attentions": entries,
         "notes": [
             *notes,
@@ -186,11 +193,14 @@ def measure_model(
 
 
 def _entry(
-    model: SpikingModel, source: Source, images: Images, energy: EnergyModel | None, progress: Tell
-) -> dict[str, Any]:
+    model: SpikingModel, source: Source, images: Images, energy: EnergyModel | None, progress: Tell,
+    pictures: Pictures | None, queries: Sequence[Place],
+) -> dict[str, Any]:  # fmt: skip
     """Everything about one model but its accuracies over the seeds."""
     model = model.to(images.device).float()  # as the images are
     label, options = model_label(model)
+    batches = images.of(model)
+    looks = {} if pictures is None else observe(model, pictures.images, AttentionMaps(queries))[0]
     return {
         "label": label + RANDOM_LABEL * (not source.trained),
         "kind": model.config.get("attention"),
@@ -200,7 +210,8 @@ def _entry(
         "options": options,
         "time_steps": model.time_steps,
         "accuracy_on_images": images.accuracy(model) if source.trained else None,
-        **measure_model(model, images.of(model), energy, partial(progress, source.origin)),
+        **({"attention_maps": looks} if looks else {}),
+        **measure_model(model, batches, energy, partial(progress, source.origin)),
     }
 
 

@@ -16,12 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from lrfdyn.analysis.analyze import NOTES, PASSES, analyze, sources_for
+from lrfdyn.analysis.measure.maps import parse_queries
 from lrfdyn.analysis.measure.observe import RANDOM, Images, load_images
 from lrfdyn.analysis.measure.spikes import EnergyModel
 from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
 from lrfdyn.commands.shared import MIB, bars, comma_list, command_line, make_table, number, plain_console
 from lrfdyn.data.base import DATA
 from lrfdyn.devices import choose_device
+from lrfdyn.errors import require
 from lrfdyn.files import sole_user
 from lrfdyn.sources import Source
 
@@ -36,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--image-size", type=int, help="pixels a side; default the data's, or for noise the model's")
     add("--images", type=int, default=64, help="how many, at equal steps through the test set")
     add("--batch-size", type=int, default=16, help="images at a time")
+    many = "attention maps of so many of the images, or of image files; results.json then holds these pictures"
+    add("--maps", type=comma_list, default="", metavar="N|A,B", help=many)
+    places = "tokens whose maps are shown, ROW:COLUMN on the grid; default the middle and a quarter of both sides"
+    add("--queries", type=comma_list, default="", metavar="R:C,R:C", help=places)
     add("--out", type=Path, default=Path("analysis"), help="folder for report, results, tables and figures")
     add("--device", default="auto", help="cpu, cuda, or auto: a GPU where there is one")
     add("--figures", type=comma_list, default=",".join(FORMATS), metavar="A,B", help="formats, or none")
@@ -49,11 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     formats, device = check_formats(args.figures), choose_device(args.device)
     energy = EnergyModel(args.accumulate_pj, args.mac_pj, tuple(args.mac_layers), args.repeat_first)
+    queries = parse_queries(args.queries)
+    require(bool(args.maps) or not queries, "queries: only with --maps, which asks for attention maps")
     images = load_images(args.data, args.data_root, args.images, args.batch_size, device, args.image_size)
     sources = [source for text in args.models for source in sources_for(text, images)]
     with sole_user(args.out):
         console = plain_console(100)
-        results = analyze_with_bar(sources, images, console, energy=energy)
+        results = analyze_with_bar(sources, images, console, energy=energy, maps=args.maps, queries=queries)
         first = next(iter(results["attentions"].values()))
         lines = [f"energy: {line}" for line in first["energy"]["assumptions"]]
         lines += results["notes"][: -len(NOTES)]  # those of these models, before those of every analysis

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(1)
         images = load_images("digits", None, count=360, batch_size=64, device=torch.device("cpu"))  # all test images
         sources = [source for each in sweep.runs for source in sources_for(str(sweep.folder(each)), images)]
-        results = analyze_with_bar(sources, images, console, title="Spikformer on digits", notes=NOTES)
+        results = analyze_with_bar(sources, images, console, maps=["2"], title="Spikformer on digits", notes=NOTES)
         lines = [] if has_matplotlib() else [f"figures: {NEEDED}"]
         write_and_print(results, args.out, formats, console, models_table(results), lines)
     return 0

@@ -70,6 +70,7 @@ class SpikingModel(HubMixin):
     official_keys: ClassVar[tuple[tuple[str, str | None], ...]] = ()
     official_warning: str | None = None  # when official weights are loaded into this model
     smallest_image: int = 1
+    step_logits: bool = False  # in training, `forward` gives the logits of every time step, [T, B, classes]
     stem: Any  # modules
     stages: Any
     head: nn.Module
@@ -117,16 +118,18 @@ class SpikingModel(HubMixin):
                 maps.append(x)
         return maps or [x]
 
-    def head_input(self, x: Tensor) -> Tensor:
-        """What the classifier takes of the last feature map: `[T, B, C]`, or here its mean over time too, `[B, C]`."""
+    def head_input(self, x: Tensor, each_step: bool = False) -> Tensor:
+        """What the classifier takes of the last feature map: `[T, B, C]`, or here, but for `each_step`, its mean over
+        time too, `[B, C]`."""
         # Channels moved last, so that the gradient of the mean is laid out like x.
-        return x.permute(0, 1, 3, 4, 2).mean((0, 2, 3))
+        return x.permute(0, 1, 3, 4, 2).mean((2, 3) if each_step else (0, 2, 3))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits `[B, classes]` of the last feature map, or with `pre_logits` what the classifier takes, `[B, C]`."""
-        features = self.head_input(x)
+        each_step = self.training and self.step_logits and not pre_logits
+        features = self.head_input(x, True) if each_step else self.head_input(x)
         y = features if pre_logits else self.head(features)
-        return y.mean(0) if y.dim() == 3 else y
+        return y.mean(0) if y.dim() == 3 and not each_step else y
 
     def forward_features(self, images: Tensor) -> Tensor:
         """The last feature map, `[T, B, C, H, W]`."""

@@ -112,7 +112,7 @@ class MetaFormer(SpikingModel):
         maps = self.run_stages(x, only_last)
         return maps if only_last else [*maps[:-2], maps[-1]]  # the last two stages are on the same grid
 
-    def head_input(self, x: Tensor) -> Tensor:
+    def head_input(self, x: Tensor, each_step: bool = False) -> Tensor:
         return self.neuron(x.mean((3, 4)))
 
     def sections(self) -> Iterator[Section]:

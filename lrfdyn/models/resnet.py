@@ -115,8 +115,8 @@ class SEWResNet(SpikingResNet):
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
         return self.run_stages(max_pool(self.neuron(self.stem(x))), only_last)
 
-    def head_input(self, x: Tensor) -> Tensor:
-        return x.mean((0, 3, 4))
+    def head_input(self, x: Tensor, each_step: bool = False) -> Tensor:
+        return x.mean((3, 4) if each_step else (0, 3, 4))
 
 
 @register_model("ms_resnet18", depths=(2, 2, 2, 2))
@@ -140,5 +140,5 @@ class MSResNet(SpikingResNet):
         (r"^fc\.", "head."),
     )
 
-    def head_input(self, x: Tensor) -> Tensor:
-        return self.neuron(x).mean((0, 3, 4))
+    def head_input(self, x: Tensor, each_step: bool = False) -> Tensor:
+        return self.neuron(x).mean((3, 4) if each_step else (0, 3, 4))

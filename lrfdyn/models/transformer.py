@@ -132,8 +132,8 @@ class PlainTransformer(SpikingModel):
             x = block(x)
         return [*early, x]
 
-    def head_input(self, x: Tensor) -> Tensor:
-        return super().head_input(x) if self.neuron is None else self.neuron(x.mean((3, 4)))
+    def head_input(self, x: Tensor, each_step: bool = False) -> Tensor:
+        return super().head_input(x, each_step) if self.neuron is None else self.neuron(x.mean((3, 4)))
 
     def sections(self) -> Iterator[Section]:
         yield from self.stem.sections("stem")

@@ -29,7 +29,8 @@ class Segmentation(Task):
     pipeline = "image-segmentation"
 
     def build_model(self, config: TrainConfig, num_classes: int, image_size: int, in_channels: int) -> Segmenter:
-        require(config.distill.teacher is None, "distill.teacher: is for classification, and this is segmentation")
+        for key, given in (("distill.teacher", config.distill.teacher), ("loss.tet", config.loss.tet)):
+            require(given is None, f"{key}: is for classification, and this is segmentation")
         sizes = {"num_classes": num_classes, "image_size": image_size, "in_channels": in_channels}
         head = config.model.head or None
         return create_segmenter(config.model.name, head_options=head, **sizes, **config.model.arguments())

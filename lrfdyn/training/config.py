@@ -188,6 +188,17 @@ class ScheduleConfig(Section):
 
 
 @dataclass(frozen=True)
+class LossConfig(Section):
+    """What is compared with the targets, besides label smoothing and a teacher."""
+
+    tet: Annotated[
+        float | None,
+        "TET loss: every time step by itself, and with this weight the squares of logits - 1; null: the mean logits.",
+        SHARE_OR_ONE,
+    ] = None
+
+
+@dataclass(frozen=True)
 class DistillConfig(Section):
     """A timm model whose answers are mixed into the targets."""
 
@@ -222,7 +233,7 @@ FREE_KEYS = (
 # Keys that came after the first recorded runs: where they say nothing, a run is the one that it was without them.
 LATER_KEYS = (
     "model.directions", "model.coupling", "model.norm", "model.scale_lrf", "model.train_qk", "data.held_out",
-    "optimizer.muon_rate", "schedule.rates", "schedule.stages",
+    "optimizer.muon_rate", "schedule.rates", "schedule.stages", "loss.tet",
 )  # fmt: skip
 # Of data.options. A run that a damaged image ended met none before it, and may go on without it.
 FREE_OPTIONS = ("workers", "on_corrupt")
@@ -238,6 +249,7 @@ class TrainConfig:
     augmentation: Augmentation = field(default_factory=Augmentation)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
     run: RunConfig = field(default_factory=RunConfig)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -119,6 +120,9 @@ class Classification(Task):
 
     def prepare(self, model: SpikingModel, config: TrainConfig, source: DataSource) -> None:
         require(not model.config.get("distillation"), TWO_HEADS)
+        steps = "each_step" in signature(model.head_input).parameters
+        message = f"loss.tet: head_input of {config.model.name} has no each_step: no logits of every time step"
+        require(steps or config.loss.tet is None, message)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits, targets)
@@ -188,6 +192,19 @@ def attention_facts(model: SpikingModel) -> dict[str, Any]:
     facts = {"attention": kind, "token": options.get("token"), "directions": options.get("directions")}
     others = {name: value for name, value in options.items() if value != defaults.get(name)}
     return {**others, **facts, "dilations": dilations}
+
+
+def build_loss(task: Task, tet: float | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of a run: that of its task, or with `tet` its mean over the time steps of `[T, B, classes]` (temporal
+    efficient training, Deng et al., 2022), whose second term keeps all logits near 1."""
+    if tet is None:
+        return task.loss
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        steps = torch.stack([task.loss(step, targets) for step in logits]).mean()
+        return (1 - tet) * steps + tet * (logits.to(steps.dtype) - 1).square().mean()
+
+    return loss
 
 
 def build_distill(config: DistillConfig, source: DataSource, device: torch.device) -> Distill | None:

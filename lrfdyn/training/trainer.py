@@ -31,7 +31,7 @@ from lrfdyn.training.optim import MovingAverage, build_optimizer, rate_at, set_r
 from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, seed_generators, synchronize_norms
 from lrfdyn.training.stages import Stage, Switch, plan_stages, stage_at
 from lrfdyn.training.step import TrainStep, capture_obstacle
-from lrfdyn.training.tasks import TestRun, build_data, build_distill, data_model, held_out, task_of
+from lrfdyn.training.tasks import TestRun, build_data, build_distill, build_loss, data_model, held_out, task_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Warnings of torch: gradients of 1x1 kernels are said to be channels-last, which is the same memory; and the successor
@@ -66,6 +66,7 @@ class Trainer:
         if config.model.weights is not None:
             find_source(config.model.weights, "model.weights").fill(model)
         self.task.prepare(model, config, self.source)
+        model.step_logits = config.loss.tet is not None
         model.to(self.device)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes change with a stage only
@@ -115,7 +116,8 @@ class Trainer:
     def _enter(self, stage: Stage) -> None:
         """The model and its step are from here on those of a stage. Weights, moments and the scaler go on."""
         self.stage, self.time_steps = stage, self.switch.enter(stage.settings)
-        self.train_step = TrainStep(self.model, self.optimizer, self.task.loss, **self._how)
+        loss = build_loss(self.task, self.config.loss.tet)
+        self.train_step = TrainStep(self.model, self.optimizer, loss, **self._how)
         self.warm = False  # whether this process has made a step of it
 
     @property

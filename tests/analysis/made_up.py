@@ -7,6 +7,10 @@ import math
 from html.parser import HTMLParser
 from typing import Any
 
+# One pixel of PNG, black.
+PICTURE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNgAAAAAgAB5Sfe/AAAAABJRU5ErkJggg=="
+)
 HOSTILE = '</script><b id="broken">&<!-- <script>'
 
 
@@ -26,6 +30,7 @@ def attention(label: str, accuracy: list[float], state: int) -> dict[str, Any]:
     weight = [0.2, 0.1, 0.06, 0.05, 0.04, 0.03, 0.02]
     side = 8
     field = [[math.exp(-((row - 3.5) ** 2 + (column - 3.5) ** 2) / 4) for column in range(side)] for row in range(side)]
+    tokens = [[(4 * row + column) / 120 for column in range(4)] for row in range(4)]
     mean = sum(accuracy) / len(accuracy)
     return {
         "label": label,
@@ -70,6 +75,18 @@ def attention(label: str, accuracy: list[float], state: int) -> dict[str, Any]:
                 "density": [0.4, 1.6, 1.2, 0.8],
                 "density_by_layer": [[0.4, 1.6, 1.2, 0.8], None],
             },
+            "score_histogram": {
+                "edges": [0.5, 0.7, 1.0, 1.4, 2.0],
+                "zero": 0.1,
+                "share": [0.0, 0.3, 0.5, 0.1],
+                "share_by_layer": [[0.0, 0.3, 0.5, 0.1], None],
+            },
+        },
+        "attention_maps": {
+            "grid": [4, 4],
+            "layers": ["blocks.0.attn", "blocks.1.attn"],
+            "queries": [[2, 2], [1, 3]],
+            "maps": [[{"average": tokens, "by_layer": [tokens, None]}, {"average": None, "by_layer": [None, None]}]],
         },
         "receptive_field": {
             "map": field,
@@ -123,6 +140,7 @@ def make_results(labels: tuple[str, ...] = ("SSA", "LRF-Dyn"), seeds: int = 2) -
         "recipe": {"epochs": 7, "batch_size": 64, "learning_rate": 0.002},
         "wall_seconds": 190.3,
         "runs": runs,
+        "pictures": [{"name": "image 1", "source": PICTURE}],
         "attentions": attentions,
         "notes": ["A small task."],
     }

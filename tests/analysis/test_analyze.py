@@ -55,7 +55,7 @@ def test_a_model_in_float64_is_measured_on_the_images(tmp_path, capsys):
 def test_command_writes_everything(demo, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ["analyze", str(demo), "--data", "digits", "--images", "6", "--out", str(out), "--figures", "svg,png"]
-    assert main(arguments) == 0
+    assert main([*arguments, "--maps", "2", "--queries", "1:2"]) == 0
     results = json.loads((out / "results.json").read_text(), parse_constant=pytest.fail)
     assert list(results["attentions"]) == ["ssa", "lrf_dyn"]  # the order of the report of lrfdyn reproduce
     for entry in results["attentions"].values():
@@ -64,11 +64,15 @@ def test_command_writes_everything(demo, tmp_path, capsys):
         assert entry["locality"]["layers"] == ["blocks.0.attn"]
         assert entry["receptive_field"]["half_side"] >= 1
         assert 0 <= entry["accuracy_on_images"] <= 1
+        assert entry["attention_maps"]["queries"] == [[1, 2]]
+        assert len(entry["attention_maps"]["maps"]) == 2
+    assert [picture["name"] for picture in results["pictures"]] == ["image 1", "image 6"]
     assert len(results["runs"]) == 4
     assert all(run["curve"] for run in results["runs"])
     assert [entry["place"] for entry in results["attentions"].values()] == places(["ssa", "lrf_dyn"])
     assert results["batch"] == 6
     names = {"attention_distance", "attention_entropy", "receptive_fields", "energy", "memory_accuracy"}
+    names |= {"attention_scores", "attention_maps", "attention_maps_layers"}
     written = {path.name for path in (out / "figures").iterdir()}
     assert {f"{name}.{form}" for name in names for form in ("svg", "png")} <= written
     assert "convergence.png" not in written  # one epoch would be lone dots

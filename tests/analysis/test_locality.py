@@ -11,7 +11,9 @@ from torch import nn
 from lrfdyn.analysis.measure.inference import attention_state, inference_peak, peak_allocation
 from lrfdyn.analysis.measure.locality import (
     COARSEST,
+    DOUBLING,
     FINE,
+    LEAST,
     LayerLocality,
     Locality,
     add_by_distance,
@@ -25,6 +27,7 @@ from lrfdyn.analysis.measure.locality import (
     share_inside,
     uniform_over_past,
 )
+from lrfdyn.analysis.measure.maps import attention_maps
 from lrfdyn.analysis.measure.observe import observe
 from lrfdyn.analysis.measure.spikes import firing_rates
 from lrfdyn.attention import ATTENTIONS
@@ -67,6 +70,41 @@ def test_identity_attention_has_distance_and_entropy_zero():
     assert weight.tolist() == [1.0, 0, 0, 0, 0, 0]
     assert share.tolist() == [1.0, 0, 0, 0, 0, 0]
     assert entropies(weights) == (0, 0)
+
+
+def scores(weights: torch.Tensor) -> tuple[float, dict[float, float]]:
+    """The share of weights that are zero, and that of each bin that is not empty, by the middle of the bin."""
+    layer = LayerLocality(GRID, weights.device)
+    layer.add(range(12), weights)
+    shares = layer.weights / layer.weights.sum()
+    bins = {2 ** (i / DOUBLING + LEAST): float(share) for i, share in enumerate(shares[1:]) if share > 0}
+    return float(shares[0]), bins
+
+
+def test_distribution_of_weights_by_hand():
+    uniform, alone = torch.full((2, 12, 12), 3.0), torch.eye(12).expand(2, -1, -1)
+    assert scores(uniform) == (0, {1: 1})
+    zero, bins = scores(alone)
+    assert zero == pytest.approx(11 / 12)
+    ((middle, share),) = bins.items()
+    assert share == pytest.approx(1 / 12)
+    assert 12 / 2 ** (0.5 / DOUBLING) <= middle <= 12 * 2 ** (0.5 / DOUBLING)  # all weight of a query, in the last bin
+    tiny = torch.full((1, 12, 12), 1e-9)
+    tiny[:, :, 0] = 1
+    assert scores(tiny)[1][2**LEAST] == pytest.approx(11 / 12)  # what is less has the first bin
+
+
+def test_distribution_of_weights_equals_one_that_numpy_counts():
+    torch.manual_seed(0)
+    model, images = digits_model("lrf_ssa"), torch.randn(2, 1, 8, 8)
+    found = locality(model, images)["score_histogram"]
+    queries = [(row, column) for row in range(8) for column in range(8)]
+    maps = [query["average"] for image in attention_maps(model, images, queries)["maps"] for query in image]
+    p = 64 * torch.tensor([one for one in maps if one is not None], dtype=torch.float64)
+    counts, _ = torch.histogram(p, torch.tensor(found["edges"], dtype=torch.float64))
+    assert sum(found["share"]) + found["zero"] == pytest.approx(1)
+    torch.testing.assert_close(counts / p.numel(), torch.tensor(found["share"], dtype=torch.float64), atol=0.01, rtol=0)
+    assert found["share_by_layer"] == [found["share"]]
 
 
 def test_uniform_attention_has_log_n_and_the_known_mean_distance():

@@ -25,6 +25,8 @@ FIGURES = {
     "attention-distance",
     "short-range-share",
     "attention-entropy",
+    "attention-scores",
+    "attention-maps",
     "receptive-fields",
     "receptive-field-share",
     "energy-parts",
@@ -76,7 +78,8 @@ def bare_results() -> dict[str, Any]:
     for run in results["runs"]:
         del run["curve"]
     for values in results["attentions"].values():
-        del values["locality"], values["receptive_field"], values["energy"], values["firing_by_layer"]
+        for part in ("locality", "receptive_field", "energy", "firing_by_layer", "attention_maps"):
+            del values[part]
         values["images_per_second"] = float("nan")
     return results
 
@@ -84,7 +87,8 @@ def bare_results() -> dict[str, Any]:
 def mixed_results() -> dict[str, Any]:
     """Return results in which only the first attention has the optional sections."""
     results = make_results()
-    del results["attentions"]["kind1"]["locality"], results["attentions"]["kind1"]["receptive_field"]
+    for part in ("locality", "receptive_field", "attention_maps"):
+        del results["attentions"]["kind1"][part]
     for run in results["runs"]:
         if run["attention"] == "kind1":
             run["curve"] = []

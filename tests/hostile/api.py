@@ -123,6 +123,7 @@ def calls(case: Case) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                                                "repeat_first": False}),
         "firing_rates": (analysis.firing_rates, {"model": model, "images": image}),
         "locality": (analysis.locality, {"model": model, "images": image}),
+        "attention_maps": (analysis.attention_maps, {"model": model, "images": image, "queries": [(1, 1)]}),
         "receptive_field": (analysis.receptive_field, {"model": model, "images": image}),
         "attention_state": (analysis.attention_state, {"model": model, "buffers": "spikes"}),
         "inference_peak": (analysis.inference_peak, {"model": model, "images": image}),

@@ -135,6 +135,20 @@ def check_feature_maps(model: SpikingModel, size: tuple[int, int]) -> None:
     assert [tuple(m.shape) for m in maps] == [(model.time_steps, 2, *shape) for shape in shapes]
 
 
+def check_step_logits(model: SpikingModel, size: tuple[int, int]) -> None:
+    """In training the logits of every step, whose mean is what the model gives otherwise; a test has their mean."""
+    model = randomize(model).double()
+    frames = torch.randn(3, 2, model.in_channels, *size, dtype=torch.float64)
+    with torch.no_grad():
+        mean = model.train()(frames)
+        model.step_logits = True
+        steps = model(frames)
+        assert steps.shape == (3, *mean.shape)
+        assert not torch.equal(steps[0], steps[1])
+        torch.testing.assert_close(steps.mean(0), mean)
+        assert model.eval()(frames).shape == mean.shape
+
+
 def check_event_frames(model: SpikingModel, size: tuple[int, int]) -> None:
     """A static image is the same as a film of it."""
     model = randomize(model).double().eval()

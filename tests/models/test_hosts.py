@@ -16,6 +16,7 @@ from tests.models.host_checks import (
     check_event_frames,
     check_feature_maps,
     check_rule,
+    check_step_logits,
     check_trains,
     golden_model,
     randomize,
@@ -125,6 +126,11 @@ def test_feature_maps(host, size):
 def test_event_frames(host):
     torch.manual_seed(0)
     check_event_frames(small_model(host, time_steps=3), size_of(host))
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_logits_of_every_step(host):
+    check_step_logits(small_model(host), size_of(host))
 
 
 @pytest.mark.parametrize("host", HOSTS)

@@ -196,6 +196,7 @@ def test_validation_pairs_are_checked_before_training(tmp_path, bad, message):
     [
         ({"augmentation": {"mixup": 0.2}}, r"augmentation.mixup: is not for images of ade20k"),
         ({"distill": {"teacher": "resnet18"}}, r"distill.teacher: is for classification"),
+        ({"loss": {"tet": 0.0}}, r"loss.tet: is for classification"),
         ({"model": {"head": {"wdith": 3}}}, r"head_options: .*wdith"),
         (
             {"data": {"name": "digits", "options": {}, "image_size": None}},

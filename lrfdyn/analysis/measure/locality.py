@@ -1,4 +1,5 @@
-"""How local attention is, by weight against Manhattan distance and entropy, and a model, by its receptive field.
+"""How local attention is, by weight against Manhattan distance, entropy and how weights are distributed, and a model,
+by its receptive field.
 
 The weights of a query are absolute values (`Attention.mixing_weights`), added up over the time steps and normalised to
 sum 1 over the tokens. Queries without any weight (no key spike meets them) are left out, and their share is told.
@@ -26,6 +27,8 @@ from lrfdyn.errors import require, shown
 BLOCK = 2**24  # numbers of mixing weights that are held at a time
 FINE = 192  # bins of entropy that are counted
 COARSEST = 8  # of them in one that is shown, at most
+DOUBLING = 4  # bins of weights in a doubling
+LEAST = -10  # the first of them is for weights of at most about 2^LEAST of the uniform one
 DIGITS = 6  # of the map of a receptive field: more would only make files larger
 LARGEST_MAP = 64  # cells a side; larger images are averaged in blocks
 
@@ -79,6 +82,11 @@ def add_by_distance(sums: Tensor, weights: Tensor, distance: Tensor) -> Tensor:
     return p[total.squeeze(-1) > 0]
 
 
+def score_bins(tokens: int) -> int:
+    """How many bins there are for weights above zero, up to that of one token that has all of a query's weight."""
+    return 1 + math.floor(DOUBLING * (math.log2(tokens) - LEAST) + 0.5)
+
+
 class LayerLocality:
     """Running sums of one attention layer."""
 
@@ -88,6 +96,7 @@ class LayerLocality:
         zeros = partial(torch.zeros, dtype=torch.float64, device=device)
         self.sums, self.last_row = zeros(2, sum(grid) - 1), zeros(2, sum(grid) - 1)  # of weights and pairs by distance
         self.entropy, self.histogram = zeros(()), zeros(FINE)
+        self.weights = zeros(1 + score_bins(self.tokens))  # how many are zero, and how many are in every bin
         self.seen = 0
 
     def add(self, queries: range, weights: Tensor) -> None:
@@ -102,6 +111,9 @@ class LayerLocality:
         self.entropy += value.sum()
         places = (value / (self.largest / FINE or 1.0)).long().clamp(max=FINE - 1)
         self.histogram += torch.bincount(places, minlength=FINE)
+        # 0 for a weight of zero; a bin has the uniform weight in its middle.
+        bins = (DOUBLING * ((p * self.tokens).log2() - LEAST) + 0.5).floor().clamp(0, len(self.weights) - 2) + 1
+        self.weights += torch.bincount((bins * (p > 0)).long().flatten(), minlength=len(self.weights))
 
     @property
     def queries(self) -> float:
@@ -180,6 +192,9 @@ class Locality:
         edges, joined = merged(edges, torch.stack(masses), round(sum(a.queries for a in counted)))
         densities = joined / (float(edges[1] - edges[0]) or 1.0)  # one token has no entropy
         histogram = {"edges": edges.tolist(), "density": densities.mean(0).tolist()}
+        scores = [F.pad(a.weights.cpu() / a.weights.sum().cpu(), (0, score_bins(largest.tokens) + 1 - len(a.weights)))
+                  for a in counted]  # fmt: skip
+        middle = torch.arange(score_bins(largest.tokens) + 1, dtype=torch.float64) - 0.5
         last = [padded(a.last_row[0] / a.last_row[1, 0]) for a in counted if a.last_row[1, 0]]
         return record | {
             "weight": torch.stack(weights).mean(0).tolist(),
@@ -191,6 +206,13 @@ class Locality:
             "last_row_short_range_share_uniform": float((distance[-largest.grid[1] :] <= short).double().mean()),
             "entropy_mean": sum(entropies) / len(counted),
             "entropy_histogram": histogram | {"density_by_layer": by_layer(densities.tolist())},
+            # Of all pairs of a query and a key, by weight in units of the uniform one: those without, and by bins.
+            "score_histogram": {
+                "edges": (2 ** (middle / DOUBLING + LEAST)).tolist(),
+                "zero": float(torch.stack(scores).mean(0)[0]),
+                "share": torch.stack(scores).mean(0)[1:].tolist(),
+                "share_by_layer": by_layer(s[1:].tolist() for s in scores),
+            },
         }
 
 

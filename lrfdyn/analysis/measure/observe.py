@@ -20,6 +20,7 @@ from lrfdyn.attention.base import Spikes
 from lrfdyn.checks import checked
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.data.base import DATA
+from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import require, shown, unknown_name
 from lrfdyn.models import SpikingModel
 from lrfdyn.ops.dispatch import plain_operations
@@ -41,6 +42,7 @@ class Images:
     batches: list[Tensor]
     labels: list[Tensor]
     train: int | None = None  # training images of the data set
+    preprocessing: Preprocessing | None = None  # what was done to the images; None for noise
 
     def of(self, model: SpikingModel) -> list[Tensor]:
         """Return the batches `[B, C, H, W]` for a model, which must be made for their channels and size."""
@@ -84,7 +86,8 @@ def load_images(
     require(batch.count > 0, f"data: no test image of {name} could be read")
     facts = {"num_classes": source.num_classes, "image_size": source.image_size, "in_channels": source.in_channels}
     images, labels = (list(t[: batch.count].contiguous().split(batch_size)) for t in (batch.images, batch.labels))
-    return Images(DATA.name_of(name), batch.count, batch_size, device, facts, images, labels, source.train_images)
+    how = Preprocessing.of_data(source)
+    return Images(DATA.name_of(name), batch.count, batch_size, device, facts, images, labels, source.train_images, how)
 
 
 class Observer(Protocol):

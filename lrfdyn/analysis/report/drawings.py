@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 import textwrap
+from base64 import b64decode
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -193,6 +195,94 @@ def attention_entropy(plt: Any, entries: Entries) -> Any:
     axis.set(xlabel=f"entropy of attention (nats{'' if uniform is None else '; dashed: uniform'})",
              ylabel="density / largest", xlim=(min(ends) - room, max(ends) + room), ylim=(0, 1.05))  # fmt: skip
     return _legend(figure, axis, entries, below=True)
+
+
+def attention_scores(plt: Any, entries: Entries) -> Any:
+    figure, axis = plt.subplots(figsize=(WIDTH, 2.4))
+    used = {1.0}
+    for entry in entries:
+        local = entry["locality"]
+        edges, share, zero = (local["score_histogram"][name] for name in ("edges", "share", "zero"))
+        label = f"{entry['label']}: entropy {local['entropy_mean']:.2f}, {zero:.0%} zero"
+        style = {"color": _colour(entry), "linestyle": LINES[entry["place"] % 8], "linewidth": 1.1}
+        axis.stairs([100 * value for value in share], edges, label=label, **style)
+        used.update(edge for i, value in enumerate(share) if value > 0 for edge in edges[i : i + 2])
+    axis.axvline(1, color="#1c2126", **DASHED)
+    axis.set(xlabel="attention weight / uniform weight (dashed)", ylabel="% of query-key pairs", xscale="log",
+             xlim=(min(used) / 1.2, 1.2 * max(used)), ylim=(0, None))  # fmt: skip
+    return _legend(figure, axis, entries, below=True)
+
+
+def _overlay(plt: Any, axis: Any, picture: Any, looks: dict[str, Any], query: int, field: Any = None) -> None:
+    """Draw a picture in grey under the map `field` of a query, or as it is without one, and outline the query."""
+    height, width = looks["grid"]
+    frame = (-0.5, width - 0.5, height - 0.5, -0.5)  # in tokens
+    grey = picture if picture.ndim == 2 else picture[..., :3] @ np.array([0.299, 0.587, 0.114])
+    plain = field is None and picture.ndim == 3
+    axis.imshow(picture if plain else grey, cmap="gray", vmin=0, vmax=1, extent=frame, interpolation="nearest")
+    if field is not None:
+        values = np.array(field)
+        values = values / (values.max() or 1.0)
+        look = {"cmap": "magma", "vmin": 0, "vmax": 1, "alpha": 0.3 + 0.6 * values, "extent": frame}
+        axis.imshow(values, interpolation="nearest", **look)
+    row, column = looks["queries"][query]
+    outline = {"fill": False, "edgecolor": "#3ce0c8", "linewidth": 1.0}
+    axis.add_patch(plt.Rectangle((column - 0.5, row - 0.5), 1, 1, **outline))
+    axis.set(xticks=[], yticks=[], xlim=frame[:2], ylim=frame[2:])
+    axis.grid(visible=False)
+    for side in axis.spines.values():
+        side.set_visible(False)
+
+
+def _rows_of_maps(entry: dict[str, Any], plt: Any) -> list[tuple[str, Any, int, int]]:
+    """A row for every picture and query: its name, the picture, and the numbers of both."""
+    pictures = [plt.imread(BytesIO(b64decode(one["source"].partition(",")[2]))) for one in entry["pictures"]]
+    places = [f"row {row}, column {column}" for row, column in entry["attention_maps"]["queries"]]
+    return [
+        (f"{entry['pictures'][i]['name']}\n{place}", picture, i, q)
+        for i, picture in enumerate(pictures)
+        for q, place in enumerate(places)
+    ]
+
+
+def _map_axes(plt: Any, rows: int, columns: int) -> Any:
+    side = 2 * WIDTH / max(columns, 5)
+    figure, axes = plt.subplots(rows, columns, figsize=(side * columns + 0.9, side * rows + 0.3), squeeze=False)
+    scale = plt.cm.ScalarMappable(cmap="magma")
+    figure.colorbar(scale, ax=axes, shrink=min(1.0, 2.5 / rows), label="weight / largest", pad=0.02)
+    return figure, axes
+
+
+def attention_maps(plt: Any, entries: Entries) -> Any:
+    """Draw a row for every picture and query: the picture, and over it the map of every model."""
+    rows = _rows_of_maps(entries[0], plt)
+    figure, axes = _map_axes(plt, len(rows), len(entries) + 1)
+    for line, (name, picture, i, q) in zip(axes, rows, strict=True):
+        _overlay(plt, line[0], picture, entries[0]["attention_maps"], q)
+        line[0].set_ylabel(name, fontsize=6)
+        for axis, entry in zip(line[1:], entries, strict=True):
+            looks = entry["attention_maps"]
+            _overlay(plt, axis, picture, looks, q, looks["maps"][i][q]["average"])
+    for axis, entry in zip(axes[0][1:], entries, strict=True):
+        axis.set_title(_wrapped(entry["label"], 22), fontsize=7)
+    return figure
+
+
+def attention_maps_layers(plt: Any, entries: Entries) -> Any:
+    """Draw a row for every picture, query and model, with the map of every layer."""
+    rows = [(row, entry) for row in _rows_of_maps(entries[0], plt) for entry in entries]
+    columns = max(len(entry["attention_maps"]["layers"]) for entry in entries)
+    figure, axes = _map_axes(plt, len(rows), columns)
+    for line, ((name, picture, i, q), entry) in zip(axes, rows, strict=True):
+        looks = entry["attention_maps"]
+        for axis, field in zip(line, looks["maps"][i][q]["by_layer"], strict=False):
+            _overlay(plt, axis, picture, looks, q, field)
+        for axis in line[len(looks["layers"]) :]:
+            axis.set_axis_off()
+        line[0].set_ylabel(f"{_wrapped(entry['label'], 22)}\n{name}", fontsize=6)
+    for layer, axis in enumerate(axes[0]):
+        axis.set_title(f"layer {layer + 1}", fontsize=7)
+    return figure
 
 
 def receptive_fields(plt: Any, entries: Entries) -> Any:

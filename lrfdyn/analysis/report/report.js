@@ -84,6 +84,8 @@ const PARTS = [
     distanceFigure(pair);
     shareFigure(pair);
     entropyFigure(parent);
+    scoresFigure(parent);
+    mapsFigure(parent);
   },
   () => {
     if (kinds.some((kind) => kind.receptive_field)) fieldFigures(section("fields", "What the model sees"));

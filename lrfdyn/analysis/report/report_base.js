@@ -199,7 +199,7 @@ function toCsv(rows) {
 }
 
 const INLINED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin",
-  "stroke-linecap", "font-family", "font-size", "font-weight", "text-anchor", "image-rendering", "paint-order"];
+  "stroke-linecap", "font-family", "font-size", "font-weight", "text-anchor", "image-rendering", "paint-order", "filter"];
 
 /** Return the drawing as a file of its own: light, 760 wide, with a legend and without the page's style sheet. */
 function toSvgFile(drawing, entries) {

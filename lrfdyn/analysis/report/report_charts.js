@@ -265,6 +265,12 @@ function heatImage(map, shade) {
   return canvas.toDataURL();
 }
 
+/** Return the scale of the colours of maps that are divided by their largest value. */
+const heatScale = (top, shade = (value) => value) => [
+  Array.from({ length: 60 }, (_, i) => svg("rect", { x: 14 + 2 * i, y: top, width: 2.2, height: 10,
+    fill: `rgb(${heatColour(shade(i / 59)).join(",")})` })),
+  svg("text", { x: 0, y: top + 10 }, "0"), svg("text", { x: 142, y: top + 10 }, "1 (largest of each map)")];
+
 /** Return the maps of the items {label, index, map, centre, tip} side by side, with the scale of their colours. */
 function heatMaps(width, { label, items, shade }) {
   const gap = 18;
@@ -273,7 +279,6 @@ function heatMaps(width, { label, items, shade }) {
   const columns = Math.ceil(items.length / rows);
   const side = Math.min(240, (width - gap * (columns - 1)) / columns);
   const height = rows * (side + 46) + 26;
-  const scaleTop = height - 22;
   return canvasOf(width, height, label, items.map((item, i) => {
     const left = (i % columns) * (side + gap);
     const top = Math.floor(i / columns) * (side + 46) + 26;
@@ -298,7 +303,5 @@ function heatMaps(width, { label, items, shade }) {
         d: `M${left + across - 5},${top + down}h10M${left + across},${top + down - 5}v10` }) : null,
       svg("rect", { class: "frame", x: left, y: top, width: side, height: side })];
   }),
-  Array.from({ length: 60 }, (_, i) => svg("rect", { x: 14 + 2 * i, y: scaleTop, width: 2.2, height: 10,
-    fill: `rgb(${heatColour(shade(i / 59)).join(",")})` })),
-  svg("text", { x: 0, y: scaleTop + 10 }, "0"), svg("text", { x: 142, y: scaleTop + 10 }, "1 (largest of each map)"));
+  heatScale(height - 22, shade));
 }

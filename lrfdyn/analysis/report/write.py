@@ -25,7 +25,7 @@ RESULTS_FORMAT = "lrfdyn-results/1"
 FORMATS = ("pdf", "svg", "png")
 STAMPS = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same figure is the same file
 # Inlined in this order: the later scripts use the functions of the earlier ones.
-SCRIPTS = ("_base", "_charts", "_figures", "_tables", "_energy", "_theory", "")
+SCRIPTS = ("_base", "_charts", "_figures", "_maps", "_tables", "_energy", "_theory", "")
 Entry = dict[str, Any]
 Row = Sequence[Any]
 
@@ -129,9 +129,9 @@ class Figure(NamedTuple):
 
 def figures(results: dict[str, Any]) -> dict[str, Figure]:
     """Return every figure and table that `results` have the numbers of, by name."""
-    runs = results.get("runs", [])
+    runs, pictures = results.get("runs", []), results.get("pictures", [])
     entries = [
-        {"place": i, **entry, "runs": [run for run in runs if run["attention"] == key]}
+        {"place": i, **entry, "runs": [run for run in runs if run["attention"] == key], "pictures": pictures}
         for i, (key, entry) in enumerate(results.get("attentions", {}).items())
     ]
     words = _words(results, entries)
@@ -190,12 +190,33 @@ def _by_layer(entry: Entry) -> Iterator[Row]:
         yield from ((name, *row) for row in zip(local("distance"), *(v or [] for v in values), strict=False))
 
 
-def _entropies(entry: Entry) -> Iterator[Row]:
-    histogram = _part(entry, "locality", "entropy_histogram")
-    edges = histogram.get("edges", [])
-    densities = [histogram.get("density"), *histogram.get("density_by_layer", [])]
-    for name, density in zip(["average", *_part(entry, "locality", "layers")], densities, strict=False):
-        yield from ((name, *row) for row in zip(edges, edges[1:], density or [], strict=False))
+def _histogram(name: str, values: str) -> Callable[[Entry], Iterator[Row]]:
+    """Rows with the bins of a histogram of locality, averaged and of every layer."""
+
+    def rows(entry: Entry) -> Iterator[Row]:
+        histogram = _part(entry, "locality", name)
+        edges = histogram.get("edges", [])
+        found = [histogram.get(values), *histogram.get(f"{values}_by_layer", [])]
+        for layer, one in zip(["average", *_part(entry, "locality", "layers")], found, strict=False):
+            yield from ((layer, *row) for row in zip(edges, edges[1:], one or [], strict=False))
+
+    return rows
+
+
+def _maps(part: str) -> Callable[[Entry], Iterator[Row]]:
+    """Rows with the attention maps of all pictures and queries: the average or those of the layers."""
+
+    def rows(entry: Entry) -> Iterator[Row]:
+        looks = _part(entry, "attention_maps")
+        for picture, queries in zip(entry["pictures"], looks.get("maps", []), strict=False):
+            for place, found in zip(looks["queries"], queries, strict=True):
+                average = part == "average"
+                names, fields = (["average"], [found[part]]) if average else (looks["layers"], found[part])
+                for layer, field in zip(names, fields, strict=True):
+                    for i, row in enumerate(field or []):
+                        yield from ((picture["name"], *place, layer, i, j, value) for j, value in enumerate(row))
+
+    return rows
 
 
 def _rates(entry: Entry) -> Iterator[Row]:
@@ -240,9 +261,31 @@ DEFINITIONS: dict[str, tuple[str, Callable[[Entry], Iterable[Row]], str]] = {
     ),
     "attention_entropy": (
         "layer bin_low bin_high density",
-        _entropies,
+        _histogram("entropy_histogram", "density"),
         "Distribution of the entropy (natural logarithm) of the attention of single queries, averaged over layers, "
         "each curve divided by its largest value; {images}. {weights}; queries without any weight are left out.",
+    ),
+    "attention_scores": (
+        "layer bin_low bin_high share",
+        _histogram("score_histogram", "share"),
+        "Distribution of the attention weights of all pairs of a query and a key, in units of the uniform weight 1/N, "
+        "averaged over layers, in bins of equal width on the logarithmic axis (the first one holds all that is less); "
+        "the legend has the mean entropy of a query's weights and the share of pairs whose weight is zero, which have "
+        "no bin; {images}. {weights}.",
+    ),
+    "attention_maps": (
+        "picture query_row query_column layer row column weight",
+        _maps("average"),
+        "Attention of single queries (outlined), laid over the picture: the weights that the query gives the tokens, "
+        "averaged over layers, each map divided by its largest value. {weights}; those of LRF-Dyn do not depend on the "
+        "image.",
+    ),
+    "attention_maps_layers": (
+        "picture query_row query_column layer row column weight",
+        _maps("by_layer"),
+        "Attention of single queries (outlined), laid over the picture, layer by layer: the weights that the query "
+        "gives the tokens, each map divided by its largest value; no map where it gives none. {weights}; those of "
+        "LRF-Dyn do not depend on the image.",
     ),
     "receptive_fields": (
         "row column value",
