@@ -50,7 +50,7 @@ FULL_SIZES = {
     "sdt_v2_31m": "sdt_v2_8_384",
     "sdt_v2_55m": "sdt_v2_8_512",
 }
-WITHOUT_FIXTURE = {"sdt_v1_2_512", "sew_resnet18", "ms_resnet18"}
+WITHOUT_FIXTURE = {"sdt_v1_2_512", "sew_resnet18", "ms_resnet18", "vit_4_384"}
 
 
 def size_of(host: str) -> tuple[int, int]:
