@@ -2,6 +2,8 @@
 that run elsewhere."""
 
 from lrfdyn.attention.row_stream import RowStream
+from lrfdyn.deploy.c.native import NativeModel
+from lrfdyn.deploy.c.write import WrittenC, write_c
 from lrfdyn.deploy.export.write import Exported, export_model
 from lrfdyn.deploy.lowmem import LowMemoryModel, compile_for_inference
 from lrfdyn.deploy.predict import Predictor
@@ -10,9 +12,12 @@ from lrfdyn.deploy.streaming_attention import StreamingAttention
 __all__ = [
     "Exported",
     "LowMemoryModel",
+    "NativeModel",
     "Predictor",
     "RowStream",
     "StreamingAttention",
+    "WrittenC",
     "compile_for_inference",
     "export_model",
+    "write_c",
 ]
