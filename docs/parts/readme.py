@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from statistics import mean
+
 from docs.parts import kib, performance, read, table
-from docs.parts.results import accuracies, finished, groups, read_runs, several
+from docs.parts.results import (
+    Run,
+    accuracies,
+    check_comparable,
+    comparison,
+    complete,
+    finished,
+    groups,
+    read_runs,
+    several,
+)
 from lrfdyn.attention import attention_label
 
 
@@ -28,17 +40,30 @@ def digits() -> str:
     return f"{table([*header, 'energy'], body)}\n\n{machine['cpu']}, {threads}, torch {machine['torch']}. {source}"
 
 
-def cifar100() -> str:
-    """A row for every cell of the results page, the longest schedule and the best first."""
+def cifar100(runs: list[Run] | None = None) -> str:
+    """One table for each schedule that is shown: those that have all cells of the paper's table, and the one with the
+    highest accuracy."""
+    ended = [run for run, _ in finished(read_runs() if runs is None else runs)]
+    tables = groups(ended)
+    best = max(tables, key=lambda key: max(map(mean, accuracies(tables[key]).values())), default=None)
+    parts = []
+    for key, group in tables.items():
+        if complete(group) or key == best:
+            length, settings = key
+            parts += [f"{length} epochs{settings}:", comparison(group) if complete(group) else cells(group)]
+    return "\n\n".join(parts) or "No run is recorded yet."
+
+
+def cells(group: list[Run]) -> str:
+    """A row for every cell of runs that compare, the best first."""
+    check_comparable(group)
+    counts = {run.cell: (run, summary["parameters"]) for run, summary in finished(group)}
     body = []
-    for (length, settings), group in groups([run for run, _ in finished(read_runs())]).items():
-        counts = {run.cell: (run, summary["parameters"]) for run, summary in finished(group)}
-        cells = sorted(accuracies(group).items(), key=lambda item: -sum(item[1]) / len(item[1]))
-        for cell, values in cells:
-            run, parameters = counts[cell]
-            dilations = "" if run.title in ("SSA", "VSA") else ", ".join(map(str, run.dilations)) or "none"
-            body.append([run.title, dilations, f"{length}{settings}", several(values), f"{parameters:,}"])
-    return table(["attention", "dilations", "epochs", "test accuracy %", "parameters"], body)
+    for cell, values in sorted(accuracies(group).items(), key=lambda item: -mean(item[1])):
+        run, parameters = counts[cell]
+        dilations = "" if run.title in ("SSA", "VSA") else ", ".join(map(str, run.dilations)) or "none"
+        body.append([run.title, dilations, several(values), f"{parameters:,}"])
+    return table(["attention", "dilations", "test accuracy %", "parameters"], body)
 
 
 def speed() -> str:

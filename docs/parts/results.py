@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -30,17 +30,33 @@ FOLDER = RESULTS / "cifar100"
 PUBLISHED = "cifar100_spikformer"  # the recipe with the settings of Spikformer's authors
 LATE, END = 0.7, 0.8  # where the enlarged curves begin, and the tests whose mean stands beside the last
 TELLS = 0.5  # percent: below it, one seed shows no difference
-STUDENT = {3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23}  # 97.5 % by degrees of freedom
+# 97.5 % quantiles by degrees of freedom; between two of them the larger quantile counts.
+STUDENT = {
+    3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23, 12: 2.18, 15: 2.13, 20: 2.09, 25: 2.06,
+    30: 2.04,
+}  # fmt: skip
 SEEN, NOT_SEEN, CONTRARY = "as in the paper", "too small to tell", "**not as in the paper**"
-# What the paper reads from its table: the first cell minus the second.
-CLAIMS = {
-    "LRF helps SSA": (("LRF-SSA", "Ω<=5"), ("LRF-SSA", "w/o LRF")),
-    "LRF helps LRF-Dyn": (("LRF-Dyn", "Ω<=5"), ("LRF-Dyn", "w/o LRF")),
-    "LRF-Dyn with LRF is better than SSA": (("LRF-Dyn", "Ω<=5"), ("LRF-SSA", "w/o LRF")),
-    "LRF-Dyn does as well as LRF-SSA": (("LRF-Dyn", "Ω<=5"), ("LRF-SSA", "Ω<=5")),
-    "LRF-Dyn without LRF does as well as SSA": (("LRF-Dyn", "w/o LRF"), ("LRF-SSA", "w/o LRF")),
-    "SSA loses by being causal": (("causal SSA", "w/o LRF"), ("LRF-SSA", "w/o LRF")),
-    "LRF-Dyn is better than causal SSA": (("LRF-Dyn", "w/o LRF"), ("causal SSA", "w/o LRF")),
+SSA, QKV, BOTH = ("LRF-SSA", "w/o LRF"), "LRF-Dyn (qkv token)", "LRF-Dyn (two directions)"
+# What is read from the table: the first cell minus the second, and its sign in the paper; 0: they do equally well,
+# None: the paper does not ask.
+CLAIMS: dict[str, tuple[tuple[str, str], tuple[str, str], int | None]] = {
+    "LRF helps SSA": (("LRF-SSA", "Ω<=5"), SSA, 1),
+    "LRF helps LRF-Dyn": (("LRF-Dyn", "Ω<=5"), ("LRF-Dyn", "w/o LRF"), 1),
+    "LRF helps causal SSA": (("causal SSA", "Ω<=5"), ("causal SSA", "w/o LRF"), 1),
+    "More kernels help LRF-SSA": (("LRF-SSA", "Ω<=5"), ("LRF-SSA", "Ω<=1"), 1),
+    "More kernels help LRF-Dyn": (("LRF-Dyn", "Ω<=5"), ("LRF-Dyn", "Ω<=1"), 1),
+    "More kernels help causal SSA": (("causal SSA", "Ω<=5"), ("causal SSA", "Ω<=1"), 1),
+    "LRF-Dyn with LRF is better than SSA": (("LRF-Dyn", "Ω<=5"), SSA, 1),
+    "LRF-Dyn does as well as LRF-SSA": (("LRF-Dyn", "Ω<=5"), ("LRF-SSA", "Ω<=5"), 0),
+    "LRF-Dyn without LRF does as well as SSA": (("LRF-Dyn", "w/o LRF"), SSA, 0),
+    "SSA loses by being causal": (("causal SSA", "w/o LRF"), SSA, -1),
+    "LRF-Dyn is better than causal SSA": (("LRF-Dyn", "w/o LRF"), ("causal SSA", "w/o LRF"), 1),
+    "Two directions against one": ((BOTH, "Ω<=5"), ("LRF-Dyn", "Ω<=5"), None),
+    "The qkv token against the value": ((QKV, "Ω<=5"), ("LRF-Dyn", "Ω<=5"), None),
+    "LRF with the qkv token": ((QKV, "Ω<=5"), (QKV, "w/o LRF"), None),
+    "The qkv token without LRF against SSA": ((QKV, "w/o LRF"), SSA, None),
+    "A norm on the stencils of LRF-SSA": (("LRF-SSA (norm)", "Ω<=5"), ("LRF-SSA", "Ω<=5"), None),
+    "q and k as they were drawn": (("SSA (q, k frozen)", "w/o LRF"), SSA, None),
 }
 # Options of an attention that make another method of it, and how the method is then called.
 MARKS: dict[tuple[str, Any], str] = {
@@ -88,7 +104,7 @@ class Run:
     def seed(self) -> int:
         return self.recipe["run"]["seed"]
 
-    @property
+    @cached_property
     def settings(self) -> str:
         """What sets a run apart from those by the published settings of the same length, for headings and legends."""
         keys = {key for key, _, _ in changes(self)}
@@ -103,7 +119,8 @@ class Run:
     @property
     def label(self) -> str:
         """Its cell in words, for legends."""
-        return self.title if self.title in ("SSA", "VSA") else f"{self.title} {self.dilations or 'w/o LRF'}"
+        dilations = f"({', '.join(map(str, self.dilations))})" if self.dilations else "w/o LRF"
+        return self.title if self.title in ("SSA", "VSA") else f"{self.title} {dilations}"
 
     @property
     def tests(self) -> dict[int, float]:
@@ -134,9 +151,17 @@ def finished(runs: list[Run]) -> list[tuple[Run, dict[str, Any]]]:
 
 
 def groups(runs: list[Run]) -> dict[tuple[int, str], list[Run]]:
-    """Runs that compare, by their length and settings, the longest first."""
-    keys = sorted({(run.length, run.settings) for run in runs}, reverse=True)
-    return {key: [run for run in runs if (run.length, run.settings) == key] for key in keys}
+    """Runs that compare, by their length and settings: those with all cells of the paper's table first, then the
+    longest."""
+    found: dict[tuple[int, str], list[Run]] = {}
+    for run in runs:
+        found.setdefault((run.length, run.settings), []).append(run)
+    return {key: found[key] for key in sorted(found, key=lambda key: (complete(found[key]), key), reverse=True)}
+
+
+def complete(runs: list[Run]) -> bool:
+    """Whether runs that compare have all cells of the paper's table."""
+    return {(method, d) for method in TABLE3 for d in TABLE3_DILATIONS.values()} <= accuracies(runs).keys()
 
 
 def flat(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -161,8 +186,12 @@ def published(length: int) -> dict[str, Any]:
 
 def changes(run: Run) -> list[tuple[str, Any, Any]]:
     """The settings of a run that are not the published ones: key, published value, value here."""
-    sections = ("augmentation", "optimizer", "schedule")
-    return [change for change in differences(published(run.length), run.recipe) if change[0].startswith(sections)]
+    sections = ("augmentation", "optimizer", "schedule", "run.batch_size")
+    # A rate by knots has no warm-up and cool-down of its own; the heading says how long the run is.
+    course = ("epochs", "warmup_epochs", "cooldown_epochs") if run.recipe["schedule"].get("rates") else ()
+    unused = {f"schedule.{key}" for key in course}
+    found = differences(published(run.length), run.recipe)
+    return [change for change in found if change[0].startswith(sections) and change[0] not in unused]
 
 
 def check_comparable(runs: list[Run]) -> None:
@@ -219,16 +248,19 @@ def least_difference(found: Accuracies, first: Cell, second: Cell) -> float:
     deviation, freedom = seed_deviation(found)
     if freedom < min(STUDENT):
         return TELLS
-    quantile = STUDENT[min(freedom, max(STUDENT))]
+    quantile = STUDENT[max(known for known in STUDENT if known <= freedom)]
     return quantile * deviation * (1 / len(found[first]) + 1 / len(found[second])) ** 0.5
 
 
-def reading(here: float, near: float, paper: float, least: float) -> str:
-    """What a difference says of the paper's: the smaller of that of the last epoch and that near the end counts."""
+def reading(here: float, near: float, least: float, expected: int | None) -> str:
+    """What a difference says of the paper's, whose sign is `expected`: the smaller of that of the last epoch and that
+    near the end counts."""
     shown = min(here, near, key=abs) if here * near > 0 else 0.0
     if abs(shown) < least:
-        return f"{SEEN}: no difference to speak of" if abs(paper) < TELLS else NOT_SEEN
-    return SEEN if abs(paper) >= TELLS and shown * paper > 0 else CONTRARY
+        return f"{SEEN}: no difference to speak of" if expected == 0 and least <= TELLS else NOT_SEEN
+    if expected is None:
+        return "**better**" if shown > 0 else "**worse**"
+    return SEEN if shown * expected > 0 else CONTRARY
 
 
 def comparison(runs: list[Run]) -> str:
@@ -246,24 +278,42 @@ def comparison(runs: list[Run]) -> str:
     return table(["method", *columns], body)
 
 
+def difference(claim: str) -> tuple[str, str]:
+    """Of a conclusion: which cell minus which, and how much that is in the paper."""
+    first, second, _ = CLAIMS[claim]
+    names = ["SSA" if cell == SSA else " ".join(cell) for cell in (first, second)]
+    values = [TABLE3[m][list(TABLE3_DILATIONS).index(c)] for m, c in (first, second) if m in TABLE3]
+    return " minus ".join(names), f"{values[0] - values[1]:+.2f}" if len(values) == 2 else ""
+
+
+def conclusions() -> str:
+    """What is read from a table, and how often chance would be taken for an effect."""
+    words = {1: "more", 0: "none", -1: "less", None: "not asked"}
+    body = [[claim, *difference(claim), words[expected]] for claim, (_, _, expected) in CLAIMS.items()]
+    count = len(CLAIMS)
+    line = (
+        f"These are {count} conclusions, and each is judged by itself. If no difference were real, up to one in "
+        f"twenty would be told nevertheless: {count / 20:.2f} of {count} on average."
+    )
+    return f"{table(['conclusion', 'difference', 'paper', 'the paper expects'], body)}\n\n{line}"
+
+
 def readings(runs: list[Run]) -> str:
-    """The paper's conclusions held against runs that compare; empty where none can be."""
+    """The conclusions held against runs that compare; empty where none can be."""
     found, (late, epochs) = accuracies(runs), late_accuracies(runs)
     body = []
-    for claim, cells in CLAIMS.items():
+    for claim, (*cells, expected) in CLAIMS.items():
         keys = [(method, TABLE3_DILATIONS[column]) for method, column in cells]
         if not all(key in found for key in keys):
             continue
         here, near = (mean(values[keys[0]]) - mean(values[keys[1]]) for values in (found, late))
-        first, second = (TABLE3[method][list(TABLE3_DILATIONS).index(column)] for method, column in cells)
         least = least_difference(found, *keys)
-        numbers = [f"{here:+.2f}", f"{near:+.2f}", f"{least:.2f}", f"{first - second:+.2f}"]
-        names = ["SSA" if cell == ("LRF-SSA", "w/o LRF") else " ".join(cell) for cell in cells]
-        body.append([claim, " minus ".join(names), *numbers, reading(here, near, first - second, least)])
+        numbers = [f"{here:+.2f}", f"{near:+.2f}", f"{least:.2f}", difference(claim)[1]]
+        body.append([claim, *numbers, reading(here, near, least, expected)])
     if not body:
         return ""
     near = f"epochs {epochs[0]} to {epochs[-1]}"
-    return table(["conclusion", "difference", "here", near, "least that tells", "paper", "reading"], body)
+    return table(["conclusion", "here", near, "least that tells", "paper", "reading"], body)
 
 
 def accuracy(runs: list[Run] | None = None) -> str:
@@ -272,10 +322,17 @@ def accuracy(runs: list[Run] | None = None) -> str:
     runs = read_runs() if runs is None else runs
     for (length, settings), group in groups([run for run, _ in finished(runs)]).items():
         parts += [f"### {length} epochs{settings}", comparison(group), readings(group)]
-        changed = [[f"`{key}`", f"`{there}`", f"`{here}`"] for key, there, here in changes(group[0])]
+        changed = [[f"`{key}`", f"`{there}`", f"`{brief(here)}`"] for key, there, here in changes(group[0])]
         if changed:
             parts += ["Not as published, in every row:", table(["setting", "published", "here"], changed)]
     return "\n\n".join(filter(None, parts)) or "No run is recorded yet."
+
+
+def brief(value: Any) -> Any:
+    """A setting without what it leaves open."""
+    if isinstance(value, dict):
+        return {key: brief(each) for key, each in value.items() if each is not None}
+    return [brief(each) for each in value] if isinstance(value, list) else value
 
 
 def highest(runs: list[Run] | None = None) -> str:
@@ -311,31 +368,30 @@ def elsewhere() -> str:
 
 
 def every_run(runs: list[Run] | None = None) -> str:
+    """A row for the runs of a cell, in the order of the tables."""
     body = []
-    for run in read_runs() if runs is None else runs:
-        files = [f"[{file}](../results/cifar100/{run.name}/{file}.{ending})" for file, ending in FILES.items()]
-        cells = [run.name, run.title, ", ".join(map(str, run.dilations)), f"{run.length}{run.settings}", str(run.seed)]
-        if run.summary is None:
-            last = run.epochs[-1]["epoch"] if run.epochs else 0
-            body.append([*cells, f"stopped at {last}", "", "", "", "", "", ", ".join(files[1:])])
-            continue
-        s = run.summary
-        numbers = [f"{s['top1']:.2f}", f"{max(run.tests.values()):.2f}", f"{s['parameters']:,}"]
-        numbers += [f"{s['images_per_s']:,.0f}", f"{s['wall_s']:,.0f}", s["device"] + (" *" if s.get("beside") else "")]
-        body.append([*cells, *numbers, ", ".join(files)])
-    header = [
-        "run",
-        "method",
-        "dilations",
-        "epochs",
-        "seed",
-        "top-1 %",
-        "best test",
-        "parameters",
-        "images/s",
-        "wall s",
-    ]
-    return table([*header, "device", "files"], body)
+    for (length, settings), group in groups(read_runs() if runs is None else runs).items():
+        ordered = sorted(group, key=lambda run: (run.title, run.dilations, run.seed))
+        for (title, dilations), cell in groupby(ordered, key=lambda run: (run.title, run.dilations)):
+            seeds = list(cell)
+            summaries = [summary for _, summary in finished(seeds)]
+            cells = [title, ", ".join(map(str, dilations)), f"{length}{settings}", "<br>".join(map(run_links, seeds))]
+            for key in ("parameters", "images_per_s", "wall_s"):
+                cells.append(f"{mean(s[key] for s in summaries):,.0f}" if summaries else "")
+            devices = sorted({s["device"] + (" *" if s.get("beside") else "") for s in summaries})
+            body.append([*cells, ", ".join(devices)])
+    header = ["method", "dilations", "epochs", "runs", "parameters", "images/s", "wall s", "device"]
+    return table(header, body)
+
+
+def run_links(run: Run) -> str:
+    """The name and results of a run, with links to its files."""
+    folder = f"../results/cifar100/{run.name}"
+    name, log = f"[{run.name}]({folder}/recipe.yaml), seed {run.seed}", f"{folder}/log.jsonl"
+    if run.summary is None:
+        return f"{name}: [stopped at {run.epochs[-1]['epoch'] if run.epochs else 0}]({log})"
+    best = max(run.tests.values())
+    return f"{name}: [{run.summary['top1']:.2f}]({folder}/summary.json), best [{best:.2f}]({log})"
 
 
 def time_to_accuracy(records: list[dict[str, Any]] | None = None) -> str:
@@ -352,12 +408,14 @@ def time_to_accuracy(records: list[dict[str, Any]] | None = None) -> str:
     return table(header, body) if body else "Not measured yet."
 
 
-FILES = {"summary": "json", "recipe": "yaml", "log": "jsonl", "curve": "svg"}
+def mean_by_epoch(curves: list[dict[int, float]]) -> dict[int, float]:
+    """At the epochs that all curves have."""
+    return {epoch: mean(curve[epoch] for curve in curves) for epoch in sorted(set.intersection(*map(set, curves)))}
 
 
 def draw_curves(runs: list[Run], path: Path) -> None:
-    """Test accuracy and training loss of every run over its epochs, and the accuracy near the end enlarged: one row for
-    the runs that compare, one colour for the seeds of a cell. The same runs give the same file."""
+    """Test accuracy and training loss over the epochs, and the accuracy near the end enlarged: one row for the runs
+    that compare, one line for the mean over the seeds of a cell. The same runs give the same file."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -365,20 +423,25 @@ def draw_curves(runs: list[Run], path: Path) -> None:
 
     with matplotlib.rc_context({"svg.hashsalt": "lrfdyn", "svg.fonttype": "none", "font.size": 9}):
         rows = groups(runs)
+        pairs = matplotlib.colormaps["tab20"].colors  # ten colours, each full and pale
+        colours = [*pairs[::2], *pairs[1::2]]
         size = (12, 3.8 * len(rows))
         figure, panels = pyplot.subplots(len(rows), 3, figsize=size, layout="constrained", squeeze=False)
         for (length, settings), (top1, end, loss) in zip(rows, panels, strict=True):
-            ordered = sorted(rows[length, settings], key=lambda run: (run.label, run.seed))
-            for number, (label, seeds) in enumerate(groupby(ordered, key=lambda run: run.label)):
-                for i, run in enumerate(seeds):
-                    style = {"color": f"C{number % 10}", "linewidth": 1.2}
-                    late = {epoch: value for epoch, value in run.tests.items() if epoch > LATE * length}
-                    top1.plot([*run.tests], [*run.tests.values()], label=None if i else label, **style)
-                    end.plot([*late], [*late.values()], marker=".", markersize=3, **style)
-                    loss.plot([r["epoch"] for r in run.epochs], [r["train_loss"] for r in run.epochs], **style)
+            ordered = sorted(rows[length, settings], key=lambda run: run.label)
+            for number, (label, cell) in enumerate(groupby(ordered, key=lambda run: run.label)):
+                seeds = list(cell)
+                style = {"color": colours[number % len(colours)], "linewidth": 1.2}
+                tests = mean_by_epoch([run.tests for run in seeds])
+                late = {epoch: value for epoch, value in tests.items() if epoch > LATE * length}
+                losses = mean_by_epoch([{r["epoch"]: r["train_loss"] for r in run.epochs} for run in seeds])
+                top1.plot([*tests], [*tests.values()], label=label, **style)
+                end.plot([*late], [*late.values()], marker=".", markersize=3, **style)
+                loss.plot([*losses], [*losses.values()], **style)
             top1.set_title(f"{length} epochs{settings}", loc="left")
             top1.set(xlabel="epoch", ylabel="top-1 on the test images, %")
-            top1.legend(loc="lower right", frameon=False, fontsize=8)
+            labels = len({run.label for run in ordered})
+            top1.legend(loc="lower right", frameon=False, fontsize=8 if labels <= 10 else 6, ncols=1 + labels // 11)
             end.set(xlabel="epoch", ylabel="the same near the end", xlim=(LATE * length, 1.005 * length))
             loss.set(xlabel="epoch", ylabel="training loss (smoothed and mixed targets)")
         for axes in panels.flat:
@@ -390,15 +453,13 @@ def draw_curves(runs: list[Run], path: Path) -> None:
 
 
 def draw() -> None:
-    """The curves of all runs for the page, and those of each for its folder."""
-    runs = read_runs()
-    draw_curves(runs, ROOT / "docs" / "images" / "cifar100_curves.svg")
-    for run in runs:
-        draw_curves([run], FOLDER / run.name / "curve.svg")
+    """The curves of all runs, for the page."""
+    draw_curves(read_runs(), ROOT / "docs" / "images" / "cifar100_curves.svg")
 
 
 PARTS = {
     "cifar100_accuracy": accuracy,
+    "cifar100_conclusions": conclusions,
     "cifar100_highest": highest,
     "cifar100_elsewhere": elsewhere,
     "cifar100_runs": every_run,
