@@ -38,6 +38,7 @@ class IntegerModel:
         probabilities = (logits * integer.scale).softmax(1)
     """
 
+    @checked
     def __init__(
         self,
         shape: Sequence[int],

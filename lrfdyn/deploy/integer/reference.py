@@ -46,21 +46,23 @@ def _per_channel(values: Tensor) -> Tensor:
     return values.long().reshape(-1, 1, 1)
 
 
-def _in_float(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A linear function of integers, `[T * B, C, H, W]` each, in float64."""
-    return fold_time(lambda y: function(y.double()).long(), x)
+def _exactly(function: Callable[[Tensor], Tensor], x: Tensor, factor: int = 1) -> Tensor:
+    """A function of integers `[T * B, C, H, W]` that multiplies by at most `factor` in all, in floating point."""
+    largest = factor * int(x.abs().amax())
+    assert largest < 2**53
+    dtype = torch.float32 if largest < 2**24 else torch.float64
+    with torch.backends.nnpack.flags(enabled=False):  # it multiplies transformed numbers, which are no integers
+        return fold_time(lambda y: function(y.to(dtype)).long(), x)
 
 
 @run.register
 def _(operation: Conv, x: Tensor, *, time_steps: int) -> Tensor:
-    def convolve(frames: Tensor) -> Tensor:
-        pad, border = operation.padding, operation.border
-        if pad and border is not None:  # the same as zeros around a picture from which the border's colour is taken
-            frames = F.pad(frames - _per_channel(border), (pad,) * 4) + _per_channel(border)
-            pad = 0
-        return F.conv2d(frames, operation.weight.double(), None, operation.stride, pad, 1, operation.groups)
-
-    return _in_float(convolve, x) + _per_channel(operation.bias)
+    border, pad = operation.border, operation.padding
+    if border is not None:  # as zeros around a picture from which that colour is taken
+        x, pad = F.pad(x - _per_channel(border), (pad,) * 4) + _per_channel(border), 0
+    weight, how = operation.weight, (operation.stride, pad, 1, operation.groups)
+    most = int(weight.long().abs().sum((1, 2, 3)).amax())
+    return _exactly(lambda y: F.conv2d(y, weight.to(y.dtype), None, *how), x, most) + _per_channel(operation.bias)
 
 
 @run.register
@@ -91,7 +93,7 @@ def _(operation: Levels, x: Tensor, *, time_steps: int) -> Tensor:
 
 @run.register
 def _(operation: MaxPool, x: Tensor, *, time_steps: int) -> Tensor:
-    return _in_float(lambda y: F.max_pool2d(y, *POOL), x)
+    return _exactly(lambda y: F.max_pool2d(y, *POOL), x)
 
 
 @run.register
