@@ -32,7 +32,7 @@ class AttentionHost:
     the layer behind the attention. `fire()` makes the neuron on an unnormalised attention output, `neuron()` the
     host's ordinary one. All four are importable functions or partials of them, so that models can be pickled. v is
     `value_ratio` times as wide as q and k. The last neuron of a projection says how many bits its spikes take: one, or
-    those of the levels of an `IntegerSpike`.
+    those of the levels of an `IntegerSpike`. `window_maxima` is for SDSA, see there.
     """
 
     project: Callable[[int, int], nn.Module]
@@ -41,6 +41,7 @@ class AttentionHost:
     fire: Callable[[], nn.Module] = HALF_THRESHOLD
     scale: float = 0.125  # whatever the width of a head, as in their official code
     value_ratio: int = 1
+    window_maxima: bool = False
 
 
 def lif_conv(c_in: int, c_out: int, bias: bool = False) -> SpikingConv:
