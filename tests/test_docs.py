@@ -45,6 +45,23 @@ def test_every_part_is_used_and_every_marker_is_closed():
     assert text.count("<!-- fill:") == text.count("<!-- end -->") == len(fill.MARKED.findall(text))
 
 
+def field(side: int, grid: int, dilations: list[int] | None) -> dict:
+    shares = [{"side": min(n, side), "share": n / side} for n in range(1, side + 2, 2)]
+    options = {} if dilations is None else {"dilations": dilations}
+    pixels = {"pixels_per_cell": 1, "map": [[0.0] * side] * side, "share_inside": shares}
+    return {"receptive_field": pixels, "locality": {"grid": [grid, grid]}, "options": options}
+
+
+def test_receptive_fields_are_judged_in_a_square_with_the_taps_in_it():
+    ssa = field(32, 8, None)
+    assert findings.field_square({"ssa": ssa}) == (17, 32)  # half of the image without stencils
+    # Three tokens of four pixels to each side, and those of the tokens themselves; five tokens leave the grid.
+    assert findings.field_square({"ssa": ssa, "lrf_dyn": field(32, 8, [3, 5])}) == (29, 32)
+    assert findings.field_square({"ssa": ssa, "lrf_dyn": field(32, 8, [1])}) == (17, 32)
+    assert findings.field_square({"lrf_ssa": field(8, 8, [3])}) == (7, 8)
+    assert findings.field_square({"lrf_ssa": field(32, 16, [5, 8])}) == (32, 32)  # no square is larger than the image
+
+
 def seen(rows: list[list[str]], claim: str) -> str:
     return next(row[3] for row in rows if row[0] == claim)
 

@@ -11,18 +11,27 @@ from typing import Any
 
 from docs.parts import ROOT, kib, percent, read, table
 from lrfdyn.analysis.measure.locality import uniform_over_past
+from lrfdyn.attention import attention_label
 from lrfdyn.paper import MEMORY_SAVED
 
 IMAGES = ROOT / "docs" / "images"
 SOURCES = {
     "digits": "digits/results.json",
     "cifar100": "analysis/cifar100/results.json",
+    "strong": "analysis/cifar100_strong_70/results.json",
     "memory": "analysis/spikformer_8_512/results.json",
 }
+LAYER_MEMORY = "performance/attention_memory_cpu.json"
 FIGURES = (
     "attention_distance", "attention_entropy", "receptive_fields", "memory_accuracy", "convergence", "energy",
 )  # fmt: skip
-FIGURE_NAMES = {"digits": "digits", "cifar100": "cifar100_spikformer_4_384"}
+MAPS = ("attention_scores", "attention_maps")
+# Of every analysis, how the files of its figures begin, and which of them are on the page.
+DRAWN = {
+    "digits": ("digits", (*FIGURES, *MAPS)),
+    "cifar100": ("cifar100_spikformer_4_384", FIGURES),
+    "strong": ("cifar100_strong_70", ("attention_distance", *MAPS, "attention_maps_layers", "receptive_fields")),
+}
 UNKNOWN = "not measured"
 NEAR, LATE = "short_range_share", "last_row_short_range_share"
 LOCAL = "more attention nearby"
@@ -85,10 +94,16 @@ def locality(name: str) -> str:
 
 
 def field_square(kinds: Entries) -> tuple[int, int]:
-    """Pixels a side of the square that is compared, the first of at least half of the image, and of the image."""
+    """Pixels a side of the square that is compared, and of the image. The square is the least that contains, with the
+    pixels of their tokens, the taps of all stencils that lie on the grid as seen from its centre."""
     pixels = next(iter(kinds.values()))["receptive_field"]
     side = pixels["pixels_per_cell"] * len(pixels["map"])
-    return next(s["side"] for s in pixels["share_inside"] if 2 * s["side"] >= side), side
+    needed = side / 2  # without stencils
+    for entry in kinds.values():
+        rows = entry["locality"]["grid"][0]
+        taps = [d for d in entry["options"].get("dilations") or [] if d <= rows // 2]
+        needed = max(needed, (2 * max(taps, default=0) + 1) * side / rows)
+    return next(s["side"] for s in pixels["share_inside"] if s["side"] >= min(side, needed)), side
 
 
 def inside(field: dict[str, Any], square: int) -> float:
@@ -167,8 +182,9 @@ def accuracy_claims(kinds: Entries) -> Iterator[Claim]:
 
 
 def claims(name: str) -> str:
+    """The claims that the analysis has the numbers of."""
     kinds = entries(name)
-    rows = [*attention_claims(kinds), *accuracy_claims(kinds)]
+    rows = [row for row in (*attention_claims(kinds), *accuracy_claims(kinds)) if row[2] != UNKNOWN]
     return table(["the paper's claim", "rule", "measured", "seen here"], rows)
 
 
@@ -192,6 +208,11 @@ def memory_claims() -> str:
         rows.append(claim(text, "at least as much less than SSA", [saved], lambda share: share >= least, percent))
     peaks = [row for row in read("performance/memory_cpu.json") if row["batch"] == 1]
     share = {row["attention"]: row["of_reference"] for row in peaks if row["implementation"] == "low-memory"}
+    layer = {(r["attention"], r["form"]): r["peak_bytes"] for r in read(LAYER_MEMORY) if r["image_size"] == 224}
+    for form in ("parallel", "streaming"):
+        saved = 1 - layer["lrf_dyn", form] / layer["ssa", "parallel"] if layer else None
+        text = f"The same of one attention layer, measured, LRF-Dyn {form}"
+        rows.append(claim(text, "at least as much less than SSA", [saved], lambda share: share >= least, percent))
     for kind, label in (("lrf_dyn", "LRF-Dyn"), ("ssa", "SSA")):
         saved = 1 - share[kind] if kind in share else None
         text, rule = f"The same of low-memory inference with {label}", "at least as much less than SpikingJelly's SSA"
@@ -199,12 +220,25 @@ def memory_claims() -> str:
     return table(["claim", "rule", "less memory", "seen here"], rows)
 
 
+def layer_memory() -> str:
+    """The measured peak of one attention layer by the size of the image."""
+    records = read(LAYER_MEMORY)
+    sizes = list(dict.fromkeys(r["image_size"] for r in records))
+    rows: dict[tuple[str, str], list[str]] = {}
+    for r in records:
+        rows.setdefault((attention_label(r["attention"]), r["form"]), []).append(f"{r['peak_bytes'] / 2**20:.2f}")
+    header = ["attention", "form", *(f"{size} pixels" for size in sizes)]
+    return table(header, [[*names, *peaks] for names, peaks in rows.items()])
+
+
 def draw() -> None:
+    from lrfdyn.analysis.report.drawings import plot_sizes
     from lrfdyn.analysis.report.write import write_figures
 
-    for name, stem in FIGURE_NAMES.items():
+    plot_sizes(read(LAYER_MEMORY), IMAGES / "findings_attention_memory.png")
+    for name, (stem, wanted) in DRAWN.items():
         for path in write_figures(read(SOURCES[name]), IMAGES / "new", ["png"]):
-            if path.stem in FIGURES:
+            if path.stem in wanted:
                 path.replace(IMAGES / f"findings_{stem}_{path.name}")
             else:
                 path.unlink()
@@ -217,8 +251,9 @@ def of_each(kind: Callable[[str], str], names: tuple[str, ...]) -> dict[str, Cal
 
 
 PARTS = {
-    **of_each(source, ("digits", "cifar100", "memory")),
-    **{k: v for kind in (locality, fields, accuracy, claims) for k, v in of_each(kind, ("digits", "cifar100")).items()},
+    **of_each(source, tuple(SOURCES)),
+    **{k: v for kind in (locality, fields, accuracy, claims) for k, v in of_each(kind, tuple(DRAWN)).items()},
     "findings_memory_table": memory,
+    "findings_memory_layer": layer_memory,
     "findings_memory_claims": memory_claims,
 }

@@ -1,7 +1,7 @@
 """Measurements of attention, spikes, energy and memory, the theorems, and the report that shows them."""
 
 from lrfdyn.analysis.analyze import analyze, measure_model, sources_for
-from lrfdyn.analysis.measure.inference import attention_state, inference_peak
+from lrfdyn.analysis.measure.inference import attention_peak, attention_state, inference_peak
 from lrfdyn.analysis.measure.locality import locality, receptive_field, receptive_field_record, share_inside
 from lrfdyn.analysis.measure.maps import attention_maps
 from lrfdyn.analysis.measure.observe import load_images
@@ -14,6 +14,7 @@ __all__ = [
     "TheorySettings",
     "analyze",
     "attention_maps",
+    "attention_peak",
     "attention_state",
     "energy",
     "firing_rates",

@@ -2,7 +2,8 @@
 
 For each attention: what its layers must hold, term by term, and the peak of plain (eager) and low-memory inference by
 layer and in total: of the allocator, and on a CPU also the growth of the resident set. Weights and images are not
-counted. Images, and the weights of a model that is given by name, are random: memory does not depend on them.
+counted. With --sizes: the peak of one attention layer alone, parallel and streaming, on images of several sizes.
+Images, and the weights of a model that is given by name, are random: memory does not depend on them.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 
 from rich.table import Table
 
-from lrfdyn.analysis.measure.inference import largest_state, profile_model
-from lrfdyn.analysis.report.drawings import check_plot, plot_memory
+from lrfdyn.analysis.measure.inference import largest_state, profile_attention, profile_model
+from lrfdyn.analysis.report.drawings import check_plot, plot_memory, plot_sizes
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.commands.shared import MIB, make_table, number, plain_console, print_json
 from lrfdyn.convert.swap import swap_attention
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import require, require_integer
+from lrfdyn.models.base import LIMITS
 from lrfdyn.sources import find_source
 
 KINDS = ("ssa", "lrf_ssa", "lrf_dyn")
@@ -34,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", nargs="+", type=int, default=[1, 64], help="images at once")
     add("--time-steps", type=int, help="instead of the model's own (with a name)")
     add("--image-size", type=int, help="instead of the model's own (with a name)")
+    layer = "the peak of one attention layer alone, parallel and streaming, on images of these sizes (pixels a side)"
+    add("--sizes", nargs="+", type=int, metavar="PIXELS", help=layer)
     add("--device", help="cpu or cuda; default: cuda where there is one")
     add("--repeats", type=int, default=3, help="calls that are timed; the fastest counts")
     add("--plot", type=Path, metavar="FILE", help="also draw a figure (needs matplotlib)")
@@ -43,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     require(min(args.batch) >= 1, f"batch: expected integers >= 1, got {min(args.batch)}")
     require_integer("repeats", args.repeats, 1)
+    for size in args.sizes or ():
+        require_integer("sizes", size, 1, LIMITS["image_size"][1])
     for kind in args.attention or ():
         attention_options(kind)
     device = choose_device(args.device)
@@ -57,7 +63,13 @@ def run(args: argparse.Namespace) -> None:
         model = copy.deepcopy(loaded)
         if kind != own:
             swap_attention(model, kind)
-        profiles.append(profile_model(model, source.origin, args.batch, device, repeats=args.repeats))
+        if args.sizes:
+            profiles += profile_attention(model, source.origin, args.sizes, args.batch, device)
+        else:
+            profiles.append(profile_model(model, source.origin, args.batch, device, repeats=args.repeats))
+    if args.sizes:
+        show_sizes(profiles, args)
+        return
     if args.plot is not None:
         runs = [(attention_label(p["attention"]), run) for p in profiles for run in p["runs"]]
         peaks = [
@@ -71,6 +83,23 @@ def run(args: argparse.Namespace) -> None:
     console.print(state_table(profiles), *map(layers_table, profiles), totals_table(profiles))
     for note in dict.fromkeys(note for profile in profiles for note in profile["notes"]):
         console.print(note, soft_wrap=True)
+
+
+def show_sizes(records: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    """Draws and prints the peaks of one attention layer on images of several sizes."""
+    if args.plot is not None:
+        plot_sizes(records, args.plot)
+    if args.json:
+        print_json(records)
+        return
+    where = f"Peak of one attention layer beyond its input, measured on {records[0]['device']}, MiB"
+    table = make_table("attention", "form", ">batch", *(f">{size} px" for size in args.sizes), title=where)
+    rows: dict[tuple[str, str, int], list[str]] = {}
+    for r in records:
+        rows.setdefault((r["attention"], r["form"], r["batch"]), []).append(mib(r["peak_bytes"]))
+    for (kind, form, batch), sizes in rows.items():
+        table.add_row(attention_label(kind), form, str(batch), *sizes)
+    plain_console(80).print(table)
 
 
 def kib(size: int) -> str:

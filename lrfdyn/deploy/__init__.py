@@ -1,18 +1,23 @@
-"""Trained models outside of training: in little memory (attention row by row, whole models piece by piece) and as files
-that run elsewhere."""
+"""Trained models outside of training: in little memory (attention row by row, whole models piece by piece), in
+integers, and as files that run elsewhere."""
 
 from lrfdyn.attention.row_stream import RowStream
 from lrfdyn.deploy.export.write import Exported, export_model
+from lrfdyn.deploy.integer.program import IntegerModel, load_integer
+from lrfdyn.deploy.integer.quantize import quantize
 from lrfdyn.deploy.lowmem import LowMemoryModel, compile_for_inference
 from lrfdyn.deploy.predict import Predictor
 from lrfdyn.deploy.streaming_attention import StreamingAttention
 
 __all__ = [
     "Exported",
+    "IntegerModel",
     "LowMemoryModel",
     "Predictor",
     "RowStream",
     "StreamingAttention",
     "compile_for_inference",
     "export_model",
+    "load_integer",
+    "quantize",
 ]

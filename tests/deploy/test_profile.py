@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from argparse import Namespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from lrfdyn import LrfdynError, create_model
 from lrfdyn.analysis.measure.inference import (
+    attention_peak,
     attention_state,
     held_state_bytes,
     layer_states,
@@ -23,7 +25,9 @@ from lrfdyn.analysis.measure.inference import (
 from lrfdyn.analysis.report.drawings import plot_memory
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.cli import main
+from lrfdyn.commands.profile import show_sizes
 
+FORMS = ("parallel", "streaming")
 SMALL = ["profile", "sdt_v3_t", "--image-size", "64", "--batch", "1", "--device", "cpu", "--repeats", "1"]
 
 
@@ -109,9 +113,50 @@ def test_plot_without_matplotlib_names_what_to_install(monkeypatch, tmp_path):
         plot_memory({}, [], tmp_path / "x.png")
 
 
+def test_one_attention_layer_takes_at_least_what_it_must_hold():
+    layer = create_model("spikformer_4_384", attention="lrf_dyn", dim=32, depth=1, heads=2).blocks[0].attn
+    parallel, streaming = (attention_peak(layer, (12, 8), 2, streaming=streams) for streams in (False, True))
+    output, state = 4 * 2 * 32 * 12 * 8, 2 * sum(term.bytes for term in layer.state_terms((12, 8)))
+    assert output + state <= streaming < parallel
+    assert layer.training
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"grid": (8,)}, "grid: expected the rows and columns"),
+        ({"grid": (8, 0)}, "grid: expected the rows and columns"),
+        ({"time_steps": 0}, "time_steps: expected an integer >= 1"),
+        ({"batch": 0}, "batch: expected an integer >= 1"),
+        ({"streaming": True}, "attention: 'ssa' has no streaming form"),
+    ],
+)
+def test_peak_of_an_attention_layer_refuses(options, message):
+    layer = create_model("spikformer_4_384", dim=16, depth=1, heads=1).blocks[0].attn
+    with pytest.raises(LrfdynError, match=re.escape(message)):
+        attention_peak(layer, **{"grid": (4, 4), **options})
+
+
+def test_command_measures_one_layer_on_several_sizes(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    options = {"dim": 16, "depth": 1, "heads": 2, "image_size": 16, "time_steps": 1}
+    create_model("spikformer_4_384", attention="lrf_dyn", **options).save_pretrained(tmp_path)
+    given, plot = ["profile", str(tmp_path), "--batch", "1", "--device", "cpu"], tmp_path / "sizes.png"
+    assert main([*given, "--sizes", "16", "32", "--json", "--plot", str(plot)]) == 0
+    records = json.loads(capsys.readouterr().out)
+    found = [(r["form"], r["image_size"], r["grid"]) for r in records]
+    assert found == [(form, size, grid) for size, grid in ((16, [4, 4]), (32, [8, 8])) for form in FORMS]
+    assert all(r["peak_bytes"] > r["state_bytes"] for r in records)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    show_sizes(records, Namespace(plot=None, json=False, sizes=[16, 32]))
+    table = capsys.readouterr().out
+    assert all(f"{r['peak_bytes'] / 2**20:.2f}" in table for r in records)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([*SMALL, "--sizes", "0"], "sizes: expected an integer >= 1, got 0"),
         (["profile", "spikformer"], "model: 'spikformer' is no file or folder here"),
         (["profile", "sew_resnet18"], "model: expected one with attention, got sew_resnet18"),
         ([*SMALL, "--batch", "0"], "batch: expected integers >= 1, got 0"),

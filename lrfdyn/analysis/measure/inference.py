@@ -15,16 +15,17 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lrfdyn.attention import Attention
+from lrfdyn.attention.base import require_grid
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.checks import checked
-from lrfdyn.deploy import LowMemoryModel, compile_for_inference
+from lrfdyn.deploy import LowMemoryModel, StreamingAttention, compile_for_inference
 from lrfdyn.devices import device_name
 from lrfdyn.errors import require
 from lrfdyn.files import discard_stderr
@@ -140,6 +141,57 @@ def inference_peak(model: nn.Module, images: Tensor) -> int:
     with torch.inference_mode():
         model(images)  # one-time allocations of the library stay out of the figure
         return peak_allocation(lambda: model(images), images.device)
+
+
+@checked
+def attention_peak(
+    attention: Attention, grid: Sequence[int], time_steps: int = 4, batch: int = 1, streaming: bool = False
+) -> int:
+    """Measure the peak bytes that one attention layer allocates at inference beyond its input `[T, B, dim, H, W]`, on a
+    grid of H rows and W columns of tokens: q, k and v, what mixes them, and the output. With `streaming`, row by row
+    (`StreamingAttention`, for kinds that can), with the state that this takes."""
+    for argument, value in {"time_steps": time_steps, "batch": batch}.items():
+        require(value >= 1, f"{argument}: expected an integer >= 1, got {value}")
+    require_grid(cast(Any, grid))
+    like, was_training = next(attention.parameters()), attention.training
+    spikes = torch.randint(2, (time_steps, batch, *grid, attention.dim), device=like.device, dtype=like.dtype)
+    x = spikes.permute(0, 1, 4, 2, 3)  # in channels-last memory, as in a network
+
+    def make() -> nn.Module:
+        return StreamingAttention(attention) if streaming else attention
+
+    try:
+        attention.eval()
+        with plain_operations(), torch.inference_mode():
+            make()(x)  # one-time allocations of the library stay out of the figure
+            layer = make()
+            return peak_allocation(lambda: layer(x), x.device)
+    finally:
+        attention.train(was_training)
+
+
+def profile_attention(
+    model: SpikingModel, title: str, sizes: Sequence[int], batches: Sequence[int], device: torch.device
+) -> list[dict[str, Any]]:
+    """Measure one attention layer of `model`, its first, on the grids of images of several sizes, in every form that it
+    has: "parallel", and where the kind can "streaming". Returns a record each, as plain values."""
+    model = model.to(device).eval()
+    layer = next((module for module in model.modules() if isinstance(module, Attention)), None)
+    require(layer is not None, f"model: expected one with attention layers, got {type(model).__name__}")
+    assert layer is not None
+    records = []
+    for size in sizes:
+        height, width = (max(1, round(size * side / model.input_size[1])) for side in layer.grid)
+        terms = layer.state_terms((height, width))
+        for batch in batches:
+            for form in ("parallel", "streaming")[: 2 if layer.streams else 1]:
+                peak = attention_peak(layer, (height, width), model.time_steps, batch, form == "streaming")
+                records.append({
+                    "model": title, "attention": layer.kind, "form": form, "device": device_name(device),
+                    "time_steps": model.time_steps, "batch": batch, "image_size": size, "grid": [height, width],
+                    "peak_bytes": peak, "state_bytes": None if terms is None else sum(term.bytes for term in terms),
+                })  # fmt: skip
+    return records
 
 
 def images_per_second(model: nn.Module, images: Tensor) -> float:

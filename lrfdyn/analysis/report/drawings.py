@@ -16,6 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
+from lrfdyn.attention import attention_label
 from lrfdyn.errors import needs, require
 from lrfdyn.files import writable_folder, write_atomic
 
@@ -95,8 +96,8 @@ def _legend(figure: Any, axis: Any, entries: Entries, below: bool = False, **mor
     if few and not below:
         axis.legend(**more)
         return figure
-    columns = 2 if few or figure.get_figwidth() > WIDTH else 1
     handles, names = axis.get_legend_handles_labels()
+    columns = 2 if (few and max(map(len, names)) <= 26) or figure.get_figwidth() > WIDTH else 1
     names = [_wrapped(name, 42) for name in names]
     lines = sum(name.count("\n") + 1 for name in names)
     figure.set_figheight(figure.get_figheight() + 0.16 * -(-lines // columns))
@@ -205,11 +206,11 @@ def attention_scores(plt: Any, entries: Entries) -> Any:
         edges, share, zero = (local["score_histogram"][name] for name in ("edges", "share", "zero"))
         label = f"{entry['label']}: entropy {local['entropy_mean']:.2f}, {zero:.0%} zero"
         style = {"color": _colour(entry), "linestyle": LINES[entry["place"] % 8], "linewidth": 1.1}
-        axis.stairs([100 * value for value in share], edges, label=label, **style)
+        axis.stairs([100 * value for value in share], edges, baseline=None, label=label, **style)
         used.update(edge for i, value in enumerate(share) if value > 0 for edge in edges[i : i + 2])
     axis.axvline(1, color="#1c2126", **DASHED)
     axis.set(xlabel="attention weight / uniform weight (dashed)", ylabel="% of query-key pairs", xscale="log",
-             xlim=(min(used) / 1.2, 1.2 * max(used)), ylim=(0, None))  # fmt: skip
+             yscale="log", xlim=(min(used) / 1.2, 1.2 * max(used)), ylim=(0.05, 150))  # fmt: skip
     return _legend(figure, axis, entries, below=True)
 
 
@@ -464,4 +465,29 @@ def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dic
             axes.set_xticks(range(len(shown)), [f"{r['label']}\n{r['implementation']}" for r in shown], fontsize=7)
             axes.set(title=f"Peak of inference, {group}", ylabel="MiB")
         write_atomic(path, partial(figure.savefig, dpi=150, format=path.suffix[1:]))
+    plt.close(figure)
+
+
+def plot_sizes(records: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the peak of one attention layer against the side of the image, a line for every kind and form, in a panel
+    for every batch size, into the file `path`. `records` are those of `profile_attention`."""
+    plt = pyplot("plot")
+    batches = list(dict.fromkeys(record["batch"] for record in records))
+    kinds = list(dict.fromkeys(record["attention"] for record in records))
+    of_kind = dict(zip(kinds, places(kinds), strict=True))
+    with plt.rc_context(STYLE):
+        figure, (axes,) = plt.subplots(1, len(batches), figsize=(WIDTH * len(batches), 2.6), squeeze=False)
+        for axis, batch in zip(axes, batches, strict=True):
+            shown = [record for record in records if record["batch"] == batch]
+            for kind, form in dict.fromkeys((record["attention"], record["form"]) for record in shown):
+                own = [r for r in shown if (r["attention"], r["form"]) == (kind, form)]
+                look = {"linestyle": "--" if form == "streaming" else "-", "color": COLOURS[of_kind[kind] % 8]}
+                sizes, peaks = zip(*((r["image_size"], r["peak_bytes"] / 2**20) for r in own), strict=True)
+                axis.plot(
+                    sizes, peaks, marker=MARKERS[of_kind[kind] % 8], label=f"{attention_label(kind)}, {form}", **look
+                )
+            axis.set(xlabel="side of the image (pixels)", ylabel="peak of one attention layer (MiB)", ylim=(0, None))
+            axis.set_title(f"T = {shown[0]['time_steps']}, batch {batch}", loc="left")
+        axes[0].legend()
+        write_atomic(path, partial(figure.savefig, dpi=200, format=path.suffix[1:]))
     plt.close(figure)

@@ -1,0 +1,71 @@
+"""A trained model in integers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from lrfdyn.checks import checked
+from lrfdyn.convert.fold import fold_batch_norm
+from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.deploy.export.write import model_facts
+from lrfdyn.deploy.integer.lower import Lowering, lower_model
+from lrfdyn.deploy.integer.operations import RangeError
+from lrfdyn.deploy.integer.program import IntegerModel
+from lrfdyn.errors import require
+from lrfdyn.models import SpikingModel
+
+POTENTIAL_BITS = (14, 12, 10, 8, 6)  # behind the point, tried in turn until no sum can leave 32 bits
+
+
+@checked
+def quantize(model: SpikingModel) -> IntegerModel:
+    """A trained classifier in integers.
+
+    Weights have 8 bits and a unit for each output channel, thresholds and biases are integers in these units, neurons
+    are exact. Pictures go in as levels from 0 to 255: the model's preprocessing is in its first layer.
+
+    - `model`: A trained classifier in evaluation mode.
+
+    Example:
+
+        integer = quantize(model)
+        classes = integer(images).argmax(1)  # uint8 [B, C, H, W]
+        integer.save("model.safetensors")
+    """
+    return quantize_with_twin(model)[0]
+
+
+def quantize_with_twin(model: SpikingModel) -> tuple[IntegerModel, SpikingModel]:
+    """The integer model, and a folded one in float64 with the weights that its integers stand for."""
+    require(not model.training, "model: expected evaluation mode")
+    require(model.pipeline_tag == "image-classification", "model: expected a classifier, got a segmentation model")
+    require_statistics(model)
+    preprocessing = model.preprocessing or Preprocessing.usual(*model.input_size[:2])
+    shape = (model.in_channels, preprocessing.size, preprocessing.size)
+    require(preprocessing.channels == shape[0], f"model: expected a mean of all {shape[0]} channels")
+    folded = fold_batch_norm(copy.deepcopy(model).cpu().double()).requires_grad_(False)
+    for bits in POTENTIAL_BITS:
+        twin = copy.deepcopy(folded)
+        lowering = Lowering(shape, model.time_steps, preprocessing, bits)
+        try:
+            with torch.no_grad():
+                lower_model(twin, lowering)
+            break
+        except RangeError:
+            if bits == POTENTIAL_BITS[-1]:
+                raise
+    made = IntegerModel(shape, model.time_steps, lowering.scale, lowering.operations, model_facts(model, None))
+    return made, twin
+
+
+def require_statistics(model: nn.Module) -> None:
+    """An error where a batch norm has never seen data."""
+    for name, norm in model.named_modules():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            mean, variance, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
+            fresh: Any = mean is None or variance is None or not (mean.any() or (variance != 1).any() or count)
+            require(not fresh, f"model: expected a trained one; the norm {name} has no statistics")

@@ -1,0 +1,231 @@
+"""Models in integers: they compute what the same weights compute in real numbers, and what cannot be exact is refused.
+
+`quantize_with_twin` gives the integers and a float64 model with the weights that they stand for. Where all arithmetic
+is exact the two send the same spikes; dendrites and potentials on shortcuts are rounded, and stay close.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.deploy import load_integer, quantize
+from lrfdyn.deploy.integer.operations import Dendrites, Fire, Head, Levels, RangeError
+from lrfdyn.deploy.integer.quantize import quantize_with_twin
+from lrfdyn.deploy.integer.reference import run
+from lrfdyn.deploy.integer.weights import quantize_dendrites, quantize_rows
+from lrfdyn.errors import LrfdynError
+from lrfdyn.models import SpikingModel
+from lrfdyn.nn.neurons import LIF, IntegerSpike, Neuron
+from lrfdyn.ops.dendrite import dendrite
+from tests.deploy.small import KINDS, side, small
+
+MEAN, STD = 102 / 255, 0.25  # a colour that is a whole level, so that the border is exact
+EXACT = [
+    *(("spikformer", kind) for kind in KINDS if kind != "vsa" and not kind.startswith("lrf_dyn")),
+    ("qkformer", "ssa"),
+    ("sew_resnet", None),
+]
+ROUNDED = [
+    *(("spikformer", kind) for kind in KINDS if kind.startswith("lrf_dyn")),
+    ("qkformer", "lrf_dyn"),
+    ("sdt_v1", "sdsa"),
+    ("sdt_v2", "lrf_ssa"),
+    ("sdt_v3", "lrf_dyn"),
+    ("ms_resnet", None),
+]
+
+
+def trained(host: str, attention: str | None, **options: Any) -> SpikingModel:
+    model = small(host, attention, **options)
+    model.preprocessing = Preprocessing(side(host, model)[0], (MEAN,) * 3, (STD,) * 3)
+    return model
+
+
+def pictures(model: SpikingModel, count: int = 3) -> tuple[Tensor, Tensor]:
+    """Levels, and the numbers that a model in float64 takes."""
+    assert model.preprocessing is not None
+    size = model.preprocessing.size
+    levels = torch.randint(0, 256, (count, 3, size, size), generator=torch.Generator().manual_seed(3))
+    return levels.to(torch.uint8), (levels.double() / 255 - MEAN) / STD
+
+
+def spikes_of(model: SpikingModel, x: Tensor) -> dict[str, Tensor]:
+    """What every neuron sends, by name, in whole numbers `[T, B, C, H, W]`."""
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(module: Any, _: Any, out: Tensor) -> None:
+            divided = isinstance(module, IntegerSpike) and module.normalize
+            found[name] = (out * (module.levels if divided else 1)).round().long()
+
+        return hook
+
+    neurons = [(name, module) for name, module in model.named_modules() if isinstance(module, Neuron)]
+    handles = [neuron.register_forward_hook(keep(name)) for name, neuron in neurons]
+    with torch.no_grad():
+        model(x)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def firing_differs(host: str, attention: str | None) -> tuple[dict[str, float], dict[str, float]]:
+    """For every neuron the share of spikes that integers and real numbers disagree on, and the share that fires."""
+    model = trained(host, attention)
+    integer, twin = quantize_with_twin(model)
+    levels, x = pictures(model)
+    kinds = {i + 1: op.name for i, op in enumerate(integer.operations) if isinstance(op, Fire | Levels)}
+    values = dict(zip(kinds, integer.run(levels, keep=tuple(kinds)), strict=False))
+    expected = spikes_of(twin, x)
+    assert set(expected) == set(kinds.values())
+    differs, fires = {}, {}
+    for i, name in kinds.items():
+        want = expected[name].reshape(expected[name].shape[0], len(x), *values[i].shape[2:])
+        differs[name], fires[name] = float((values[i] != want).double().mean()), float((want > 0).double().mean())
+    with torch.no_grad():
+        close = torch.allclose(integer(levels).double() * integer.scale, twin(x), atol=1e-6)
+    assert close == (not any(differs.values()))
+    return differs, fires
+
+
+@pytest.mark.parametrize(("host", "attention"), EXACT)
+def test_every_spike_is_that_of_the_real_numbers(host: str, attention: str | None) -> None:
+    differs, fires = firing_differs(host, attention)
+    assert not any(differs.values()), differs
+    assert sum(0 < rate < 1 for rate in fires.values()) > 0.6 * len(fires)  # silent neurons would prove nothing
+
+
+@pytest.mark.parametrize(("host", "attention"), ROUNDED)
+def test_spikes_of_rounded_numbers_are_nearly_those(host: str, attention: str | None) -> None:
+    differs, fires = firing_differs(host, attention)
+    first = next(iter(differs.values()))
+    assert first == 0
+    assert max(differs.values()) < 0.02, differs
+    assert sum(0 < rate < 1 for rate in fires.values()) > 0.4 * len(fires)
+
+
+def test_all_options_of_an_attention_go_into_its_integers() -> None:
+    options = {"token": "qkv", "directions": 2, "coupling": "same", "dilations": ()}
+    model = trained("spikformer", "lrf_dyn", attention_options=options)
+    integer, twin = quantize_with_twin(model)
+    made = [op for op in integer.operations if isinstance(op, Dendrites)]
+    assert [(op.reverse, op.real) for op in made] == [(False, True), (True, True)]
+    levels, x = pictures(model)
+    with torch.no_grad():
+        assert (integer(levels).double() * integer.scale - twin(x)).abs().max() < 0.05 * twin(x).abs().max()
+
+
+def test_rows_keep_to_their_units() -> None:
+    weight = torch.tensor([[3.0, -1.0, 0.5], [0.0, 0.0, 0.0], [1e-9, 0.0, 0.0]], dtype=torch.float64)
+    whole, unit = quantize_rows(weight, 127, least=torch.tensor([0.0, 0.0, 1e-3], dtype=torch.float64))
+    assert whole.abs().amax() <= 127
+    assert unit[1] == 1
+    assert unit[2] == 1e-3
+    assert (whole[0] * unit[0] - weight[0]).abs().amax() < 0.02
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("real", [False, True])
+def test_dendrites_in_integers_are_those_of_the_modes(directions: int, real: bool) -> None:
+    """Within three thousandths of the largest potential, for time constants from one token to four rows."""
+    generator = torch.Generator().manual_seed(0)
+    shape, width = (5, 4), 8
+    modes: list[Any] = []
+    for _ in range(directions):
+        decay = 1 / torch.logspace(0, 1.5, 4, dtype=torch.float64).expand(shape)
+        frequency = None if real else 6.3 * torch.rand(shape, dtype=torch.float64, generator=generator)
+        weight = torch.randn(*shape, 2, dtype=torch.float64, generator=generator)
+        modes.append((decay.unsqueeze(-1).expand(*shape, 2) if real else decay, frequency, weight))
+    u = (torch.rand(2, 1, 5, width, width, dtype=torch.float64, generator=generator) < 0.2).long()
+    units, high = torch.full((5,), 0.5, dtype=torch.float64), torch.ones(5, dtype=torch.int64)
+    quantized, unit = quantize_dendrites(modes, units, high, width * width, 2**15 - 1)
+    total = torch.zeros(2, 64, 5, dtype=torch.float64)
+    expected = torch.zeros_like(total)
+    for reverse, (tensors, mode) in enumerate(zip(quantized, modes, strict=True)):
+        operation = Dendrites("d", (0,), *tensors, real, reverse == 1)
+        tokens = 0.5 * u.flatten(0, 1).flatten(2).mT.double()
+        soma = run(operation, u, time_steps=2).flatten(0, 1).flatten(2).mT
+        total += soma * unit
+        potential, _ = dendrite(tokens.flip(1) if reverse else tokens, *mode, form="step")
+        expected += potential.flip(1) if reverse else potential
+    assert (total - expected).abs().amax() < 3e-3 * expected.abs().amax()
+
+
+def test_saved_integers_give_the_same_logits(tmp_path: Path) -> None:
+    model = trained("spikformer", "lrf_dyn")
+    integer = quantize(model)
+    integer.save(tmp_path / "integer.safetensors")
+    levels, _ = pictures(model)
+    again = load_integer(tmp_path / "integer.safetensors")
+    assert torch.equal(again(levels), integer(levels))
+    assert again.facts["num_classes"] == 5
+    assert isinstance(again.operations[-1], Head)
+
+
+def test_model_stays_as_it_was() -> None:
+    model = trained("spikformer", "lrf_ssa_norm")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    quantize(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def refused(change: str) -> SpikingModel:
+    if change == "legacy neurons":
+        return trained("qkformer", "ssa", legacy_neuron_axis=True)
+    model = trained("spikformer", "vsa" if change == "softmax" else "ssa")
+    stem: Any = model.stem
+    if change == "leak":
+        stem.stages[0].neuron = LIF(tau=3.0)
+    elif change == "reset":
+        stem.stages[0].neuron = LIF(v_reset=-0.5)
+    elif change == "fresh":
+        norm = stem.stages[1].bn
+        norm.reset_running_stats()
+    elif change == "training":
+        model.train()
+    elif change == "classes":
+        model.reset_classifier(0)
+    elif change == "layer":
+        stem.stages[1].conv = nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect")
+    elif change == "norm":
+        stem.stages[1].bn = nn.GroupNorm(1, 4)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("softmax", r"blocks\.0\.attn \(VSA\).*softmax"),
+        ("legacy neurons", r"BatchAsTimeLIF\).*no integer form"),
+        ("leak", r"stages\.0\.neuron.*keeps 0\.666"),
+        ("reset", "resets to -0.5"),
+        ("fresh", r"trained.*stem\.stages\.1\.bn"),
+        ("training", "evaluation"),
+        ("classes", "classifier"),
+        ("layer", "plain convolution"),
+        ("norm", "batch norm"),
+    ],
+)
+def test_what_has_no_integer_form_is_refused(change: str, says: str) -> None:
+    with pytest.raises(LrfdynError, match=says):
+        quantize(refused(change))
+
+
+def test_weights_beyond_32_bits_are_refused() -> None:
+    """Sixty steps of a neuron that keeps a half take sixty bits."""
+    model = trained("spikformer", "ssa", time_steps=2)
+    model.time_steps = 60
+    with pytest.raises(RangeError, match="32 bits"):
+        quantize(model)
+
+
+def test_a_model_of_another_kind_is_refused() -> None:
+    with pytest.raises(LrfdynError, match="model: expected"):
+        quantize("spikformer_4_384")  # type: ignore[arg-type]
