@@ -26,10 +26,10 @@ from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
 
 def whole_image(layer: Attention, grid: Grid | None) -> list[StateTerm]:
     """The projections of all tokens: every query waits for the last key."""
-    tokens = math.prod(grid or layer.grid)
+    tokens, what = math.prod(grid or layer.grid), "spikes" if layer.host.spiking else "numbers"
     return [
-        StateTerm("q, k spikes", "2 N d", 2 * tokens * layer.dim, layer.spike_bits),
-        StateTerm("v spikes", "N d", tokens * layer.value_dim, layer.spike_bits),
+        StateTerm(f"q, k {what}", "2 N d", 2 * tokens * layer.dim, layer.spike_bits),
+        StateTerm(f"v {what}", "N d", tokens * layer.value_dim, layer.spike_bits),
     ]
 
 
@@ -238,14 +238,15 @@ class CausalSSA(LRFSSA):
 
 @register_attention("vsa", label="VSA")
 class VSA(SSA):
-    """softmax(q k^T / sqrt(d_h)) v on spikes, as in ViT: the ANN reference. An average of sparse spikes stays far below
-    any threshold, so it is normalised before the host's ordinary neuron."""
+    """softmax(q k^T / sqrt(d_h)) v on spikes. An average of sparse spikes stays far below any threshold, so it is
+    normalised before the host's ordinary neuron. In a host without spikes (ViT) it is the plain softmax attention."""
 
     normalized = True
+    takes_numbers = True
 
     def __init__(self, dim: int, heads: int, grid: Grid, host: AttentionHost, train_qk: bool = True) -> None:
         super().__init__(dim, heads, grid, host, train_qk)
-        self.norm = nn.BatchNorm2d(self.value_dim)
+        self.norm = nn.BatchNorm2d(self.value_dim) if host.spiking else nn.Identity()
 
     def mix(self, *spikes: Tensor) -> Tensor:
         q, k, v = (to_heads(x, self.heads) for x in spikes)
@@ -259,6 +260,9 @@ class VSA(SSA):
 
     def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations]:
         q, k, v = (to_heads(spikes[name], self.heads) for name in ("q", "k", "v"))
+        if not self.host.spiking:
+            each = Operations(0.0, float(q.numel() * math.prod(grid)))
+            return {"q k^T": each, "softmax v": each}
         # Scores of spikes: one accumulate where q and k both fire. Then every spike of v is added to all N queries,
         # weighted: the weight is what is accumulated.
         scores, values = (q.sum(2) * k.sum(2)).sum(), v.sum() * math.prod(grid)
