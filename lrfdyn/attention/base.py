@@ -33,7 +33,7 @@ class AttentionHost:
     host's ordinary one. All four are importable functions or partials of them, so that models can be pickled. v is
     `value_ratio` times as wide as q and k. The last neuron of a projection says how many bits its spikes take: one, or
     those of the levels of an `IntegerSpike`. A host that is not `spiking` has q, k and v of any numbers, and takes the
-    kinds of attention that do (`takes_numbers`).
+    kinds of attention that do (`takes_numbers`). `window_maxima` is for SDSA, see there.
     """
 
     project: Callable[[int, int], nn.Module]
@@ -43,6 +43,7 @@ class AttentionHost:
     scale: float = 0.125  # whatever the width of a head, as in their official code
     value_ratio: int = 1
     spiking: bool = True
+    window_maxima: bool = False
 
 
 def lif_conv(c_in: int, c_out: int, bias: bool = False) -> SpikingConv:

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
         print_json(rows)
         return
     columns = ("model", ">parameters", ">input", ">T", "attention")
-    table = make_table(*columns, ">paper:\nbase", ">paper:\nLRF-SSA", ">paper:\nLRF-Dyn")
+    table = make_table(*columns, ">paper\nbase", ">paper\nLRF-\nSSA", ">paper\nLRF-\nDyn")
     for row in rows:
         counts = (f"{row['parameters']:,}", str(row["input_size"][-1]), str(row["time_steps"]))
         accuracies = (number(row["paper"].get(method, {}).get("accuracy"), ".2f") for method in METHODS)

@@ -19,6 +19,9 @@ from lrfdyn.nn.sections import Section, sections_of
 
 CIFAR_POOLING = (False, False, True, True)
 CIFAR: dict[str, Any] = {"pooling": CIFAR_POOLING, "image_size": 32, "num_classes": 100}
+# Counts of the events of both signs, in as many frames as there are time steps.
+CIFAR10_DVS: dict[str, Any] = {"in_channels": 2, "image_size": 128, "num_classes": 10, "time_steps": 16}
+GESTURE = {**CIFAR10_DVS, "num_classes": 11}
 
 
 @dataclass
@@ -62,10 +65,11 @@ class PlainTransformerConfig(TransformerConfig):
     """Which of the four stages of the stem halve the grid."""
 
 
-def stem_widths(dim: int) -> list[int]:
-    """The channels of the four stages of a stem, which double up to `dim`."""
-    require(dim >= 8 and dim % 8 == 0, f"dim: expected a multiple of 8 (the stem starts at dim / 8), got {dim}")
-    return [dim // 8, dim // 4, dim // 2, dim]
+def stem_widths(dim: int, parts: int = 8) -> list[int]:
+    """The channels of the stages of a stem, which double from `dim / parts` up to `dim`: four for 8 parts."""
+    fits = dim >= parts and dim % parts == 0
+    require(fits, f"dim: expected a multiple of {parts} (the stem starts at dim / {parts}), got {dim}")
+    return [dim // parts * 2**i for i in range(parts.bit_length())]
 
 
 class Stem(nn.Module):
