@@ -244,7 +244,7 @@ class Planner:
             state = maps[1].channels * maps[2].channels // operation.heads
             return Call("ssa", operation, operation.inputs, value, 4 * (state + maps[1].channels + maps[2].channels))
         if isinstance(operation, Dendrites):
-            return Call("dendrites", operation, operation.inputs, value, width * (8 + 4 * operation.shift.shape[1]))
+            return Call("dendrites", operation, operation.inputs, value, width * (6 + 4 * operation.shift.shape[1]))
         if isinstance(operation, Head):
             return Call("head", operation, operation.inputs, value, 8 * width)
         raise NotImplementedError(type(operation).__name__)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lrfdyn.checks import checked
-from lrfdyn.deploy.c.plan import Call, Map, Plan, Planner, Term, scratch_of
+from lrfdyn.deploy.c.plan import Call, Map, Plan, Planner, Term, padded, scratch_of
 from lrfdyn.deploy.integer.operations import MOST, Dendrites, Fire, Head, Levels, Ssa
 from lrfdyn.deploy.integer.program import IntegerModel
 from lrfdyn.errors import LrfdynError, require
@@ -178,7 +178,10 @@ class ModelText:
 
     def modes(self, n: int, operation: Dendrites) -> str:
         parts = [self.array(t.permute(1, 2, 0)) for t in (operation.coefficient, operation.weight)]
-        parts += [self.array(t.to(torch.uint8)) for t in (operation.shift.T, operation.out_shift)]
+        # A channel whose input is always 0 may have any shift; 2^14 is the largest power of two in 16 bits.
+        unit = (1 << operation.shift.clamp(max=14).T).short()
+        half = (1 << operation.out_shift) >> 1
+        parts += [self.array(x) for x in (unit, half, operation.out_shift)]
         flags = f"{operation.shift.shape[1]}, {int(operation.real)}, {int(operation.reverse)}"
         self.pieces.append(f"static const lrfdyn_modes modes_{n} = {{{', '.join(parts)}, {flags}}};\n")
         return f"modes_{n}"
@@ -193,6 +196,7 @@ class ModelText:
             require(bits <= 30, f"operation {operation.name}: {bits} fraction bits are more than the C engine has")
             # x > m is x >= m + 1, and nothing reaches the largest integer.
             threshold = (operation.threshold.long() + operation.strict).clamp(max=MOST).int()
+            threshold = torch.nn.functional.pad(threshold, (0, padded(len(threshold)) - len(threshold)))
             sink, numbers = "FIRE", (operation.kept_shift, bits, 0)
         elif isinstance(operation, Levels):
             sink, threshold, numbers = "LEVELS", operation.thresholds.T, (0, 0, operation.thresholds.shape[1])
