@@ -4,7 +4,31 @@
 
 #define GROUP 4                /* time steps whose spikes are sorted together */
 #define PATTERNS (1 << GROUP)  /* in which of them a channel fires */
-#define COPIED 16              /* events that are copied at once; lists have so many places more */
+#define COPIED 16              /* events that are copied at once */
+#define SPARE 32               /* places behind lists that may be written, too */
+
+/* Vectors of sums in 16 bits: how many a register holds, and how eight bits from memory are added to them. */
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#define VECTOR 32
+typedef __m512i vector;
+#define ZEROS() _mm512_setzero_si512()
+#define ADD_BYTES(sum, bytes) \
+    _mm512_add_epi16(sum, _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(bytes))))
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define VECTOR 16
+typedef __m256i vector;
+#define ZEROS() _mm256_setzero_si256()
+#define ADD_BYTES(sum, bytes) \
+    _mm256_add_epi16(sum, _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(bytes))))
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#define VECTOR 8
+typedef int16x8_t vector;
+#define ZEROS() vdupq_n_s16(0)
+#define ADD_BYTES(sum, bytes) vaddw_s8(sum, vld1_s8(bytes))
+#endif
 
 /* ---- maps ---------------------------------------------------------------------------------------------------- */
 
@@ -81,67 +105,59 @@ static int32_t groups_of(const lrfdyn_map *in) { return (in->steps + GROUP - 1) 
 
 static int32_t lists_of(const lrfdyn_map *in) { return in->planes * groups_of(in) * PATTERNS; }
 
-static void sort_events(const lrfdyn_map *in, int32_t pixel, uint16_t *events, uint16_t *first) {
-    const int32_t channels = in->channels, groups = groups_of(in);
+/* The channels with a spike in the group of steps behind `shift`, in order; returns how many. `found` has SPARE
+   places more than there are channels. */
+static int32_t find_events(const uint8_t *bits, int32_t channels, int32_t shift, uint16_t *found) {
+    int32_t count = 0, c = 0;
+#if defined(__AVX512VBMI2__) && defined(__AVX512BW__)
+    const __m512i group = _mm512_set1_epi8((char)((PATTERNS - 1) << shift));
+    __m512i index = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11,
+                                     10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    for (; c + 64 <= channels; c += 64) {
+        uint64_t mask = _mm512_test_epi8_mask(_mm512_loadu_si512(bits + c), group);
+        for (int32_t half = 0; half < 2; half++, mask >>= 32) {
+            _mm512_storeu_si512(found + count, _mm512_maskz_compress_epi16((uint32_t)mask, index));
+            index = _mm512_add_epi16(index, _mm512_set1_epi16(32));
+            count += _mm_popcnt_u32((uint32_t)mask);
+        }
+    }
+#endif
+    for (; c + 8 <= channels; c += 8) {
+        uint64_t word;
+        memcpy(&word, bits + c, 8);
+        if (word == 0) continue;
+        for (int32_t i = c; i < c + 8; i++) { /* without a branch that depends on the spike */
+            found[count] = (uint16_t)i;
+            count += ((bits[i] >> shift) & (PATTERNS - 1)) != 0;
+        }
+    }
+    for (; c < channels; c++) {
+        found[count] = (uint16_t)c;
+        count += ((bits[c] >> shift) & (PATTERNS - 1)) != 0;
+    }
+    return count;
+}
+
+static void sort_events(const lrfdyn_map *in, int32_t pixel, uint16_t *found, uint16_t *events, uint16_t *first) {
+    const int32_t groups = groups_of(in);
     uint16_t total = 0;
     for (int32_t plane = 0; plane < in->planes; plane++) {
         const uint8_t *bits = spikes_at(in, pixel, plane);
         for (int32_t group = 0; group < groups; group++, first += PATTERNS) {
-            const int32_t shift = group * GROUP;
-            uint16_t count[PATTERNS] = {0}, place[PATTERNS];
-            int32_t c = 0;
-            for (; c + 8 <= channels; c += 8) {
-                uint64_t word;
-                memcpy(&word, bits + c, 8);
-                if (word == 0) continue;
-                for (int32_t i = c; i < c + 8; i++) count[(bits[i] >> shift) & (PATTERNS - 1)]++;
-            }
-            for (; c < channels; c++) count[(bits[c] >> shift) & (PATTERNS - 1)]++;
-            first[0] = place[0] = total;
-            for (int32_t pattern = 1; pattern < PATTERNS; pattern++) {
+            const int32_t shift = group * GROUP, count = find_events(bits, in->channels, shift, found);
+            uint16_t place[PATTERNS] = {0};
+            for (int32_t i = 0; i < count; i++) place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++;
+            for (int32_t pattern = 0; pattern < PATTERNS; pattern++) {
+                const uint16_t length = place[pattern];
                 first[pattern] = place[pattern] = total;
-                total = (uint16_t)(total + count[pattern]);
+                total = (uint16_t)(total + length);
             }
-            for (c = 0; c + 8 <= channels; c += 8) {
-                uint64_t word;
-                memcpy(&word, bits + c, 8);
-                if (word == 0) continue;
-                for (int32_t i = c; i < c + 8; i++) {
-                    const int32_t pattern = (bits[i] >> shift) & (PATTERNS - 1);
-                    if (pattern) events[place[pattern]++] = (uint16_t)i;
-                }
-            }
-            for (; c < channels; c++) {
-                const int32_t pattern = (bits[c] >> shift) & (PATTERNS - 1);
-                if (pattern) events[place[pattern]++] = (uint16_t)c;
-            }
+            for (int32_t i = 0; i < count; i++)
+                events[place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++] = found[i];
         }
     }
     first[0] = total; /* behind the last list */
 }
-
-/* Vectors of sums in 16 bits: how many a register holds, and how eight bits from memory are added to them. */
-#if defined(__AVX512BW__)
-#include <immintrin.h>
-#define VECTOR 32
-typedef __m512i vector;
-#define ZEROS() _mm512_setzero_si512()
-#define ADD_BYTES(sum, bytes) \
-    _mm512_add_epi16(sum, _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(bytes))))
-#elif defined(__AVX2__)
-#include <immintrin.h>
-#define VECTOR 16
-typedef __m256i vector;
-#define ZEROS() _mm256_setzero_si256()
-#define ADD_BYTES(sum, bytes) \
-    _mm256_add_epi16(sum, _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(bytes))))
-#elif defined(__ARM_NEON)
-#include <arm_neon.h>
-#define VECTOR 8
-typedef int16x8_t vector;
-#define ZEROS() vdupq_n_s16(0)
-#define ADD_BYTES(sum, bytes) vaddw_s8(sum, vld1_s8(bytes))
-#endif
 
 /* The sums of `count` rows of weights into `sum`: all of them stay in registers. */
 #ifdef VECTOR
@@ -156,22 +172,24 @@ typedef int16x8_t vector;
         }                                                                                                            \
         memcpy(sum, total, sizeof total);                                                                            \
     }
-ADD_ROWS(8)
-ADD_ROWS(4)
+ADD_ROWS(12)
+ADD_ROWS(6)
+ADD_ROWS(3)
 ADD_ROWS(2)
 ADD_ROWS(1)
 #endif
 
-#define MOST_ROWS 256 /* channels that add_rows does at most */
+#define MOST_ROWS 384 /* channels that add_rows does at most */
 
 /* Returns how many of the `width` channels, a multiple of LRFDYN_LANES, were done. */
 static int32_t add_rows(const int8_t *weight, int32_t stride, const uint16_t *events, int32_t count, int32_t width,
                         int16_t *sum) {
 #ifdef VECTOR
-    if (width >= 8 * VECTOR) return add_rows_8(weight, stride, events, count, sum), 8 * VECTOR;
-    if (width >= 4 * VECTOR) return add_rows_4(weight, stride, events, count, sum), 4 * VECTOR;
+    if (width >= 12 * VECTOR) return add_rows_12(weight, stride, events, count, sum), 12 * VECTOR;
+    if (width >= 6 * VECTOR) return add_rows_6(weight, stride, events, count, sum), 6 * VECTOR;
+    if (width >= 3 * VECTOR) return add_rows_3(weight, stride, events, count, sum), 3 * VECTOR;
     if (width >= 2 * VECTOR) return add_rows_2(weight, stride, events, count, sum), 2 * VECTOR;
-    if (width >= VECTOR) return add_rows_1(weight, stride, events, count, sum), VECTOR;
+    if (width >= 1 * VECTOR) return add_rows_1(weight, stride, events, count, sum), 1 * VECTOR;
 #else
     (void)width;
 #endif
@@ -242,11 +260,11 @@ static uint8_t *open_conv(conv_state *state, const lrfdyn_term *term, int32_t wi
     const size_t pixels = (size_t)state->rows * (size_t)in->width;
     const size_t taps = (size_t)term->kernel_height * (size_t)term->kernel_width;
     state->events = (uint16_t *)(void *)memory;
-    memory += round_up((pixels * events + COPIED) * sizeof(uint16_t));
+    memory += round_up((pixels * events + SPARE) * sizeof(uint16_t));
     state->first = (uint16_t *)(void *)memory;
     memory += round_up(pixels * (lists + 1) * sizeof(uint16_t));
     state->merged = (uint16_t *)(void *)memory;
-    memory += round_up((taps * (size_t)in->channels + COPIED) * sizeof(uint16_t));
+    memory += round_up((taps * (size_t)in->channels + SPARE) * sizeof(uint16_t));
     state->part = (int16_t *)(void *)memory;
     memset(state->part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
     return memory + round_up((size_t)(GROUP * width) * sizeof(int16_t));
@@ -261,8 +279,8 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
     for (; state->sorted < below; state->sorted++)
         for (int32_t column = 0; column < in->width; column++) {
             const int32_t slot = state->sorted % state->rows * in->width + column;
-            sort_events(in, state->sorted * in->width + column, state->events + (size_t)slot * (size_t)each,
-                        state->first + (size_t)slot * (size_t)(lists + 1));
+            sort_events(in, state->sorted * in->width + column, state->merged,
+                        state->events + (size_t)slot * (size_t)each, state->first + (size_t)slot * (size_t)(lists + 1));
         }
     enum { MOST_TAPS = 64 };
     struct {
@@ -314,6 +332,7 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
         add_events(&a, weight, state->merged, (int32_t)(end - state->merged), pattern, plane);
     }
     flush(&a);
+    for (int32_t step = 0; step < steps; step++) add_row(sums + step * width, term->extra, width);
 }
 
 /* ---- other terms ---------------------------------------------------------------------------------------------- */
@@ -419,7 +438,7 @@ static void apply(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, c
 
 static void fire(const lrfdyn_stage *stage, int32_t pixel, int32_t steps, int32_t width, const int32_t *sums) {
     const lrfdyn_map *out = stage->out;
-    const int32_t channels = out->channels, all = out->steps, shift = stage->shift, unit = (int32_t)1 << stage->fraction;
+    const int32_t channels = out->channels, all = out->steps, shift = stage->shift, fraction = stage->fraction;
     uint8_t *spikes = (uint8_t *)out->data + (size_t)pixel * (size_t)channels;
     for (int32_t first = 0; first < channels; first += BLOCK) {
         const int32_t *restrict threshold = stage->threshold + first;
@@ -428,7 +447,7 @@ static void fire(const lrfdyn_stage *stage, int32_t pixel, int32_t steps, int32_
         for (int32_t step = 0; step < all; step++) {
             const int32_t *restrict current = sums + smaller(step, steps - 1) * width + first;
             for (int32_t c = 0; c < BLOCK; c++) {
-                const int32_t charged = (membrane[c] >> shift) + current[c] * unit;
+                const int32_t charged = (membrane[c] >> shift) + (int32_t)((uint32_t)current[c] << fraction);
                 const int32_t spike = charged >= threshold[c];
                 membrane[c] = spike ? 0 : charged;
                 fired[c] |= spike << step;
@@ -468,9 +487,11 @@ void lrfdyn_run_stage(const lrfdyn_stage *stage, void *scratch) {
             memset(sums, 0, (size_t)(steps * width) * sizeof(int32_t));
             for (int32_t i = 0; i < stage->count; i++) {
                 const lrfdyn_term *term = &stage->terms[i];
-                if (term->kind == LRFDYN_CONV) convolve(term, &state, y, x, steps, width, sums);
-                for (int32_t step = 0; step < steps; step++)
-                    apply(term, y, x, step, out, width, sums + step * width, row);
+                if (term->kind == LRFDYN_CONV)
+                    convolve(term, &state, y, x, steps, width, sums);
+                else
+                    for (int32_t step = 0; step < steps; step++)
+                        apply(term, y, x, step, out, width, sums + step * width, row);
             }
             if (stage->sink == LRFDYN_FIRE) {
                 fire(stage, pixel, steps, width, sums);

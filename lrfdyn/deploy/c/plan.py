@@ -37,6 +37,7 @@ from lrfdyn.deploy.integer.program import IntegerModel
 from lrfdyn.errors import require
 
 LANES = 16  # output channels of weights are padded to a multiple of these
+SPARE = 32  # places behind lists of events
 MOST_STEPS = 8  # a byte holds the spikes of all steps
 MOST_TAPS = 64
 ALIGNMENT = 64
@@ -261,9 +262,9 @@ class Planner:
                 groups = m.planes * -(-m.steps // 4)
                 pixels = ((term.kernel[0] - 1) * term.dilation + 1) * m.width
                 parts += [
-                    2 * (pixels * groups * m.channels + LANES),
+                    2 * (pixels * groups * m.channels + SPARE),
                     2 * pixels * (16 * groups + 1),
-                    2 * (term.kernel[0] * term.kernel[1] * m.channels + LANES),
+                    2 * (term.kernel[0] * term.kernel[1] * m.channels + SPARE),
                     8 * width,
                 ]
         return sum(padded(part, ALIGNMENT) for part in parts)
@@ -292,7 +293,8 @@ def convolution(operation: Conv, source: int, taken: Map, value: Value) -> Term:
     largest = max(int(terms.clamp(min=0).sum((1, 2)).max()), -int(terms.clamp(max=0).sum((1, 2)).min()))
     always = largest <= MOST16
     limit = 2**24 if always else MOST16 // max(int(weight.long().abs().max()), 1)
-    return Term("CONV", source, rows, operation.bias, limit=limit, **shape)
+    bias = torch.nn.functional.pad(operation.bias, (0, padded(out) - out))
+    return Term("CONV", source, rows, bias, limit=limit, **shape)
 
 
 def place(plan: Plan) -> None:
