@@ -320,19 +320,15 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
         uint16_t *end = state->merged;
         for (int32_t tap = 0; tap < count; tap++) {
             const int32_t last = taps[tap].first[list + 1];
-            for (int32_t from = taps[tap].first[list]; from < last;) {
-                const uint16_t *events = taps[tap].events + from;
-                const uint16_t row = (uint16_t)taps[tap].row;
+            for (int32_t from = taps[tap].first[list]; from < last; from += COPIED) {
+                const uint16_t *events = taps[tap].events + from, row = (uint16_t)taps[tap].row;
                 for (int32_t i = 0; i < COPIED; i++) end[i] = (uint16_t)(events[i] + row);
-                const int32_t some = smaller(last - from, COPIED);
-                end += some;
-                from += some;
+                end += smaller(last - from, COPIED);
             }
         }
         add_events(&a, weight, state->merged, (int32_t)(end - state->merged), pattern, plane);
     }
     flush(&a);
-    for (int32_t step = 0; step < steps; step++) add_row(sums + step * width, term->extra, width);
 }
 
 /* ---- other terms ---------------------------------------------------------------------------------------------- */
@@ -484,7 +480,8 @@ void lrfdyn_run_stage(const lrfdyn_stage *stage, void *scratch) {
     for (int32_t y = 0; y < out->height; y++)
         for (int32_t x = 0; x < out->width; x++) {
             const int32_t pixel = y * out->width + x;
-            memset(sums, 0, (size_t)(steps * width) * sizeof(int32_t));
+            for (int32_t step = 0; step < steps; step++)
+                memcpy(sums + step * width, stage->start, (size_t)width * sizeof(int32_t));
             for (int32_t i = 0; i < stage->count; i++) {
                 const lrfdyn_term *term = &stage->terms[i];
                 if (term->kind == LRFDYN_CONV)

@@ -44,7 +44,7 @@ typedef struct {
     uint8_t wide;          /* DENSE: weights of 16 bits */
     const lrfdyn_map *in;
     const void *weight;    /* weights or multipliers */
-    const int32_t *extra;  /* bias [channel] or 0, of CONV [padded channel]; RESCALE: shift [channel] */
+    const int32_t *extra;  /* bias [channel] or 0; RESCALE: shift [channel] */
     const uint8_t *border; /* DENSE: what pixels outside hold, [channel], or 0 for zeros */
     int32_t kernel_height, kernel_width, stride, padding, dilation, groups;
     int32_t limit; /* CONV: how many spikes always fit 16 bits; RESCALE: the largest result */
@@ -60,6 +60,7 @@ enum {
 typedef struct {
     const lrfdyn_term *terms;
     int32_t count;
+    const int32_t *start; /* of the sums, [padded channel]: the bias of the first term, and zeros */
     const lrfdyn_map *out;
     uint8_t sink;
     const int32_t *threshold;

@@ -49,6 +49,11 @@ def padded(count: int, to: int = LANES) -> int:
     return -(-count // to) * to
 
 
+def with_lanes(rows: Tensor) -> Tensor:
+    """With zeros behind its last axis."""
+    return torch.nn.functional.pad(rows, (0, padded(rows.shape[-1]) - rows.shape[-1]))
+
+
 @dataclass(frozen=True)
 class Map:
     """A value in memory: `kind` is SPIKES, INT16, INT32 or PIXELS, `planes` those of counts."""
@@ -283,7 +288,7 @@ def convolution(operation: Conv, source: int, taken: Map, value: Value) -> Term:
         rows = weight.flatten(1).T.short()
         return Term("STENCIL", source, rows, operation.bias, **shape)
     rows = weight.permute(2, 3, 1, 0).reshape(taps * each, out)
-    rows = torch.nn.functional.pad(rows, (0, padded(out) - out))
+    rows = with_lanes(rows)
     lists = taken.planes * -(-taken.steps // 4) * taken.channels
     few = taps <= MOST_TAPS and max(taps * taken.channels, lists) < 2**16
     events = taken.kind == "SPIKES" and operation.groups == 1 and weight.dtype == torch.int8 and few
@@ -293,8 +298,7 @@ def convolution(operation: Conv, source: int, taken: Map, value: Value) -> Term:
     largest = max(int(terms.clamp(min=0).sum((1, 2)).max()), -int(terms.clamp(max=0).sum((1, 2)).min()))
     always = largest <= MOST16
     limit = 2**24 if always else MOST16 // max(int(weight.long().abs().max()), 1)
-    bias = torch.nn.functional.pad(operation.bias, (0, padded(out) - out))
-    return Term("CONV", source, rows, bias, limit=limit, **shape)
+    return Term("CONV", source, rows, operation.bias, limit=limit, **shape)
 
 
 def place(plan: Plan) -> None:
