@@ -34,7 +34,7 @@ from tests.training.runs import tiny, train
 MATRIX = [
     *(("spikformer", kind) for kind in KINDS),
     ("qkformer", "lrf_dyn"),
-    ("sdt_v1", "sdsa"),
+    ("sdt_v1_dvs", "sdsa"),  # SDT-V1 with maxima over windows
     ("sdt_v2", "lrf_dyn"),
     ("sdt_v3", "lrf_ssa"),
     ("sew_resnet", None),
