@@ -77,7 +77,7 @@ def test_random_networks_bit_for_bit(seed, steps, tmp_path, kernels):
 def test_hosts_bit_for_bit(host, kind, tmp_path, kernels):
     model = small(host, kind)
     integer = quantize(model)
-    images = pictures(integer, 2)
+    images = pictures(integer, 6)
     expected = integer(images)
     assert expected.float().std(0).max() > 0
     assert np.array_equal(compiled(integer, tmp_path, kernels)(images.numpy()), expected.numpy())
