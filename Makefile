@@ -52,10 +52,10 @@ clean:
 	$(PIP) --editable '.[analysis,digits,train]'
 	touch $@
 
-# SpikingJelly is a peer to compare with; its declared dependencies are not needed for that.
+# SpikingJelly and snnTorch are peers to compare with; what they declare to need beyond this is not needed for that.
 .venv/dev-installed: .venv/demo-installed
 	$(PIP) --editable '.[dev]'
-	$(PIP) --no-deps spikingjelly loguru h5py
+	$(PIP) --no-deps spikingjelly loguru h5py snntorch nirtorch
 	touch $@
 
 .venv/docs-installed: .venv/bin/python pyproject.toml constraints.txt

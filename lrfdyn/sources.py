@@ -1,8 +1,8 @@
 """What a path or name stands for: the one place where commands and recipes find models.
 
 A source is the folder of a run, of a sweep or of `lrfdyn reproduce`, a folder of `save_pretrained`, a .safetensors file
-(weights or a checkpoint), an .onnx or .pte file, a repository of the Hugging Face hub, or the name of a model, NAME or
-NAME:ATTENTION, whose weights are random.
+(weights or a checkpoint), an .onnx, .pte or .nir file, a repository of the Hugging Face hub, or the name of a model,
+NAME or NAME:ATTENTION, whose weights are random.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lrfdyn.io.weights import check_fit, find_checkpoint, list_checkpoints, load
 from lrfdyn.models import SpikingModel, create_model, list_models
 from lrfdyn.models.registry import model_class
 
-EXPORTED = {"onnx": ".onnx", "executorch": ".pte"}  # runtimes and the endings of their files
+EXPORTED = {"onnx": ".onnx", "executorch": ".pte", "nir": ".nir"}  # runtimes and the endings of their files
 PAPER_ORDER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")  # reference, base, ours
 WEIGHTS_ENDING = ".safetensors"
 
@@ -39,9 +39,9 @@ WEIGHTS_ENDING = ".safetensors"
 class Source:
     """One model that `find_source` has found; `load` and `weights` read it.
 
-    `kind` is "name", "hub", "saved" (a folder of `save_pretrained`), "weights", "checkpoint", "onnx" or "executorch".
-    `run` is the folder of the run that it is part of; `seed`, `accuracy` (0 to 1), `curve` (a record per epoch) and
-    `train_seconds` are those of its training, where they are known.
+    `kind` is "name", "hub", "saved" (a folder of `save_pretrained`), "weights", "checkpoint", "onnx", "executorch"
+    or "nir". `run` is the folder of the run that it is part of; `seed`, `accuracy` (0 to 1), `curve` (a record per
+    epoch) and `train_seconds` are those of its training, where they are known.
     """
 
     origin: str  # the path or name

@@ -26,6 +26,7 @@ __all__: list[str] = []  # timm adds the names of the models
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "crop_pct": 0.875}
 CIFAR = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "crop_pct": 1.0}
+EVENTS = {"mean": (0.0, 0.0), "std": (1.0, 1.0), "crop_pct": 1.0}  # counts as they are
 # timm's names of our arguments.
 RENAMED = {"in_chans": "in_channels", "drop_path_rate": "drop_path", "img_size": "image_size"}
 # What timm's scripts pass to every model: the one value that the models have.
@@ -36,8 +37,9 @@ def default_config(name: str) -> dict[str, Any]:
     """timm's description of a model: its input, its classes, and the layers that other inputs or classes change."""
     model = meta_model(name)
     size = model.input_size
+    images = CIFAR if size[-1] == 32 else IMAGENET
     return {
-        **(CIFAR if size[-1] == 32 else IMAGENET),
+        **(EVENTS if model.in_channels == 2 else images),
         "input_size": size,
         "num_classes": model.num_classes,
         "pool_size": tuple(-(-side // model.feature_info[-1].stride) for side in size[1:]),

@@ -28,6 +28,8 @@ BUILD: dict[str, Callable[..., SpikingModel]] = {
     "spikformer": lambda **o: Spikformer(**{**SMALL, "depth": 1, **o}),
     "qkformer": lambda **o: QKFormer(**{**SMALL, "depth": 3, "form": "cifar", **o}),
     "sdt_v1": lambda **o: SDTV1(**{**SMALL, "depth": 1, **o}),
+    "qkformer_dvs": lambda **o: QKFormer(**{**SMALL, "depth": 2, "form": "dvs", **o}),
+    "sdt_v1_dvs": lambda **o: SDTV1(**{**SMALL, "depth": 1, "window_maxima": True, **o}),
     "sdt_v2": lambda **o: SDTV2(**{**STAGED, "distillation": True, **o}),
     "sdt_v3": lambda **o: SDTV3(**{**STAGED, "levels": 3, **o}),
     "sew_resnet": lambda **o: SEWResNet(**{**RESNET, **o}),

@@ -232,6 +232,7 @@ def test_pictures_to_segment(tmp_path, capsys):
         ("onnxruntime", ["predict", "IMAGE", "--model", "model.onnx"], "runtime: onnx needs onnxruntime; pip install"),
         ("onnx", ["export", "run", "--out", "x.onnx"], "format: onnx needs onnx; pip install 'lrfdyn[export]'"),
         ("executorch", ["export", "run", "--format", "executorch", "--out", "x.pte"], "'lrfdyn[executorch]'"),
+        ("nir", ["export", "run", "--out", "x.nir"], "format: nir needs nir; pip install 'lrfdyn[nir]'"),
         ("matplotlib", ["profile", "sdt_v3_t", "--plot", "x.png"], "pip install 'lrfdyn[analysis]'"),
         ("huggingface_hub", ["predict", "IMAGE", "--model", "someone/model"], "model: no folder 'someone/model' here"),
     ],

@@ -211,7 +211,7 @@ SEVERAL = "demo holds 3 models; name one, such as demo/runs/ssa-seed0"
         ("predict x.png --model demo/runs/ssa-sed0", "no such file or folder: demo/runs/ssa-sed0; did you mean demo/"),
         ("predict x.png --model absent.safetensors", "model: no such file or folder: absent.safetensors"),
         ("predict x.png --model bare.safetensors", "bare.safetensors does not say which model its weights are of"),
-        ("predict x.png --model x.png", "model: expected a folder, a file that ends in .safetensors, .onnx, .pte, or"),
+        ("predict x.png --model x.png", "expected a folder, a file that ends in .safetensors, .onnx, .pte, .nir, or"),
         ("predict x.png --model spikformer_4_384", f"model: spikformer_4_384 {TRAINED}"),
         ("evaluate tiny.yaml --weights spikformer_4_384", f"weights: spikformer_4_384 {TRAINED}"),
         ("evaluate spikformer_4_384", "source: no such file or folder, and no recipe of that name"),

@@ -138,9 +138,9 @@ def test_every_model_is_registered_with_its_configuration(timm):
         assert config["num_classes"] == model.num_classes
         first = model.get_submodule(config["first_conv"])
         assert isinstance(first, nn.Conv2d)
-        assert first.in_channels == 3
+        assert first.in_channels == (2 if "dvs" in name or "gesture" in name else 3)
         assert model.get_submodule(config["classifier"]) is model.get_classifier()
-        assert len(config["mean"]) == len(config["std"]) == 3
+        assert len(config["mean"]) == len(config["std"]) == first.in_channels
     assert default_config("spikformer_4_384")["input_size"] == (3, 32, 32)
     assert default_config("qkformer_10_512")["pool_size"] == (14, 14)
     assert default_config("sew_resnet34")["pool_size"] == (7, 7)
@@ -152,6 +152,9 @@ def test_every_model_is_registered_with_its_configuration(timm):
         ("spikformer_8_512", SMALL),
         ("qkformer_10_512", {**SMALL, "depth": 4}),
         ("sdt_v1_8_512", SMALL),
+        ("spikformer_dvs_2_256", SMALL),
+        ("qkformer_dvs_2_256", {**SMALL, "depth": 2}),
+        ("sdt_v1_dvs_2_256", SMALL),
         ("sdt_v2_15m", {"widths": (8, 8, 16, 16), "heads": 2, "img_size": 32}),
         ("sdt_v3_s", {"widths": (8, 8, 16, 16), "heads": 2, "img_size": 32}),
         ("sew_resnet18", {"widths": (4, 8, 8, 16), "img_size": 32}),

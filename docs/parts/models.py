@@ -15,6 +15,11 @@ GOLDEN = ROOT / "tests" / "golden"
 FIXTURES = {
     "spikformer_4_384": "spikformer_cifar_4_384_c100",
     "qkformer_4_384": "qkformer_cifar_4_384_c100",
+    "spikformer_dvs_2_256": "spikformer_dvs_2_256_c10",
+    "qkformer_dvs_2_256": "qkformer_dvs_256_c10",
+    "qkformer_gesture_2_256": "qkformer_gesture_256_c11",
+    "sdt_v1_dvs_2_256": "sdt_v1_dvs_2_256_c10",
+    "sdt_v1_gesture_2_256": "sdt_v1_gesture_2_256_c11",
     "sdt_v2_31m": "sdt_v2_8_384",
     "sdt_v2_55m": "sdt_v2_8_512",
 }

@@ -32,7 +32,8 @@ class AttentionHost:
     the layer behind the attention. `fire()` makes the neuron on an unnormalised attention output, `neuron()` the
     host's ordinary one. All four are importable functions or partials of them, so that models can be pickled. v is
     `value_ratio` times as wide as q and k. The last neuron of a projection says how many bits its spikes take: one, or
-    those of the levels of an `IntegerSpike`.
+    those of the levels of an `IntegerSpike`. A host that is not `spiking` has q, k and v of any numbers, and takes the
+    kinds of attention that do (`takes_numbers`). `window_maxima` is for SDSA, see there.
     """
 
     project: Callable[[int, int], nn.Module]
@@ -41,6 +42,8 @@ class AttentionHost:
     fire: Callable[[], nn.Module] = HALF_THRESHOLD
     scale: float = 0.125  # whatever the width of a head, as in their official code
     value_ratio: int = 1
+    spiking: bool = True
+    window_maxima: bool = False
 
 
 def lif_conv(c_in: int, c_out: int, bias: bool = False) -> SpikingConv:
@@ -86,6 +89,7 @@ class Attention(nn.Module):
     label: ClassVar[str] = "unregistered"  # that in tables and figures: see `register_attention`
     projections: tuple[str, ...] = ("q", "k", "v")
     normalized: ClassVar[bool] = False  # True where mix ends in a norm: then the host's ordinary neuron fires
+    takes_numbers: ClassVar[bool] = False  # True where q, k and v need not be spikes
     fixed_mixing: ClassVar[bool] = False  # True where mixing_weights are the same for all images
 
     def __init__(self, dim: int, heads: int, grid: Grid, host: AttentionHost) -> None:
@@ -94,6 +98,8 @@ class Attention(nn.Module):
         require_integer("heads", heads, 1)
         require(dim % heads == 0, f"heads: expected a divisor of the width {dim}, got {heads}")
         require_grid(grid)
+        takes = host.spiking or self.takes_numbers
+        require(takes, f"attention: {self.kind!r} works on spikes, and this network has none; expected 'vsa'")
         self.dim, self.heads, self.grid = dim, heads, grid
         self.host = host  # what another kind of attention in the same place is built from
         self.value_dim = dim * host.value_ratio
@@ -142,8 +148,12 @@ class Attention(nn.Module):
 
     @property
     def spike_bits(self) -> int:
-        """The bits of a spike of q, k or v."""
-        return max((self.spike_levels(name)[0] for name in self.projections), default=1).bit_length()
+        """The bits of a spike of q, k or v, or of a number in the place of one."""
+        return (
+            32
+            if not self.host.spiking
+            else max((self.spike_levels(name)[0] for name in self.projections), default=1).bit_length()
+        )
 
     def mix(self, *spikes: Tensor) -> Tensor:
         """The attention output before the firing neuron, `[T, B, value_dim, H, W]`, of the projections' spikes."""

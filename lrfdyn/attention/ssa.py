@@ -16,6 +16,7 @@ from lrfdyn.attention.layout import from_heads, query_blocks, to_heads, to_token
 from lrfdyn.attention.registry import register_attention
 from lrfdyn.checks import check_types
 from lrfdyn.errors import require, shown
+from lrfdyn.nn.layers import fold_time
 from lrfdyn.nn.neurons import FoldedNorm, scale_and_shift
 from lrfdyn.ops.bits import attach_step_bits, step_bits_of
 from lrfdyn.ops.dispatch import use_triton
@@ -25,10 +26,10 @@ from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
 
 def whole_image(layer: Attention, grid: Grid | None) -> list[StateTerm]:
     """The projections of all tokens: every query waits for the last key."""
-    tokens = math.prod(grid or layer.grid)
+    tokens, what = math.prod(grid or layer.grid), "spikes" if layer.host.spiking else "numbers"
     return [
-        StateTerm("q, k spikes", "2 N d", 2 * tokens * layer.dim, layer.spike_bits),
-        StateTerm("v spikes", "N d", tokens * layer.value_dim, layer.spike_bits),
+        StateTerm(f"q, k {what}", "2 N d", 2 * tokens * layer.dim, layer.spike_bits),
+        StateTerm(f"v {what}", "N d", tokens * layer.value_dim, layer.spike_bits),
     ]
 
 
@@ -237,14 +238,15 @@ class CausalSSA(LRFSSA):
 
 @register_attention("vsa", label="VSA")
 class VSA(SSA):
-    """softmax(q k^T / sqrt(d_h)) v on spikes, as in ViT: the ANN reference. An average of sparse spikes stays far below
-    any threshold, so it is normalised before the host's ordinary neuron."""
+    """softmax(q k^T / sqrt(d_h)) v on spikes. An average of sparse spikes stays far below any threshold, so it is
+    normalised before the host's ordinary neuron. In a host without spikes (ViT) it is the plain softmax attention."""
 
     normalized = True
+    takes_numbers = True
 
     def __init__(self, dim: int, heads: int, grid: Grid, host: AttentionHost, train_qk: bool = True) -> None:
         super().__init__(dim, heads, grid, host, train_qk)
-        self.norm = nn.BatchNorm2d(self.value_dim)
+        self.norm = nn.BatchNorm2d(self.value_dim) if host.spiking else nn.Identity()
 
     def mix(self, *spikes: Tensor) -> Tensor:
         q, k, v = (to_heads(x, self.heads) for x in spikes)
@@ -258,6 +260,9 @@ class VSA(SSA):
 
     def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations]:
         q, k, v = (to_heads(spikes[name], self.heads) for name in ("q", "k", "v"))
+        if not self.host.spiking:
+            each = Operations(0.0, float(q.numel() * math.prod(grid)))
+            return {"q k^T": each, "softmax v": each}
         # Scores of spikes: one accumulate where q and k both fire. Then every spike of v is added to all N queries,
         # weighted: the weight is what is accumulated.
         scores, values = (q.sum(2) * k.sum(2)).sum(), v.sum() * math.prod(grid)
@@ -268,28 +273,47 @@ class VSA(SSA):
         return [StateTerm("attention matrix", "h N^2", matrix, 32), *whole_image(self, grid)]
 
 
+def window_maximum(x: Tensor) -> Tensor:
+    """The maximum over 3 x 3 windows of the last two of four axes; the shape stays."""
+    return F.max_pool2d(x, 3, 1, 1)
+
+
 @register_attention("sdsa", label="SDSA")
 class SDSA(Attention):
-    """q * SN{sum_j k_j * v_j} (SDT-V1): spikes of a sum over all tokens gate the query, one gate per channel."""
+    """q * SN{sum_j k_j * v_j} (SDT-V1): spikes of a sum over all tokens gate the query, one gate per channel.
+
+    A host with `window_maxima` has four maxima over windows of 3 x 3 in it, as the official code for event cameras: of
+    k and of v over neighbours on the grid, of k * v and of the gated queries over neighbours in raster order and
+    neighbouring channels of a head.
+    """
 
     def spikes(self, *projected: Tensor) -> Tensor:
         q, k, v = projected
-        return self.widen(q) * self.fire(self.mix(k, v))
+        return self.token_maximum(self.widen(q) * self.fire(self.mix(k, v)))
 
     def mix(self, *spikes: Tensor) -> Tensor:
         """sum_j k_j * v_j, `[T, B, value_dim, 1, 1]`."""
-        k, v = spikes[-2:]
-        return (self.widen(k) * v).sum((3, 4), keepdim=True)
+        return self.products(*spikes[-2:]).sum((3, 4), keepdim=True)
+
+    def products(self, k: Tensor, v: Tensor) -> Tensor:
+        """k * v, `[T, B, value_dim, H, W]`."""
+        if self.host.window_maxima:
+            k, v = (fold_time(window_maximum, x) for x in (k, v))
+        return self.token_maximum(self.widen(k) * v)
+
+    def token_maximum(self, x: Tensor) -> Tensor:
+        """The maximum over tokens in raster order and channels of a head, or `x` where the host asks for none."""
+        return from_heads(window_maximum(to_heads(x, self.heads)), like=x) if self.host.window_maxima else x
 
     def mixing_weights(self, spikes: Spikes, grid: Grid, block: int) -> WeightBlocks:
         """k_j * v_j, mean over channels: what token j adds to the gate, for every query the same."""
-        given = to_tokens(self.widen(spikes["k"]) * spikes["v"]).abs().mean(-1)
+        given = to_tokens(self.products(spikes["k"], spikes["v"])).abs().mean(-1)
         given = given.unflatten(0, spikes["v"].shape[:2]).sum(0)
         for queries in query_blocks(given.shape[1], given.numel(), block):
             yield queries, given.unsqueeze(1).expand(-1, len(queries), -1)
 
     def operation_counts(self, spikes: Spikes, grid: Grid) -> dict[str, Operations]:
-        return {"k * v": Operations((self.widen(spikes["k"]) * spikes["v"]).sum())}
+        return {"k * v": Operations(self.products(spikes["k"], spikes["v"]).sum())}
 
     def state_terms(self, grid: Grid | None = None) -> list[StateTerm]:
         return [StateTerm("k * v sum", "d", self.value_dim, 32), *whole_image(self, grid)]

@@ -1,4 +1,4 @@
-"""Write a model as an ONNX or ExecuTorch file that runs without this package.
+"""Write a model as an ONNX, ExecuTorch or NIR file that runs without this package.
 
 The file is run against PyTorch before it is kept. It describes itself: preprocessing, class names, model, attention.
 """
@@ -18,8 +18,8 @@ from lrfdyn.sources import find_source
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", help="folder of a run or of a saved model, .safetensors file, hub repository, or NAME[:ATTENTION]")
-    add("--format", metavar="onnx|executorch", help="what to write; default: by the ending of --out")
-    add("--out", required=True, metavar="FILE", help="ends in .onnx or .pte")
+    add("--format", metavar="onnx|executorch|nir", help="what to write; default: by the ending of --out")
+    add("--out", required=True, metavar="FILE", help="ends in .onnx, .pte or .nir")
     add("--attention", metavar="KIND", help="with the name of a model")
     add("--token", metavar="value|qkv", help="of lrf_dyn, with the name of a model")
     add("--directions", type=int, metavar="1|2", help="of lrf_dyn, with the name of a model")
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", type=int, default=8, metavar="N", help="random images in the check, and the most of --images")
     add("--tolerance", type=float, default=1e-3, help="difference of logits without a flipped spike, of the largest")
     add("--max-batch", type=int, default=8, metavar="N", help="executorch: most images at once")
+    add("--dense", action="store_true", help="nir: convolutions without groups, for readers that know none")
     add("--json", action="store_true", help="print JSON")
 
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     if not source.trained:
         settle_norms(model)
     how = {"images": images, "random_images": args.check, "most_images": args.max_batch, "tolerance": args.tolerance}
-    made = export_model(model, args.out, format=args.format, weights=weights, **how)
+    made = export_model(model, args.out, format=args.format, weights=weights, dense=args.dense, **how)
     size, assumed = made.bytes / MIB, model.preprocessing is None
     if args.json:
         facts = {"file": str(made.path), "format": made.format, "weights": weights, "file_mib": size}

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
         print_json(rows)
         return
     columns = ("model", ">parameters", ">input", ">T", "attention")
-    table = make_table(*columns, ">paper:\nbase", ">paper:\nLRF-SSA", ">paper:\nLRF-Dyn")
+    table = make_table(*columns, ">paper\nbase", ">paper\nLRF-\nSSA", ">paper\nLRF-\nDyn")
     for row in rows:
         counts = (f"{row['parameters']:,}", str(row["input_size"][-1]), str(row["time_steps"]))
         accuracies = (number(row["paper"].get(method, {}).get("accuracy"), ".2f") for method in METHODS)
@@ -57,14 +57,14 @@ def run(args: argparse.Namespace) -> None:
     plain_console(80).print(
         table,
         "Top-1 accuracy in % on ImageNet-1k as the paper reports it, not measured here. "
-        f"Every model with an attention takes {', '.join(ATTENTIONS)}; listed is "
+        f"Every spiking model with an attention takes {', '.join(ATTENTIONS)}; listed is "
         f"{'the default' if args.attention is None else 'the one counted'}.",
     )
 
 
 def build(name: str, attention: str | None) -> SpikingModel:
     """The model without memory, with `attention` where it takes one."""
-    takes = attention is not None and "attention" in model_class(name).options()
+    takes = attention in model_class(name).attentions()
     return meta_model(name, **({"attention": attention} if takes else {}))
 
 
@@ -79,7 +79,7 @@ def model_row(model: SpikingModel) -> dict[str, Any]:
         "num_classes": model.num_classes,
         "attention": model.config.get("attention"),
         "default_attention": default,
-        "attentions": list(ATTENTIONS) if default else [],
+        "attentions": model.attentions(),
         "paper": {method: row._asdict() for method, row in IMAGENET.get(name, {}).items()},
     }
 
@@ -95,7 +95,8 @@ def show_model(args: argparse.Namespace) -> None:
     require_integer("depth", args.depth, 1)
     model = build(args.pattern, args.attention)
     fits = args.attention in (None, model.config.get("attention"))
-    require(fits, f"attention: {args.pattern} has none, got {args.attention!r}")
+    known = ", ".join(model.attentions())
+    require(fits, f"attention: {args.pattern} has {f'{known} alone' if known else 'none'}, got {args.attention!r}")
     row, layers = model_row(model), summarize(model, args.depth)
     if args.json:
         print_json({**row, "config": model.config, "layers": [asdict(layer) for layer in layers]})

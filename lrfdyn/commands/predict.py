@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("images", nargs="+", metavar="IMAGE", help="files, folders and patterns such as 'photos/*.jpg'")
     add("--model", required=True, help="trained model: folder, .safetensors, .onnx or .pte file, or hub repository")
-    add("--runtime", metavar="torch|onnx|executorch", help="default: by the ending of --model")
+    add("--runtime", metavar="torch|onnx|executorch|nir", help="default: by the ending of --model")
     add("--top", type=int, default=5, help="how many classes to name")
     add("--batch", type=int, default=16, help="images at once")
     add("--device", help="of PyTorch; default: the GPU where there is one")

@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> None:
     loaded, profiles = source.load().float(), []
     own: str = loaded.config.get("attention", "")
     require(bool(own), f"model: expected one with attention, got {source.origin}")
-    for kind in args.attention or ([own] if source.trained or ":" in source.origin else KINDS):
+    alone = source.trained or ":" in source.origin or not loaded.spiking
+    for kind in args.attention or ([own] if alone else KINDS):
         model = copy.deepcopy(loaded)
         if kind != own:
             swap_attention(model, kind)

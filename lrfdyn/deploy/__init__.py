@@ -2,6 +2,8 @@
 integers, and as files that run elsewhere."""
 
 from lrfdyn.attention.row_stream import RowStream
+from lrfdyn.deploy.c.native import NativeModel
+from lrfdyn.deploy.c.write import WrittenC, write_c
 from lrfdyn.deploy.export.write import Exported, export_model
 from lrfdyn.deploy.integer.program import IntegerModel, load_integer
 from lrfdyn.deploy.integer.quantize import quantize
@@ -13,11 +15,14 @@ __all__ = [
     "Exported",
     "IntegerModel",
     "LowMemoryModel",
+    "NativeModel",
     "Predictor",
     "RowStream",
     "StreamingAttention",
+    "WrittenC",
     "compile_for_inference",
     "export_model",
     "load_integer",
     "quantize",
+    "write_c",
 ]

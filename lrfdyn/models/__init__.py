@@ -8,6 +8,7 @@ from lrfdyn.models.sdt_v1 import SDTV1
 from lrfdyn.models.sdt_v2 import SDTV2
 from lrfdyn.models.sdt_v3 import SDTV3
 from lrfdyn.models.spikformer import Spikformer
+from lrfdyn.models.vit import ViT
 
 __all__ = [
     "SDTV1",
@@ -19,6 +20,7 @@ __all__ = [
     "SEWResNet",
     "Spikformer",
     "SpikingModel",
+    "ViT",
     "create_model",
     "list_models",
     "register_model",

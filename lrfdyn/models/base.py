@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from lrfdyn.attention import ATTENTIONS
 from lrfdyn.checks import check_fields
 from lrfdyn.errors import require, require_integer, shown
 from lrfdyn.io.hub import HubMixin
@@ -68,6 +69,7 @@ class SpikingModel(HubMixin):
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
     # Regular expressions that make our keys of official ones, each in turn; None drops an entry (unused in forward).
     official_keys: ClassVar[tuple[tuple[str, str | None], ...]] = ()
+    spiking: ClassVar[bool] = True  # False: numbers flow where other hosts have spikes
     official_warning: str | None = None  # when official weights are loaded into this model
     smallest_image: int = 1
     step_logits: bool = False  # in training, `forward` gives the logits of every time step, [T, B, classes]
@@ -86,6 +88,12 @@ class SpikingModel(HubMixin):
     def options(cls) -> dict[str, Any]:
         """The options of the constructor with their defaults."""
         return {field.name: field.default for field in fields(cls.config_class)}
+
+    @classmethod
+    def attentions(cls) -> list[str]:
+        """The kinds that the option `attention` takes; none where there is no such option."""
+        known = [kind for kind in ATTENTIONS if cls.spiking or ATTENTIONS[kind].takes_numbers]
+        return known if "attention" in cls.options() else []
 
     def describe_stages(self, channels: Sequence[int], strides: Sequence[int], image_size: int | None = None) -> None:
         """Sets `feature_info` and `smallest_image` from the channels and strides of all stages, and `grid`, the rows

@@ -1,4 +1,5 @@
-"""QKFormer (Zhou et al., 2024), ImageNet and CIFAR form. Two stages of Q-K token attention, then any attention."""
+"""QKFormer (Zhou et al., 2024), ImageNet, CIFAR and event-camera form. Stages of Q-K token attention, then one of any
+attention."""
 
 from __future__ import annotations
 
@@ -15,23 +16,26 @@ from lrfdyn.errors import require, unknown_name
 from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.registry import register_model
 from lrfdyn.models.spikformer import Block
-from lrfdyn.models.transformer import TransformerConfig, stem_widths
+from lrfdyn.models.transformer import CIFAR10_DVS, GESTURE, TransformerConfig, stem_widths
 from lrfdyn.nn.layers import ConvBN, SpikingConv, drop_path_rates, init_weights, max_pool
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, lean_max_pool, sections_of
+
+Conv = tuple[int, bool]  # `dim` over the channels of a 3x3 convolution, and whether it pools
 
 
 class Form(NamedTuple):
     """A layout of the network."""
 
-    stem_pools: bool  # whether the first 3x3 convolution pools, and
-    embedding_pools: tuple[tuple[bool, ...], ...]  # which of those of each stage's embedding do
-    token_blocks: tuple[int, int]  # the number of token attention blocks in stages 1 and 2
+    stem: Conv  # the first 3x3 convolution, and
+    embeddings: tuple[tuple[Conv, ...], ...]  # those of each stage's embedding
+    token_blocks: tuple[int, ...]  # the number of token attention blocks in all stages but the last
 
 
 FORMS = {
-    "imagenet": Form(True, ((True, False), (True, False), (True, False)), (1, 2)),
-    "cifar": Form(False, ((False,), (False, True), (False, True)), (1, 1)),
+    "imagenet": Form((8, True), (((4, True), (4, False)), ((2, True), (2, False)), ((1, True), (1, False))), (1, 2)),
+    "cifar": Form((8, False), (((4, False),), ((2, False), (2, True)), ((1, False), (1, True))), (1, 1)),
+    "dvs": Form((16, False), (((8, True), (4, True), (2, True)), ((1, False), (1, True))), (1,)),
 }
 
 
@@ -58,24 +62,37 @@ class PooledConv(SpikingConv):
 
 
 class Embedding(nn.Module):
-    """Spiking convolutions to a stage's width and grid, with a spiking 1x1 convolution as their shortcut."""
+    """Spiking convolutions from `widths[0]` channels to a stage's width and grid, with a spiking 1x1 convolution as the
+    shortcut round the last two of them."""
 
-    def __init__(self, c_in: int, c_out: int, pools: Sequence[bool]) -> None:
+    def __init__(self, widths: Sequence[int], pools: Sequence[bool]) -> None:
         super().__init__()
-        widths = pairwise([c_in, *[c_out] * len(pools)])
-        self.convs = nn.Sequential(*(PooledConv(a, b, pool) for (a, b), pool in zip(widths, pools, strict=True)))
-        self.shortcut = SpikingConv(c_in, c_out, LIF(), stride=2 ** sum(pools))
+        pairs = zip(pairwise(widths), pools, strict=True)
+        self.convs = nn.Sequential(*(PooledConv(*pair, pool) for pair, pool in pairs))
+        self.shortcut = SpikingConv(widths[-3:][0], widths[-1], LIF(), stride=2 ** sum(pools[-2:]))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.convs(x) + self.shortcut(x)
+        for conv in [*self.convs][:-2]:
+            x = conv(x)
+        return self.join(x)
 
-    def section(self, name: str) -> Section:
-        """The embedding as one section."""
+    def join(self, x: Tensor) -> Tensor:
+        """The last two convolutions, and their shortcut."""
+        y = x
+        for conv in [*self.convs][-2:]:
+            y = conv(y)
+        return y + self.shortcut(x)
+
+    def sections(self, name: str) -> Iterator[Section]:
+        """Every convolution in front of the shortcut is a section, and the rest is one."""
+        convs: list[Any] = [*self.convs]
+        for i, conv in enumerate(convs[:-2]):
+            yield conv.section(f"{name}.convs.{i}")
         halo, stride = 0, 1
-        convs: Any = self.convs
-        for conv in (layer.section(name) for layer in convs):
+        for conv in (layer.section(name) for layer in convs[-2:]):
             halo, stride = halo + stride * conv.halo, stride * conv.stride
-        return Section(name, self, (self,), self.shortcut.conv.out_channels, "integers", halo, stride)
+        layers = (*convs[-2:], self.shortcut)
+        yield Section(name, self.join, layers, self.shortcut.conv.out_channels, "integers", halo, stride)
 
 
 class TokenAttention(nn.Module):
@@ -106,14 +123,14 @@ class BatchAsTimeLIF(LIF):
 
 @dataclass
 class QKFormerConfig(TransformerConfig):
-    """The options of QKFormer; `attention` is that of stage 3."""
+    """The options of QKFormer; `attention` is that of the last stage."""
 
     dim: int = 512
-    """Channels of stage 3; stages 1 and 2 have a quarter and a half of them."""
+    """Channels of the last stage; those before it have a half of them, and of three stages the first a quarter."""
     depth: int = 10
     """Number of blocks in all stages together."""
     form: str = "imagenet"
-    """Layout of the network, "imagenet" or "cifar"."""
+    """Layout of the network, "imagenet", "cifar" or, with two stages, "dvs"."""
     legacy_neuron_axis: bool = False
     """In the official code the neuron behind the self-attention's projection runs over the T * B images instead of T
     steps, so that the output for an image depends on the batch around it. True does the same; official weights were
@@ -124,6 +141,8 @@ class QKFormerConfig(TransformerConfig):
 @register_model("qkformer_10_512", dim=512, depth=10, heads=8)
 @register_model("qkformer_10_768", dim=768, depth=10, heads=12)
 @register_model("qkformer_4_384", dim=384, depth=4, heads=8, form="cifar", image_size=32, num_classes=100)
+@register_model("qkformer_dvs_2_256", dim=256, depth=2, heads=16, mlp_ratio=1, form="dvs", **CIFAR10_DVS)
+@register_model("qkformer_gesture_2_256", dim=256, depth=2, heads=16, form="dvs", **GESTURE)
 class QKFormer(SpikingModel):
     """QKFormer: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Options: `QKFormerConfig`."""
 
@@ -132,7 +151,8 @@ class QKFormer(SpikingModel):
         (r"^patch_embed1\.proj_(conv|bn)\.", r"stem.\1."),
         *((rf"^patch_embed{i + 1}\.", f"stages.{i}.embedding.") for i in range(3)),
         *((rf"^stage{i + 1}\.", f"stages.{i}.blocks.") for i in range(3)),
-        (r"proj[13]_(conv|bn)\.", r"convs.0.\1."),
+        (r"^stages\.0\.embedding\.proj3_", "stages.0.embedding.convs.2."),
+        (r"embedding\.proj[13]?_(conv|bn)\.", r"embedding.convs.0.\1."),
         (r"proj[24]_(conv|bn)\.", r"convs.1.\1."),
         (r"proj_res_", "shortcut."),
         (r"\.(?:tssa|attn|ssa)\.(q|k|v|proj)_", r".attn.\1."),
@@ -143,29 +163,32 @@ class QKFormer(SpikingModel):
         config = QKFormerConfig(**options)
         super().__init__(config)
         heads = config.heads
-        stem_width, *widths = stem_widths(config.dim)
         if config.form not in FORMS:
             raise unknown_name("form", config.form, FORMS)
         layout = FORMS[config.form]
+        (part, stem_pools), embeddings = layout.stem, layout.embeddings
+        stem_width = stem_widths(config.dim, part)[0]
+        widths = [config.dim // convs[-1][0] for convs in embeddings]
         require(widths[0] % heads == 0, f"heads: expected a divisor of stage 1's width {widths[0]}, got {heads}")
         few = sum(layout.token_blocks)
         depths = [*layout.token_blocks, config.depth - few]
         require(depths[-1] >= 1, f"depth: expected an integer >= {few + 1} in this form, got {config.depth}")
-        pools = accumulate((sum(pools) for pools in layout.embedding_pools), initial=int(layout.stem_pools))
+        pools = accumulate((sum(pool for _, pool in convs) for convs in embeddings), initial=int(stem_pools))
         self.describe_stages(widths, [2**n for n in pools][1:], config.image_size)
         host = lif_host()
-        stage3_host = replace(host, project_out=_legacy_project_out) if config.legacy_neuron_axis else host
+        last_host = replace(host, project_out=_legacy_project_out) if config.legacy_neuron_axis else host
         rates = iter(drop_path_rates(config.drop_path, config.depth))
 
         def block(stage: int, width: int) -> Block:
-            token = stage < 2
-            attn = TokenAttention(width, heads, host) if token else config.make_attention(width, self.grid, stage3_host)
+            token = stage < len(layout.token_blocks)
+            attn = TokenAttention(width, heads, host) if token else config.make_attention(width, self.grid, last_host)
             return Block(attn, width, config.hidden_width(width), next(rates))
 
-        self.stem = PooledConv(config.in_channels, stem_width, layout.stem_pools)
+        self.stem = PooledConv(config.in_channels, stem_width, stem_pools)
         self.stages = nn.ModuleList()
         for i, (c_in, c_out) in enumerate(pairwise([stem_width, *widths])):
-            embedding = Embedding(c_in, c_out, layout.embedding_pools[i])
+            inside = [config.dim // part for part, _ in embeddings[i]]
+            embedding = Embedding([c_in, *inside], [pool for _, pool in embeddings[i]])
             blocks = nn.Sequential(*(block(i, c_out) for _ in range(depths[i])))
             self.stages.append(nn.Sequential(OrderedDict(embedding=embedding, blocks=blocks)))
         self.head = classifier(config.dim, config.num_classes)
@@ -179,7 +202,7 @@ class QKFormer(SpikingModel):
     def sections(self) -> Iterator[Section]:
         yield self.stem.section("stem")
         for i, stage in enumerate(self.stages):
-            yield stage.embedding.section(f"stages.{i}.embedding")
+            yield from stage.embedding.sections(f"stages.{i}.embedding")
             yield from sections_of(f"stages.{i}.blocks", stage.blocks)
 
 

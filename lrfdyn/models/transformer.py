@@ -19,6 +19,9 @@ from lrfdyn.nn.sections import Section, sections_of
 
 CIFAR_POOLING = (False, False, True, True)
 CIFAR: dict[str, Any] = {"pooling": CIFAR_POOLING, "image_size": 32, "num_classes": 100}
+# Counts of the events of both signs, in as many frames as there are time steps.
+CIFAR10_DVS: dict[str, Any] = {"in_channels": 2, "image_size": 128, "num_classes": 10, "time_steps": 16}
+GESTURE = {**CIFAR10_DVS, "num_classes": 11}
 
 
 @dataclass
@@ -62,25 +65,28 @@ class PlainTransformerConfig(TransformerConfig):
     """Which of the four stages of the stem halve the grid."""
 
 
-def stem_widths(dim: int) -> list[int]:
-    """The channels of the four stages of a stem, which double up to `dim`."""
-    require(dim >= 8 and dim % 8 == 0, f"dim: expected a multiple of 8 (the stem starts at dim / 8), got {dim}")
-    return [dim // 8, dim // 4, dim // 2, dim]
+def stem_widths(dim: int, parts: int = 8) -> list[int]:
+    """The channels of the stages of a stem, which double from `dim / parts` up to `dim`: four for 8 parts."""
+    fits = dim >= parts and dim % parts == 0
+    require(fits, f"dim: expected a multiple of {parts} (the stem starts at dim / {parts}), got {dim}")
+    return [dim // parts * 2**i for i in range(parts.bit_length())]
 
 
 class Stem(nn.Module):
     """Four spiking 3x3 convolutions, max pools on spikes, and a convolution that stands for position: images
     `[T, B, in_channels, H, W]` become sums of spikes `[T, B, dim, H / stride, W / stride]`, or with `membrane`
-    potentials, where the last convolution has no neuron."""
+    potentials, where the last convolution has no neuron. `neuron` makes what follows a convolution."""
 
-    def __init__(self, in_channels: int, dim: int, pooling: Sequence[bool], membrane: bool) -> None:
+    def __init__(
+        self, in_channels: int, dim: int, pooling: Sequence[bool], membrane: bool, neuron: Callable[[], nn.Module] = LIF
+    ) -> None:
         super().__init__()
         self.pooling, self.membrane = tuple(pooling), membrane
         *pairs, last = pairwise([in_channels, *stem_widths(dim)])
-        stages = [SpikingConv(*pair, LIF(), kernel=3) for pair in pairs]
-        final = ConvBN(*last, kernel=3) if membrane else SpikingConv(*last, LIF(), kernel=3)
+        stages = [SpikingConv(*pair, neuron(), kernel=3) for pair in pairs]
+        final = ConvBN(*last, kernel=3) if membrane else SpikingConv(*last, neuron(), kernel=3)
         self.stages = nn.ModuleList([*stages, final])
-        self.rpe = (MembraneConv if membrane else SpikingConv)(dim, dim, LIF(), kernel=3)
+        self.rpe = (MembraneConv if membrane else SpikingConv)(dim, dim, neuron(), kernel=3)
 
     def forward(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
         """The maps of all stages, or with `only_last` that of the last; the last has its position added."""
@@ -110,6 +116,7 @@ class PlainTransformer(SpikingModel):
 
     config_class: ClassVar[type[PlainTransformerConfig]]
     membrane: ClassVar[bool] = False
+    activation: ClassVar[Callable[[], nn.Module]] = LIF  # of the stem
     make_block: Callable[[Any, float], nn.Module]  # of the configuration and the drop rate
 
     def __init__(self, **options: Any) -> None:
@@ -119,7 +126,7 @@ class PlainTransformer(SpikingModel):
         require(len(pooling) == 4, f"pooling: expected four booleans, got {tuple(pooling)}")
         strides = list(accumulate((2 if pool else 1 for pool in pooling), mul))
         self.describe_stages(widths, strides, config.image_size)
-        self.stem = Stem(config.in_channels, config.dim, pooling, self.membrane)
+        self.stem = Stem(config.in_channels, config.dim, pooling, self.membrane, type(self).activation)
         rates = drop_path_rates(config.drop_path, config.depth)
         self.blocks = nn.ModuleList(self.make_block(config, rate) for rate in rates)
         self.head = classifier(config.dim, config.num_classes)

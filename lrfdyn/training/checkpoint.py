@@ -83,9 +83,9 @@ def restore_training(
 
 
 def random_state() -> dict[str, Any]:
-    """The generators of this process, as JSON can hold them."""
+    """The generators of this process, as JSON can hold them; that of a GPU where it is in use."""
     kind, keys, *rest = np.random.get_state(legacy=True)
-    on_device = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    on_device = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {}
     generators = {"torch": torch.get_rng_state(), **on_device}
     return {
         **{name: state.numpy().tobytes().hex() for name, state in generators.items()},

@@ -183,6 +183,9 @@ def test_every_attention_by_name(kind):
     [
         ("qkformer_4_384", {"dim": 64}),
         ("sdt_v1_2_512", {"dim": 32}),
+        ("spikformer_dvs_2_256", {"dim": 32, "image_size": 32}),
+        ("qkformer_dvs_2_256", {"dim": 32, "image_size": 32}),
+        ("sdt_v1_dvs_2_256", {"dim": 32, "image_size": 32}),
         ("sdt_v2_15m", {"widths": (8, 16, 16, 32), "image_size": 32}),
         ("sdt_v3_t", {"widths": (8, 16, 16, 32), "image_size": 32}),
         ("sew_resnet18", {"widths": (8, 8, 8, 8)}),
@@ -191,7 +194,7 @@ def test_every_attention_by_name(kind):
 )
 def test_every_host(name, options):
     model = lrfdyn.create_model(name, time_steps=2, num_classes=3, **options)
-    record = measure_model(model, [torch.randn(2, 3, 32, 32)])
+    record = measure_model(model, [torch.randn(2, model.in_channels, 32, 32)])
     assert ("locality" in record) == ("attention" in model.config)
     assert record["peak_inference_bytes"] > 0
     assert record["energy"]["multiply_accumulates"] > 0

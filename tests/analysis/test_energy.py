@@ -236,15 +236,16 @@ def test_counts_do_not_depend_on_the_batches():
 
 @pytest.mark.parametrize(
     "name",
-    ["spikformer_4_384", "qkformer_4_384", "sdt_v1_2_512", "sdt_v2_15m", "sdt_v3_t", "sew_resnet18", "ms_resnet18"],
-)
+    ["spikformer_4_384", "qkformer_4_384", "sdt_v1_2_512", "sdt_v2_15m", "sdt_v3_t", "sew_resnet18", "ms_resnet18",
+     "spikformer_dvs_2_256", "qkformer_dvs_2_256", "sdt_v1_dvs_2_256"],
+)  # fmt: skip
 def test_every_host_is_counted(name):
     small = {"spikformer_4_384": {"dim": 48}, "qkformer_4_384": {"dim": 64}, "sdt_v1_2_512": {"dim": 32}}.get(name, {})
     net = lrfdyn.create_model(name, time_steps=1, **small)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.constant_(module.bias, 1.0)
-    record = energy(net, torch.randn(1, 3, 32, 32))
+    record = energy(net, torch.randn(1, net.in_channels, 32, 32))
     weights = [m for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     chains = sum(type(m).__name__ == "RepConv" for m in net.modules())
     layers = [layer for layer in record["layers"] if layer["kind"] != "attention"]

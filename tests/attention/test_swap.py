@@ -26,6 +26,8 @@ HOSTS = {
     "spikformer": spikformer,
     "qkformer": partial(small_model, "qkformer_imagenet"),
     "sdt_v1": partial(small_model, "sdt_v1"),
+    "qkformer_dvs": partial(small_model, "qkformer_dvs", in_channels=3),
+    "sdt_v1_dvs": partial(small_model, "sdt_v1_dvs", in_channels=3),
     "sdt_v2": partial(small_model, "sdt_v2"),
     "sdt_v3": partial(small_model, "sdt_v3"),
 }

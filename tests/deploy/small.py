@@ -20,6 +20,7 @@ from tests.conftest import random
 from tests.models.host_checks import randomize, wake_attention
 
 COMMON = {"heads": 2, "mlp_ratio": 1, "num_classes": 5}
+EVENTS = {"dim": 16, "time_steps": 2}
 META = {"widths": (4, 4, 8, 8), "depths": (1,) * 5, "image_size": 32, "time_steps": 1}
 HOSTS: dict[str, tuple[type[SpikingModel], dict[str, Any]]] = {
     "spikformer": (
@@ -28,6 +29,12 @@ HOSTS: dict[str, tuple[type[SpikingModel], dict[str, Any]]] = {
     ),
     "qkformer": (QKFormer, {**COMMON, "dim": 16, "depth": 3, "time_steps": 2, "image_size": 16, "form": "cifar"}),
     "sdt_v1": (SDTV1, {**COMMON, "dim": 16, "depth": 1, "time_steps": 2, "image_size": 16, "pooling": CIFAR_POOLING}),
+    "spikformer_dvs": (Spikformer, {**COMMON, **EVENTS, "depth": 1, "image_size": 32, "attention_scale": 0.25}),
+    "qkformer_dvs": (QKFormer, {**COMMON, **EVENTS, "depth": 2, "image_size": 32, "form": "dvs"}),
+    "sdt_v1_dvs": (
+        SDTV1,
+        {**COMMON, **EVENTS, "depth": 1, "image_size": 16, "pooling": CIFAR_POOLING, "window_maxima": True},
+    ),
     "sdt_v2": (SDTV2, {**COMMON, **META}),
     "sdt_v3": (SDTV3, {**COMMON, **META}),
     "sew_resnet": (SEWResNet, {"depths": (1, 1), "widths": (8, 8), "num_classes": 5, "time_steps": 3}),
@@ -72,5 +79,5 @@ def live(model: SpikingModel, size: int | None = None) -> SpikingModel:
             module.momentum = 0.5
     size = size or model.input_size[1]
     for _ in range(4):
-        model(torch.randn(4, 3, size, size, dtype=torch.float64))
+        model(torch.randn(4, model.in_channels, size, size, dtype=torch.float64))
     return model.eval()

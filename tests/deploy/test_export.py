@@ -26,7 +26,7 @@ from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner, sidecar, 
 from lrfdyn.deploy.export.write import export_model
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import SpikingModel
-from lrfdyn.sources import find_source
+from lrfdyn.sources import EXPORTED, find_source
 from tests.conftest import random
 from tests.deploy.small import KINDS, VARIANTS, side, small
 from tests.training.runs import tiny, train
@@ -34,7 +34,7 @@ from tests.training.runs import tiny, train
 MATRIX = [
     *(("spikformer", kind) for kind in KINDS),
     ("qkformer", "lrf_dyn"),
-    ("sdt_v1", "sdsa"),
+    ("sdt_v1_dvs", "sdsa"),  # SDT-V1 with maxima over windows
     ("sdt_v2", "lrf_dyn"),
     ("sdt_v3", "lrf_ssa"),
     ("sew_resnet", None),
@@ -296,11 +296,12 @@ def test_silent_model_is_said_to_prove_little():
     ("arguments", "message"),
     [
         ({"format": "onx"}, "format: unknown name 'onx'; did you mean onnx"),
-        ({"out": "model.bin"}, r"out: expected a name that ends in \.onnx or \.pte, got .*model\.bin"),
+        ({"out": "model.bin"}, r"out: expected a name that ends in \.onnx or \.pte or \.nir, got .*model\.bin"),
         ({"out": "model.pte", "format": "onnx"}, r"out: expected a name that ends in \.onnx, got .*model\.pte"),
         ({"out": "file/model.onnx"}, r"out: cannot write in the folder .*file"),
         ({"out": "folder.onnx"}, r"out: expected a file, got the folder"),
         ({"images": [Path("missing.png")]}, r"images: cannot read .*missing\.png \(No such file"),
+        ({"dense": True}, r"dense: only for NIR files, got .*model\.onnx"),
         ({"random_images": 0}, "random_images: expected an integer >= 1"),
         ({"most_images": 0}, "most_images: expected an integer >= 1"),
     ],
@@ -321,7 +322,8 @@ def test_bad_models(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("format", "package", "extra"), [("onnx", "onnxscript", "export"), ("executorch", "executorch", "executorch")]
+    ("format", "package", "extra"),
+    [("onnx", "onnxscript", "export"), ("executorch", "executorch", "executorch"), ("nir", "nir", "nir")],
 )
 def test_missing_extra(format, package, extra, tmp_path, monkeypatch):
     real = builtins.__import__
@@ -332,7 +334,7 @@ def test_missing_extra(format, package, extra, tmp_path, monkeypatch):
         return real(name, *rest, **others)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    out = tmp_path / {"onnx": "model.onnx", "executorch": "model.pte"}[format]
+    out = tmp_path / f"model{EXPORTED[format]}"
     with pytest.raises(LrfdynError, match=rf"format: {format} needs .*pip install 'lrfdyn\[{extra}\]'"):
         export_model(small("sew_resnet"), out, format=format)
 

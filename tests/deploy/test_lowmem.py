@@ -33,6 +33,9 @@ HOSTS = {
     "qkformer_10_512": {"dim": 32, "depth": 4, "heads": 2, "image_size": 64},
     "qkformer_4_384": {"dim": 32, "depth": 3, "heads": 2, "image_size": 24},
     "sdt_v1_8_512": {"dim": 16, "depth": 2, "heads": 2, "image_size": 64},
+    "spikformer_dvs_2_256": {"dim": 16, "depth": 2, "heads": 2, "image_size": 64},
+    "qkformer_dvs_2_256": {"dim": 32, "heads": 2, "image_size": 64},
+    "sdt_v1_dvs_2_256": {"dim": 16, "heads": 2, "image_size": 24},
     "sdt_v2_15m": META,
     "sdt_v3_s": META,
 }
@@ -48,7 +51,7 @@ def build(host: str, attention: str = "lrf_dyn", dtype: torch.dtype = torch.floa
 def images_for(model, batch: int = 3, size: tuple[int, int] | None = None):
     _, height, width = model.input_size
     generator = torch.Generator().manual_seed(1)
-    shape = (batch, 3, *(size or (height, width)))
+    shape = (batch, model.in_channels, *(size or (height, width)))
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(next(model.parameters()).dtype)
 
 
@@ -90,6 +93,11 @@ def test_norms_of_stencils_and_real_modes():
     check(model, images_for(model), tile_mib=TINY, mixing="streaming")
 
 
+def test_window_maxima():
+    model = build("sdt_v1_dvs_2_256", "sdsa")
+    check(model, images_for(model), tile_mib=TINY)
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_streaming_attention_inside(host):
     model = build(host, attention_options={"token": "qkv", "dilations": (1, 2)})
@@ -106,7 +114,7 @@ def test_two_directions(host, buffers):
 
 @pytest.mark.parametrize("size", [(64, 64), (65, 71), (70, 39), (16, 130)], ids=str)
 def test_odd_image_sizes(size):
-    for host in ("spikformer_8_512", "qkformer_10_512", "sdt_v1_8_512", "sdt_v3_s"):
+    for host in ("spikformer_8_512", "qkformer_10_512", "qkformer_dvs_2_256", "sdt_v1_8_512", "sdt_v3_s"):
         model = build(host)
         check(model, images_for(model, size=size), tile_mib=0.02)
 

@@ -29,6 +29,8 @@ MEAN, STD = 102 / 255, 0.25  # a colour that is a whole level, so that the borde
 EXACT = [
     *(("spikformer", kind) for kind in KINDS if kind != "vsa" and not kind.startswith("lrf_dyn")),
     ("qkformer", "ssa"),
+    ("qkformer_dvs", "ssa"),
+    ("spikformer_dvs", "ssa"),
     ("sew_resnet", None),
 ]
 ROUNDED = [
@@ -179,6 +181,8 @@ def test_model_stays_as_it_was() -> None:
 def refused(change: str) -> SpikingModel:
     if change == "legacy neurons":
         return trained("qkformer", "ssa", legacy_neuron_axis=True)
+    if change == "maxima":
+        return trained("sdt_v1_dvs", "sdsa")
     model = trained("spikformer", "vsa" if change == "softmax" else "ssa")
     stem: Any = model.stem
     if change == "leak":
@@ -204,6 +208,7 @@ def refused(change: str) -> SpikingModel:
     [
         ("softmax", r"blocks\.0\.attn \(VSA\).*softmax"),
         ("legacy neurons", r"BatchAsTimeLIF\).*no integer form"),
+        ("maxima", r"\(SDSA\).*maxima over windows"),
         ("leak", r"stages\.0\.neuron.*keeps 0\.666"),
         ("reset", "resets to -0.5"),
         ("fresh", r"trained.*stem\.stages\.1\.bn"),

@@ -22,6 +22,9 @@ HOSTS = {
     "spikformer_4_384": {"dim": 16, "depth": 1, "heads": 2, "image_size": 24},
     "qkformer_4_384": {"dim": 32, "depth": 3, "heads": 2, "image_size": 24},
     "sdt_v1_2_512": {"dim": 16, "depth": 1, "heads": 2, "image_size": 24},
+    "spikformer_dvs_2_256": {"dim": 16, "depth": 1, "heads": 2, "image_size": 96},
+    "qkformer_dvs_2_256": {"dim": 32, "heads": 2, "image_size": 96},
+    "sdt_v1_dvs_2_256": {"dim": 16, "depth": 1, "heads": 2, "image_size": 24},
     "sdt_v2_15m": {"widths": (8, 8, 16, 16), "depths": (1, 1, 1, 1, 1), "heads": 2, "image_size": 96},
     "sdt_v3_s": {"widths": (8, 8, 16, 16), "depths": (1, 1, 1, 1, 1), "heads": 2, "image_size": 96},
 }

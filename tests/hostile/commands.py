@@ -40,7 +40,7 @@ def commands(case: Case) -> None:
         "--out=r[/a]",
         "--model.options={a: 1}", "--optimizer.lr=1", "--resume", "--restart", "None", "true", "\udcff",
         str(ground / "run"),
-        str(ground), str(ground / "images" / "0.jpg"), str(ground / "run" / "log.jsonl"), "x.onnx", "x.pte",
+        str(ground), str(ground / "images" / "0.jpg"), str(ground / "run" / "log.jsonl"), "x.onnx", "x.pte", "x.nir",
         "x.safetensors", "x.yaml",
     ]  # fmt: skip
     for _ in range(draw.choice([1, 1, 2, 3])):

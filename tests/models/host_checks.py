@@ -31,6 +31,9 @@ HOSTS: dict[str, tuple[type[SpikingModel], dict[str, Any]]] = {
     "qkformer_imagenet": (QKFormer, {**TRANSFORMER, "depth": 5}),
     "qkformer_cifar": (QKFormer, {**TRANSFORMER, "depth": 5, "form": "cifar"}),
     "sdt_v1": (SDTV1, TRANSFORMER),
+    "spikformer_dvs": (Spikformer, {**TRANSFORMER, "in_channels": 2, "attention_scale": 0.25}),
+    "qkformer_dvs": (QKFormer, {**TRANSFORMER, "in_channels": 2, "form": "dvs"}),
+    "sdt_v1_dvs": (SDTV1, {**TRANSFORMER, "in_channels": 2, "window_maxima": True}),
     "sdt_v2": (SDTV2, METAFORMER),
     "sdt_v3": (SDTV3, METAFORMER),
     "sew_resnet": (SEWResNet, RESNET),
@@ -45,6 +48,7 @@ OPTIONS = {
     "T": "time_steps",
     "image_size": "image_size",
     "num_classes": "num_classes",
+    "in_channels": "in_channels",
     "blocks_per_stage": "depths",
 }
 
@@ -62,7 +66,11 @@ def golden_model(fixture: dict[str, Any], **options: Any) -> Any:
     if isinstance(stated.get("dim"), list):
         stated["widths"] = stated.pop("dim")
     known = {key: value for key, value in stated.items() if key in make.options()}
-    extra = {key: form[key] for key in (*CIFAR_STEM, "form") if key in form}
+    if "pooling_stat" in given:
+        known["pooling"] = tuple(digit == "1" for digit in given["pooling_stat"])
+    if form.get("form") == "dvs":
+        known["depth"] = 2  # whatever the official code is told
+    extra = {key: form[key] for key in (*CIFAR_STEM, "form", "attention_scale", "window_maxima") if key in form}
     return make(**{**extra, **known, **options})
 
 

@@ -32,6 +32,9 @@ STRIDES = {
     "qkformer_imagenet": [4, 8, 16],
     "qkformer_cifar": [1, 2, 4],
     "sdt_v1": [2, 4, 8, 16],
+    "spikformer_dvs": [2, 4, 8, 16],
+    "qkformer_dvs": [8, 16],
+    "sdt_v1_dvs": [2, 4, 8, 16],
     "sdt_v2": [2, 4, 8, 16],
     "sdt_v3": [2, 4, 8, 16],
     "sew_resnet": [4, 8, 16, 32],
@@ -40,6 +43,7 @@ STRIDES = {
 CHANNELS = {  # of the others: 4, 8, 16, 32
     "qkformer_imagenet": [8, 16, 32],
     "qkformer_cifar": [8, 16, 32],
+    "qkformer_dvs": [16, 32],
     "sew_resnet": [8, 16, 24, 32],
     "ms_resnet": [8, 16, 24, 32],
 }
@@ -47,10 +51,17 @@ CHANNELS = {  # of the others: 4, 8, 16, 32
 FULL_SIZES = {
     "spikformer_4_384": "spikformer_cifar_4_384_c100",
     "qkformer_4_384": "qkformer_cifar_4_384_c100",
+    "spikformer_dvs_2_256": "spikformer_dvs_2_256_c10",
+    "qkformer_dvs_2_256": "qkformer_dvs_256_c10",
+    "qkformer_gesture_2_256": "qkformer_gesture_256_c11",
+    "sdt_v1_dvs_2_256": "sdt_v1_dvs_2_256_c10",
+    "sdt_v1_gesture_2_256": "sdt_v1_gesture_2_256_c11",
     "sdt_v2_31m": "sdt_v2_8_384",
     "sdt_v2_55m": "sdt_v2_8_512",
 }
-WITHOUT_FIXTURE = {"sdt_v1_2_512", "sew_resnet18", "ms_resnet18"}
+# What the variants of a fixture are with us.
+VARIANTS = {"legacy": {"legacy_neuron_axis": True}, "gesture": {"window_maxima": False}}
+WITHOUT_FIXTURE = {"sdt_v1_2_512", "sew_resnet18", "ms_resnet18", "vit_4_384"}
 
 
 def size_of(host: str) -> tuple[int, int]:
@@ -68,9 +79,10 @@ def test_rule_draws_the_fixture_s_numbers(name):
 @pytest.mark.parametrize(("name", "variant"), [(name, v) for name in GOLDEN for v in load(name)["variants"]])
 def test_numbers_of_the_official_code(name, variant, mode):
     fixture = load(name)
-    options = {"legacy_neuron_axis": True} if variant == "legacy" else {}
-    check_layout(golden_model(fixture, **options), fixture)
-    check_behaviour(lambda: golden_model(fixture, **options), fixture, variant, mode)
+    model = golden_model(fixture, **VARIANTS.get(variant, {}))
+    model.step_logits = bool(fixture["config"].get("TET")) and variant == "official"
+    check_layout(model, fixture)
+    check_behaviour(model, fixture, variant, mode)
 
 
 @pytest.mark.parametrize("name", [name for name in list_models() if name not in WITHOUT_FIXTURE])
@@ -81,6 +93,7 @@ def test_layout_of_the_full_sizes(name):
     check_layout(model, want)
     assert model.config.get("heads") == want["config"].get("num_heads")
     assert model.time_steps == (want["config"]["T"] or 1)
+    assert model.input_size[-1] == want["config"]["image_size"]
 
 
 def test_layout_with_other_classes():
@@ -143,7 +156,7 @@ def test_drop_path(host):
 def test_sections_are_the_network(host):
     torch.manual_seed(0)
     model = randomize(small_model(host)).eval()
-    images = torch.randn(2, 3, *size_of(host))
+    images = torch.randn(2, model.in_channels, *size_of(host))
     with torch.no_grad():
         x = model.to_time_major(images)
         for section in model.sections():
@@ -156,15 +169,15 @@ def test_sections_are_the_network(host):
 @pytest.mark.parametrize("host", HOSTS)
 def test_pickled(host):
     model = small_model(host).eval()
-    images = torch.randn(2, 3, *size_of(host))
+    images = torch.randn(2, model.in_channels, *size_of(host))
     assert torch.equal(pickle.loads(pickle.dumps(model))(images), model(images))
 
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_images_below_the_smallest_are_refused(host):
-    smallest = STRIDES[host][-1]
+    model, smallest = small_model(host), STRIDES[host][-1]
     with pytest.raises(lrfdyn.LrfdynError, match=f"at least {smallest} pixels"):
-        small_model(host)(torch.zeros(1, 3, 32, smallest - 1))
+        model(torch.zeros(1, model.in_channels, 32, smallest - 1))
 
 
 TRANSFORMER_ERRORS = [
@@ -197,7 +210,7 @@ RESNET_ERRORS = [
     ({"time_steps": 0}, "time_steps: expected an integer >= 1"),
 ]
 ERRORS = {
-    "spikformer_imagenet": STEM_ERRORS,
+    "spikformer_imagenet": [*STEM_ERRORS, ({"attention_scale": 0}, "attention_scale: expected a positive")],
     "sdt_v1": [*STEM_ERRORS, ({"attention": "sdsa2"}, "did you mean sdsa")],
     "qkformer_imagenet": [
         ({"dim": 36}, "dim: expected a multiple of 8"),
@@ -206,6 +219,11 @@ ERRORS = {
         ({"depth": 2, "form": "cifar"}, "depth: expected an integer >= 3"),
         ({"form": "cifar100"}, "did you mean cifar"),
         *TRANSFORMER_ERRORS,
+    ],
+    "qkformer_dvs": [
+        ({"dim": 40}, "dim: expected a multiple of 16"),
+        ({"heads": 32}, "heads: expected a divisor of stage 1's width 16"),
+        ({"depth": 1}, "depth: expected an integer >= 2"),
     ],
     "sdt_v2": METAFORMER_ERRORS,
     "sdt_v3": [*METAFORMER_ERRORS, ({"levels": 0}, "levels: expected an integer >= 1")],

@@ -45,6 +45,7 @@ EXPERIMENTS: dict[str, list[dict[str, Any]]] = {
     "digits": [{"attention": kind} for kind in ("ssa", "causal_ssa", "vsa", "lrf_ssa", "lrf_dyn")],
     **{f"{data}_{host}": CIFAR for data in ("cifar10", "cifar100") for host in ("spikformer", "qkformer")},
     **{f"cifar100_spikformer_{kind}": [*CIFAR, {**QKV, "dilations": (1, 3, 5)}] for kind in ("strong", "fast")},
+    "cifar100_vit": [{}, {"attention": "vsa"}],
     "imagenet_spikformer": sizes("spikformer_8_512", "spikformer_8_768", of=[*THREE, QKV]),
     "imagenet_qkformer": sizes("qkformer_10_384", "qkformer_10_512", of=[*THREE, QKV]),
     "imagenet_sdt_v3": sizes("sdt_v3_s", "sdt_v3_l", of=[*THREE, QKV]),

@@ -12,12 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed import TCPStore
 
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json_lines
 from lrfdyn.io.weights import list_checkpoints, read_checkpoint
+from lrfdyn.training.checkpoint import random_state
 from lrfdyn.training.config import differences
 from lrfdyn.training.logs import Reporter
 from lrfdyn.training.processes import Stop, Stopped, launch_name
@@ -55,6 +57,14 @@ def test_killed_at_random_steps(whole, tmp_path):
             assert in_child(lambda: train(tiny(), out, resume="auto", reporter=Killer(step))) == signal.SIGKILL  # noqa: B023
         train(tiny(), out, resume="auto")
         assert_same_end(out, whole)
+
+
+def test_a_checkpoint_does_not_wake_a_gpu_that_is_not_in_use(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.tensor([7], dtype=torch.uint8))
+    for used in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda used=used: used)
+        assert random_state().get("cuda") == ("07" if used else None)
 
 
 def test_killed_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):

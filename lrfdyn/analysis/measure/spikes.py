@@ -49,13 +49,13 @@ class FiringRates:
     def record(self) -> dict[str, Any]:
         spikes = {name: float(total) for name, total in self.spikes.items()}
         by_layer = {name: total / self.neurons[name] for name, total in spikes.items()}
-        return {"mean": sum(spikes.values()) / max(1, self.neurons.total()), "by_layer": by_layer}
+        return {"mean": sum(spikes.values()) / self.neurons.total() if by_layer else None, "by_layer": by_layer}
 
 
 @checked
 def firing_rates(model: nn.Module, images: ImageTensors) -> dict[str, Any]:
     """Return the firing rates of a model on images `[n, C, H, W]` or batches of them: `mean`, spikes per neuron and
-    time step over all neurons, and `by_layer`, the same of every neuron layer."""
+    time step over all neurons (None without any), and `by_layer`, the same of every neuron layer."""
     return observe(model, images, FiringRates())[0]
 
 

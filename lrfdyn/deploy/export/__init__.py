@@ -1,1 +1,1 @@
-"""Models as ONNX and ExecuTorch files."""
+"""Models as ONNX, ExecuTorch and NIR files."""

@@ -23,6 +23,8 @@ from lrfdyn.checks import checked
 from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
 from lrfdyn.deploy.export.exportable import exportable_model
 from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner, write_executorch, write_onnx
+from lrfdyn.deploy.export.nir_file import NirRunner, write_nir
+from lrfdyn.deploy.export.nir_graph import TIME_STEP
 from lrfdyn.errors import LrfdynError, first_line, require, require_integer, unknown_name
 from lrfdyn.files import expanded, temporary_folder, writable_folder
 from lrfdyn.models import SpikingModel
@@ -72,7 +74,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that `export_model` wrote, "onnx" or "executorch", and what its comparison with PyTorch found."""
+    """A file that `export_model` wrote, "onnx", "executorch" or "nir", and what its comparison with PyTorch found."""
 
     path: Path
     format: str
@@ -90,20 +92,24 @@ def export_model(
     images: Sequence[Path] = (),
     random_images: int = 8,
     most_images: int = 8,
+    dense: bool = False,
     tolerance: float = 1e-3,
 ) -> Exported:
-    """Writes a classifier as an ONNX or ExecuTorch file and checks the file against PyTorch.
+    """Writes a classifier as an ONNX, ExecuTorch or NIR file and checks the file against PyTorch.
 
     A file that does not compute the model is an error, and none is left.
 
     - `model`: A classifier in evaluation mode.
-    - `out`: The file to write, which ends in .onnx or .pte. It takes images `[B, C, size, size]` in float32 of the
-      size that the model's preprocessing states, and gives logits `[B, classes]`.
-    - `format`: "onnx" or "executorch"; without it the ending of `out` says which.
+    - `out`: The file to write, which ends in .onnx, .pte or .nir. It takes images `[B, C, size, size]` in float32 of
+      the size that the model's preprocessing states, and gives logits `[B, classes]`; a NIR graph takes the same image
+      at every time step, and its outputs have to be averaged.
+    - `format`: "onnx", "executorch" or "nir"; without it the ending of `out` says which.
     - `weights`: Where the weights are from, for the file's own description.
     - `images`: Image files for the check; without any, scikit-learn's digits where it is installed.
     - `random_images`: How many random images the check shows beside them.
-    - `most_images`: The largest B of an ExecuTorch file; that of an ONNX file is free.
+    - `most_images`: The largest B of an ExecuTorch file; that of the others is free.
+    - `dense`: In a NIR file, convolutions without groups, for readers that know none: depth-wise ones get zeros
+      between the channels.
     - `tolerance`: How far logits may be off where no spike flipped, relative to the largest logit.
 
     Returns the file's path, format and size in bytes, and the check's numbers.
@@ -124,15 +130,25 @@ def export_model(
     require(model.num_classes > 0, "model: expected a classifier (num_classes is 0)")
     require_integer("random_images", random_images, 1)
     require_integer("most_images", most_images, 1)
+    require(format == "nir" or not dense, f"dense: only for NIR files, got {path}")
     require(not path.is_dir(), f"out: expected a file, got the folder {path}")
     writable_folder(path.parent, "out")
     preprocessing = model.preprocessing or Preprocessing.usual(*model.input_size[:2])
     shape = (model.in_channels, preprocessing.size, preprocessing.size)
     real = real_images(preprocessing, images)
-    facts = model_facts(model, weights) | ({"most_images": most_images} if format == "executorch" else {})
+    own: dict[str, dict[str, Any]] = {
+        "executorch": {"most_images": most_images},
+        "nir": {"time_step_s": TIME_STEP, "dense": dense},
+    }
+    facts = model_facts(model, weights) | own.get(format, {})
     model = copy.deepcopy(model).float().cpu()  # the caller's stays where it is
-    form = exportable_model(model, shape[1:])
-    write, run = (write_onnx, OnnxRunner) if format == "onnx" else (write_executorch, ExecutorchRunner)
+    form = model if format == "nir" else exportable_model(model, shape[1:])
+    ways: dict[str, tuple[Any, Any]] = {
+        "onnx": (write_onnx, OnnxRunner),
+        "executorch": (write_executorch, ExecutorchRunner),
+        "nir": (write_nir, NirRunner),
+    }
+    write, run = ways[format]
     try:
         with temporary_folder(path.parent) as folder:
             made = folder / path.name

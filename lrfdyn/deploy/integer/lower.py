@@ -318,7 +318,10 @@ def _rep_conv(b: Lowering, module: Any, name: str, x: Signal) -> Signal:
 
 @lowers(qkformer.Embedding)
 def _embedding(b: Lowering, module: Any, name: str, x: Signal) -> Signal:
-    y = lower(b, module.convs, f"{name}.convs", x)
+    y = x
+    for i, conv in enumerate(module.convs):
+        x = y if i == len(module.convs) - 2 else x  # the shortcut goes round the last two
+        y = lower(b, conv, f"{name}.convs.{i}", y)
     return b.add(f"{name}.sum", y, lower(b, module.shortcut, f"{name}.shortcut", x))
 
 
@@ -387,6 +390,7 @@ def _stencils(lrf: LocalReceptiveFields, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _sdsa(b: Lowering, module: Any, name: str, projected: list[Signal]) -> Signal:
+    _refuse(not module.host.window_maxima, name, module, "its maxima over windows are no operation here")
     q, k, v = projected
     mixed = b.sum_tokens(f"{name}.mix", b.gate(f"{name}.kv", k, v))
     return b.gate(f"{name}.gate", q, b.fire(f"{name}.fire", mixed, module.fire))

@@ -1,0 +1,1 @@
+"""Integer models as C: kernels that are written by hand, and a writer for the model around them."""

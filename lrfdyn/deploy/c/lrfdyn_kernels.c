@@ -1,0 +1,612 @@
+#include "lrfdyn_kernels.h"
+
+#include <string.h>
+
+#define GROUP 4                /* time steps whose spikes are sorted together */
+#define PATTERNS (1 << GROUP)  /* in which of them a channel fires */
+#define COPIED 16              /* events that are copied at once; lists have so many places more */
+
+/* ---- maps ---------------------------------------------------------------------------------------------------- */
+
+static int32_t padded(int32_t channels) { return (channels + LRFDYN_LANES - 1) / LRFDYN_LANES * LRFDYN_LANES; }
+
+static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
+
+/* Where the channels of a pixel lie at a step; of spikes, those of a plane at all steps. */
+static const uint8_t *spikes_at(const lrfdyn_map *map, int32_t pixel, int32_t plane) {
+    return (const uint8_t *)map->data + ((size_t)pixel * map->planes + (size_t)plane) * (size_t)map->channels;
+}
+
+static size_t integers_at(const lrfdyn_map *map, int32_t pixel, int32_t step) {
+    return ((size_t)pixel * (size_t)map->steps + (size_t)step) * (size_t)map->channels;
+}
+
+/* The integers of all channels of a pixel at a step. */
+static void load_row(const lrfdyn_map *map, int32_t pixel, int32_t step, int32_t *row) {
+    const int32_t channels = map->channels;
+    step = smaller(step, map->steps - 1);
+    if (map->kind == LRFDYN_SPIKES) {
+        const uint8_t *bits = spikes_at(map, pixel, 0);
+        for (int32_t c = 0; c < channels; c++) row[c] = (bits[c] >> step) & 1;
+        for (int32_t plane = 1; plane < map->planes; plane++) {
+            bits += channels;
+            for (int32_t c = 0; c < channels; c++) row[c] += ((bits[c] >> step) & 1) << plane;
+        }
+    } else if (map->kind == LRFDYN_INT16) {
+        const int16_t *from = (const int16_t *)map->data + integers_at(map, pixel, step);
+        for (int32_t c = 0; c < channels; c++) row[c] = from[c];
+    } else if (map->kind == LRFDYN_INT32) {
+        memcpy(row, (const int32_t *)map->data + integers_at(map, pixel, step), (size_t)channels * sizeof(int32_t));
+    } else {
+        const uint8_t *from = (const uint8_t *)map->data + pixel;
+        const size_t pixels = (size_t)map->height * (size_t)map->width;
+        for (int32_t c = 0; c < channels; c++) row[c] = from[(size_t)c * pixels];
+    }
+}
+
+/* Steps are stored from the first to the last: the first clears what spikes held. */
+static void store_row(const lrfdyn_map *map, int32_t pixel, int32_t step, const int32_t *row) {
+    const int32_t channels = map->channels;
+    if (map->kind == LRFDYN_SPIKES) {
+        uint8_t *bits = (uint8_t *)map->data + (size_t)pixel * map->planes * (size_t)channels;
+        for (int32_t plane = 0; plane < map->planes; plane++, bits += channels)
+            for (int32_t c = 0; c < channels; c++)
+                bits[c] = (uint8_t)((step ? bits[c] : 0) | (((row[c] >> plane) & 1) << step));
+    } else if (map->kind == LRFDYN_INT16) {
+        int16_t *to = (int16_t *)map->data + integers_at(map, pixel, step);
+        for (int32_t c = 0; c < channels; c++) to[c] = (int16_t)row[c];
+    } else {
+        memcpy((int32_t *)map->data + integers_at(map, pixel, step), row, (size_t)channels * sizeof(int32_t));
+    }
+}
+
+/* The same, spread over `channels` channels and all pixels. */
+static void load_spread(const lrfdyn_map *map, int32_t pixel, int32_t step, int32_t channels, int32_t *row) {
+    const int32_t each = channels / map->channels;
+    load_row(map, map->height * map->width == 1 ? 0 : pixel, step, row);
+    if (each > 1)
+        for (int32_t c = channels; c-- > 0;) row[c] = row[c / each];
+}
+
+/* ---- convolutions of spikes ----------------------------------------------------------------------------------- */
+
+/* The channels of a pixel that fire are sorted by the pattern of time steps in which they do: what the channels of one
+   pattern add is summed once, however many steps share it. There is a list for every plane, group of steps and pattern;
+   `first` says where it begins, and the next `first` where it ends. */
+static int32_t groups_of(const lrfdyn_map *in) { return (in->steps + GROUP - 1) / GROUP; }
+
+static int32_t lists_of(const lrfdyn_map *in) { return in->planes * groups_of(in) * PATTERNS; }
+
+static void sort_events(const lrfdyn_map *in, int32_t pixel, uint16_t *events, uint16_t *first) {
+    const int32_t channels = in->channels, groups = groups_of(in);
+    uint16_t total = 0;
+    for (int32_t plane = 0; plane < in->planes; plane++) {
+        const uint8_t *bits = spikes_at(in, pixel, plane);
+        for (int32_t group = 0; group < groups; group++, first += PATTERNS) {
+            const int32_t shift = group * GROUP;
+            uint16_t count[PATTERNS] = {0}, place[PATTERNS];
+            int32_t c = 0;
+            for (; c + 8 <= channels; c += 8) {
+                uint64_t word;
+                memcpy(&word, bits + c, 8);
+                if (word == 0) continue;
+                for (int32_t i = c; i < c + 8; i++) count[(bits[i] >> shift) & (PATTERNS - 1)]++;
+            }
+            for (; c < channels; c++) count[(bits[c] >> shift) & (PATTERNS - 1)]++;
+            first[0] = place[0] = total;
+            for (int32_t pattern = 1; pattern < PATTERNS; pattern++) {
+                first[pattern] = place[pattern] = total;
+                total = (uint16_t)(total + count[pattern]);
+            }
+            for (c = 0; c + 8 <= channels; c += 8) {
+                uint64_t word;
+                memcpy(&word, bits + c, 8);
+                if (word == 0) continue;
+                for (int32_t i = c; i < c + 8; i++) {
+                    const int32_t pattern = (bits[i] >> shift) & (PATTERNS - 1);
+                    if (pattern) events[place[pattern]++] = (uint16_t)i;
+                }
+            }
+            for (; c < channels; c++) {
+                const int32_t pattern = (bits[c] >> shift) & (PATTERNS - 1);
+                if (pattern) events[place[pattern]++] = (uint16_t)c;
+            }
+        }
+    }
+    first[0] = total; /* behind the last list */
+}
+
+/* The sums of `count` rows of weights, of `width` channels (a multiple of LRFDYN_LANES), into `sum`; returns how many of
+   the channels were done. The compiler keeps vectors in registers where it knows their type. */
+#if defined(__GNUC__) && defined(__AVX512BW__)
+#define VECTOR 32
+#elif defined(__GNUC__) && defined(__AVX2__)
+#define VECTOR 16
+#elif defined(__GNUC__) && (defined(__SSE4_1__) || defined(__ARM_NEON))
+#define VECTOR 8
+#endif
+
+#ifdef VECTOR
+typedef int16_t lanes __attribute__((vector_size(2 * VECTOR)));
+typedef int8_t packed_lanes __attribute__((vector_size(VECTOR)));
+
+#define ADD_ROWS(NAME, COUNT)                                                                                        \
+    static void NAME(const int8_t *weight, int32_t stride, const uint16_t *events, int32_t count, int16_t *sum) {    \
+        lanes total[COUNT];                                                                                          \
+        for (int32_t v = 0; v < COUNT; v++) total[v] = (lanes){0};                                                   \
+        for (int32_t i = 0; i < count; i++) {                                                                        \
+            const int8_t *row = weight + (size_t)events[i] * (size_t)stride;                                         \
+            for (int32_t v = 0; v < COUNT; v++) {                                                                    \
+                packed_lanes bytes;                                                                                  \
+                memcpy(&bytes, row + v * VECTOR, VECTOR);                                                            \
+                total[v] += __builtin_convertvector(bytes, lanes);                                                   \
+            }                                                                                                        \
+        }                                                                                                            \
+        memcpy(sum, total, sizeof total);                                                                            \
+    }
+ADD_ROWS(add_rows_8, 8)
+ADD_ROWS(add_rows_4, 4)
+ADD_ROWS(add_rows_2, 2)
+ADD_ROWS(add_rows_1, 1)
+#endif
+
+#define MOST_ROWS 256 /* channels that add_rows does at most */
+
+static int32_t add_rows(const int8_t *weight, int32_t stride, const uint16_t *events, int32_t count, int32_t width,
+                        int16_t *sum) {
+#ifdef VECTOR
+    if (width >= 8 * VECTOR) return add_rows_8(weight, stride, events, count, sum), 8 * VECTOR;
+    if (width >= 4 * VECTOR) return add_rows_4(weight, stride, events, count, sum), 4 * VECTOR;
+    if (width >= 2 * VECTOR) return add_rows_2(weight, stride, events, count, sum), 2 * VECTOR;
+    if (width >= VECTOR) return add_rows_1(weight, stride, events, count, sum), VECTOR;
+#else
+    (void)width;
+#endif
+    memset(sum, 0, LRFDYN_LANES * sizeof(int16_t));
+    for (int32_t i = 0; i < count; i++) {
+        const int8_t *row = weight + (size_t)events[i] * (size_t)stride;
+        for (int32_t c = 0; c < LRFDYN_LANES; c++) sum[c] = (int16_t)(sum[c] + row[c]);
+    }
+    return LRFDYN_LANES;
+}
+
+/* Sums of one group of steps, in 16 bits as long as they surely fit, then added to those of 32 bits. */
+typedef struct {
+    int16_t *part;  /* [GROUP][padded channels] */
+    int32_t *sums;  /* [steps][padded channels] */
+    int32_t width, used, limit;
+    int32_t from, to, repeated; /* the steps of the sums; whether the first one's hold for all */
+} accumulator;
+
+static void flush(accumulator *a) {
+    if (a->used == 0) return;
+    for (int32_t step = a->from; step < a->to; step++) {
+        const int16_t *part = a->part + (a->repeated ? 0 : step - a->from) * a->width;
+        int32_t *sums = a->sums + step * a->width;
+        for (int32_t c = 0; c < a->width; c++) sums[c] += part[c];
+    }
+    memset(a->part, 0, (size_t)(GROUP * a->width) * sizeof(int16_t));
+    a->used = 0;
+}
+
+static void add_events(accumulator *a, const int8_t *weight, const uint16_t *events, int32_t count, int32_t pattern,
+                       int32_t plane) {
+    int16_t sum[MOST_ROWS];
+    while (count > 0) {
+        const int32_t some = smaller(count, a->limit >> plane);
+        if (a->used + (some << plane) > a->limit) flush(a);
+        a->used += some << plane;
+        for (int32_t c = 0; c < a->width;) {
+            const int32_t done = add_rows(weight + c, a->width, events, some, a->width - c, sum);
+            for (int32_t step = 0; step < GROUP; step++) {
+                if (!((pattern >> step) & 1)) continue;
+                int16_t *part = a->part + step * a->width + c;
+                for (int32_t i = 0; i < done; i++) part[i] = (int16_t)(part[i] + sum[i] * (1 << plane));
+            }
+            c += done;
+        }
+        events += some;
+        count -= some;
+    }
+}
+
+/* What a convolution of spikes holds while it goes through a picture: the sorted events of the rows that it sees. */
+typedef struct {
+    uint16_t *events, *first, *merged;
+    int16_t *part;
+    int32_t rows, sorted; /* held rows, and how many of the picture were sorted */
+} conv_state;
+
+static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+static uint8_t *open_conv(conv_state *state, const lrfdyn_term *term, int32_t width, uint8_t *memory) {
+    const lrfdyn_map *in = term->in;
+    const size_t lists = (size_t)lists_of(in), events = lists / PATTERNS * (size_t)in->channels;
+    state->rows = (term->kernel_height - 1) * term->dilation + 1;
+    state->sorted = 0;
+    const size_t pixels = (size_t)state->rows * (size_t)in->width;
+    const size_t taps = (size_t)term->kernel_height * (size_t)term->kernel_width;
+    state->events = (uint16_t *)(void *)memory;
+    memory += round_up((pixels * events + COPIED) * sizeof(uint16_t));
+    state->first = (uint16_t *)(void *)memory;
+    memory += round_up(pixels * (lists + 1) * sizeof(uint16_t));
+    state->merged = (uint16_t *)(void *)memory;
+    memory += round_up((taps * (size_t)in->channels + COPIED) * sizeof(uint16_t));
+    state->part = (int16_t *)(void *)memory;
+    memset(state->part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
+    return memory + round_up((size_t)(GROUP * width) * sizeof(int16_t));
+}
+
+static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int32_t x, int32_t steps, int32_t width,
+                     int32_t *sums) {
+    const lrfdyn_map *in = term->in;
+    const int32_t groups = groups_of(in), lists = lists_of(in), each = lists / PATTERNS * in->channels;
+    const int32_t top = y * term->stride - term->padding, left = x * term->stride - term->padding;
+    const int32_t below = smaller(top + state->rows, in->height);
+    for (; state->sorted < below; state->sorted++)
+        for (int32_t column = 0; column < in->width; column++) {
+            const int32_t slot = state->sorted % state->rows * in->width + column;
+            sort_events(in, state->sorted * in->width + column, state->events + (size_t)slot * (size_t)each,
+                        state->first + (size_t)slot * (size_t)(lists + 1));
+        }
+    enum { MOST_TAPS = 64 };
+    struct {
+        const uint16_t *events, *first;
+        int32_t row;
+    } taps[MOST_TAPS];
+    int32_t count = 0;
+    for (int32_t i = 0; i < term->kernel_height; i++) {
+        const int32_t row = top + i * term->dilation;
+        if (row < 0 || row >= in->height) continue;
+        for (int32_t j = 0; j < term->kernel_width; j++) {
+            const int32_t column = left + j * term->dilation;
+            if (column < 0 || column >= in->width) continue;
+            const size_t slot = (size_t)(row % state->rows * in->width + column);
+            taps[count].events = state->events + slot * (size_t)each;
+            taps[count].first = state->first + slot * (size_t)(lists + 1);
+            taps[count++].row = (i * term->kernel_width + j) * in->channels;
+        }
+    }
+    const int8_t *weight = (const int8_t *)term->weight;
+    accumulator a = {state->part, sums, width, 0, term->limit, 0, 0, in->steps == 1};
+    for (int32_t list = 0; list < lists; list++) {
+        const int32_t pattern = list % PATTERNS;
+        if (pattern == 0) {
+            const int32_t group = list / PATTERNS % groups;
+            if (groups > 1) flush(&a);
+            a.from = group * GROUP;
+            a.to = a.repeated ? steps : smaller(a.from + GROUP, steps);
+            continue;
+        }
+        const int32_t plane = list / (PATTERNS * groups);
+        if (count == 1 && taps[0].row == 0) {
+            const int32_t first = taps[0].first[list], last = taps[0].first[list + 1];
+            add_events(&a, weight, taps[0].events + first, last - first, pattern, plane);
+            continue;
+        }
+        uint16_t *end = state->merged;
+        for (int32_t tap = 0; tap < count; tap++) {
+            const int32_t last = taps[tap].first[list + 1];
+            for (int32_t from = taps[tap].first[list]; from < last;) {
+                const uint16_t *events = taps[tap].events + from;
+                const uint16_t row = (uint16_t)taps[tap].row;
+                for (int32_t i = 0; i < COPIED; i++) end[i] = (uint16_t)(events[i] + row);
+                const int32_t some = smaller(last - from, COPIED);
+                end += some;
+                from += some;
+            }
+        }
+        add_events(&a, weight, state->merged, (int32_t)(end - state->merged), pattern, plane);
+    }
+    flush(&a);
+}
+
+/* ---- other terms ---------------------------------------------------------------------------------------------- */
+
+/* sums[c] += x * weight[c] for the outputs of one input. */
+static void add_product(const lrfdyn_term *term, size_t at, int32_t x, int32_t count, int32_t *sums) {
+    if (x == 0) return;
+    if (term->wide) {
+        const int16_t *weight = (const int16_t *)term->weight + at;
+        for (int32_t c = 0; c < count; c++) sums[c] += x * weight[c];
+    } else {
+        const int8_t *weight = (const int8_t *)term->weight + at;
+        for (int32_t c = 0; c < count; c++) sums[c] += x * weight[c];
+    }
+}
+
+static void dense(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, int32_t channels, int32_t width,
+                  int32_t *sums, int32_t *row) {
+    const lrfdyn_map *in = term->in;
+    const int32_t inside = in->channels / term->groups, outputs = channels / term->groups;
+    for (int32_t tap = 0; tap < term->kernel_height * term->kernel_width; tap++) {
+        const int32_t v = y * term->stride - term->padding + tap / term->kernel_width * term->dilation;
+        const int32_t u = x * term->stride - term->padding + tap % term->kernel_width * term->dilation;
+        if (v >= 0 && v < in->height && u >= 0 && u < in->width)
+            load_row(in, v * in->width + u, step, row);
+        else if (term->border)
+            for (int32_t c = 0; c < in->channels; c++) row[c] = term->border[c];
+        else
+            continue;
+        for (int32_t c = 0; c < in->channels; c++) {
+            const int32_t first = c / inside * outputs;
+            const size_t at = (size_t)(tap * inside + c % inside) * (size_t)width + (size_t)first;
+            add_product(term, at, row[c], outputs, sums + first);
+        }
+    }
+}
+
+static void stencil(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, int32_t *sums, int32_t *row) {
+    const lrfdyn_map *in = term->in;
+    const int32_t channels = in->channels;
+    const int16_t *weight = (const int16_t *)term->weight;
+    for (int32_t i = 0; i < term->kernel_height; i++)
+        for (int32_t j = 0; j < term->kernel_width; j++, weight += channels) {
+            const int32_t v = y * term->stride - term->padding + i * term->dilation;
+            const int32_t u = x * term->stride - term->padding + j * term->dilation;
+            if (v < 0 || v >= in->height || u < 0 || u >= in->width) continue;
+            const int32_t pixel = v * in->width + u;
+            if (in->kind == LRFDYN_INT16) {
+                const int16_t *from = (const int16_t *)in->data + integers_at(in, pixel, smaller(step, in->steps - 1));
+                for (int32_t c = 0; c < channels; c++) sums[c] += from[c] * weight[c];
+            } else {
+                load_row(in, pixel, step, row);
+                for (int32_t c = 0; c < channels; c++) sums[c] += row[c] * weight[c];
+            }
+        }
+}
+
+static int32_t rescaled(int32_t value, int32_t multiplier, int32_t shift, int32_t limit) {
+    const int64_t half = ((int64_t)1 << shift) >> 1;
+    const int64_t result = ((int64_t)value * multiplier + half) >> shift;
+    return result > limit ? limit : result < -limit ? -limit : (int32_t)result;
+}
+
+static void apply(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, const lrfdyn_map *out, int32_t width,
+                  int32_t *sums, int32_t *row) {
+    const int32_t channels = out->channels, *multiplier = (const int32_t *)term->weight;
+    switch (term->kind) {
+        case LRFDYN_DENSE: dense(term, y, x, step, channels, width, sums, row); break;
+        case LRFDYN_STENCIL: stencil(term, y, x, step, sums, row); break;
+        case LRFDYN_ADD:
+            load_spread(term->in, y * out->width + x, step, channels, row);
+            for (int32_t c = 0; c < channels; c++) sums[c] += row[c];
+            break;
+        case LRFDYN_TIMES:
+            load_spread(term->in, y * out->width + x, step, channels, row);
+            for (int32_t c = 0; c < channels; c++) sums[c] *= row[c];
+            break;
+        case LRFDYN_MULTIPLY:
+            for (int32_t c = 0; c < channels; c++) sums[c] *= multiplier[c];
+            break;
+        case LRFDYN_RESCALE:
+            for (int32_t c = 0; c < channels; c++)
+                sums[c] = rescaled(sums[c], multiplier[c], term->extra[c], term->limit);
+            return; /* its extra are shifts */
+        default: break;
+    }
+    if (term->extra)
+        for (int32_t c = 0; c < channels; c++) sums[c] += term->extra[c];
+}
+
+/* ---- stages --------------------------------------------------------------------------------------------------- */
+
+#define BLOCK 64 /* neurons at once */
+
+static void fire(const lrfdyn_stage *stage, int32_t pixel, int32_t steps, int32_t width, const int32_t *sums) {
+    const lrfdyn_map *out = stage->out;
+    const int32_t shift = stage->shift, unit = (int32_t)1 << stage->fraction;
+    uint8_t *spikes = (uint8_t *)out->data + (size_t)pixel * (size_t)out->channels;
+    for (int32_t first = 0; first < out->channels; first += BLOCK) {
+        const int32_t count = smaller(BLOCK, out->channels - first);
+        const int32_t *threshold = stage->threshold + first;
+        int32_t membrane[BLOCK] = {0}, fired[BLOCK] = {0};
+        for (int32_t step = 0; step < out->steps; step++) {
+            const int32_t *current = sums + smaller(step, steps - 1) * width + first;
+            const int32_t bit = 1 << step;
+            for (int32_t c = 0; c < count; c++) {
+                const int32_t charged = (membrane[c] >> shift) + current[c] * unit;
+                const int32_t spike = charged >= threshold[c];
+                membrane[c] = spike ? 0 : charged;
+                fired[c] |= spike ? bit : 0;
+            }
+        }
+        for (int32_t c = 0; c < count; c++) spikes[first + c] = (uint8_t)fired[c];
+    }
+}
+
+static void levels(const lrfdyn_stage *stage, int32_t *sums, int32_t *row) {
+    const int32_t channels = stage->out->channels;
+    memset(row, 0, (size_t)channels * sizeof(int32_t));
+    for (int32_t level = 0; level < stage->levels; level++)
+        for (int32_t c = 0; c < channels; c++) row[c] += sums[c] >= stage->threshold[level * channels + c];
+    memcpy(sums, row, (size_t)channels * sizeof(int32_t));
+}
+
+void lrfdyn_run_stage(const lrfdyn_stage *stage, void *scratch) {
+    const lrfdyn_map *out = stage->out;
+    const int32_t width = padded(out->channels);
+    int32_t steps = 1, most = width;
+    conv_state state = {0};
+    uint8_t *memory = (uint8_t *)scratch;
+    for (int32_t i = 0; i < stage->count; i++) {
+        const lrfdyn_map *in = stage->terms[i].in;
+        if (!in) continue;
+        steps = in->steps > steps ? in->steps : steps;
+        most = in->channels > most ? in->channels : most;
+        if (stage->terms[i].kind == LRFDYN_CONV) memory = open_conv(&state, &stage->terms[i], width, memory);
+    }
+    int32_t *row = (int32_t *)(void *)memory;
+    int32_t *sums = (int32_t *)(void *)(memory + round_up((size_t)most * sizeof(int32_t)));
+    for (int32_t y = 0; y < out->height; y++)
+        for (int32_t x = 0; x < out->width; x++) {
+            const int32_t pixel = y * out->width + x;
+            memset(sums, 0, (size_t)(steps * width) * sizeof(int32_t));
+            for (int32_t i = 0; i < stage->count; i++) {
+                const lrfdyn_term *term = &stage->terms[i];
+                if (term->kind == LRFDYN_CONV) convolve(term, &state, y, x, steps, width, sums);
+                for (int32_t step = 0; step < steps; step++)
+                    apply(term, y, x, step, out, width, sums + step * width, row);
+            }
+            if (stage->sink == LRFDYN_FIRE) {
+                fire(stage, pixel, steps, width, sums);
+                continue;
+            }
+            for (int32_t step = 0; step < steps; step++) {
+                if (stage->sink == LRFDYN_LEVELS) levels(stage, sums + step * width, row);
+                store_row(out, pixel, step, sums + step * width);
+            }
+        }
+}
+
+/* ---- operations on whole maps --------------------------------------------------------------------------------- */
+
+void lrfdyn_max_pool(const lrfdyn_map *in, const lrfdyn_map *out, void *scratch) {
+    const int32_t channels = in->channels, plain = in->kind == LRFDYN_SPIKES && in->planes == 1;
+    int32_t *best = (int32_t *)scratch, *row = best + channels;
+    for (int32_t y = 0; y < out->height; y++)
+        for (int32_t x = 0; x < out->width; x++) {
+            const int32_t top = y ? 2 * y - 1 : 0, bottom = smaller(2 * y + 2, in->height);
+            const int32_t left = x ? 2 * x - 1 : 0, right = smaller(2 * x + 2, in->width), pixel = y * out->width + x;
+            if (plain) { /* all steps at once */
+                uint8_t *to = (uint8_t *)out->data + (size_t)pixel * (size_t)channels;
+                memset(to, 0, (size_t)channels);
+                for (int32_t v = top; v < bottom; v++)
+                    for (int32_t u = left; u < right; u++) {
+                        const uint8_t *from = spikes_at(in, v * in->width + u, 0);
+                        for (int32_t c = 0; c < channels; c++) to[c] |= from[c];
+                    }
+                continue;
+            }
+            for (int32_t step = 0; step < in->steps; step++) {
+                load_row(in, top * in->width + left, step, best);
+                for (int32_t v = top; v < bottom; v++)
+                    for (int32_t u = left; u < right; u++) {
+                        load_row(in, v * in->width + u, step, row);
+                        for (int32_t c = 0; c < channels; c++) best[c] = row[c] > best[c] ? row[c] : best[c];
+                    }
+                store_row(out, pixel, step, best);
+            }
+        }
+}
+
+/* Planes are added as in a sum by hand, for all steps and channels at once. */
+void lrfdyn_add_spikes(const lrfdyn_map *a, const lrfdyn_map *b, const lrfdyn_map *out) {
+    const int32_t channels = out->channels;
+    const uint8_t every = (uint8_t)((1 << out->steps) - 1);
+    for (int32_t pixel = 0; pixel < out->height * out->width; pixel++) {
+        const uint8_t *left = spikes_at(a, pixel, 0), *right = spikes_at(b, pixel, 0);
+        uint8_t *to = (uint8_t *)out->data + (size_t)pixel * out->planes * (size_t)channels;
+        for (int32_t first = 0; first < channels; first += BLOCK) {
+            const int32_t count = smaller(BLOCK, channels - first);
+            uint8_t carry[BLOCK] = {0};
+            for (int32_t plane = 0; plane < out->planes; plane++)
+                for (int32_t c = 0; c < count; c++) {
+                    const int32_t at = plane * channels + first + c;
+                    uint8_t x = plane < a->planes ? left[at] : 0, y = plane < b->planes ? right[at] : 0;
+                    if (a->steps < out->steps) x = x ? every : 0; /* the same at all steps */
+                    if (b->steps < out->steps) y = y ? every : 0;
+                    const uint8_t either = (uint8_t)(x ^ y), both = (uint8_t)((x & y) | (carry[c] & either));
+                    to[at] = (uint8_t)(either ^ carry[c]);
+                    carry[c] = both;
+                }
+        }
+    }
+}
+
+void lrfdyn_ssa(const lrfdyn_map *q, const lrfdyn_map *k, const lrfdyn_map *v, const lrfdyn_map *out, int32_t heads,
+                int32_t causal, void *scratch) {
+    const int32_t keys = k->channels / heads, values = v->channels / heads, tokens = out->height * out->width;
+    const size_t matrix = (size_t)(heads * keys * values);
+    int32_t *state = (int32_t *)scratch, *one = state + matrix, *other = one + k->channels;
+    for (int32_t step = 0; step < out->steps; step++) {
+        memset(state, 0, matrix * sizeof(int32_t));
+        for (int32_t token = 0; token < 2 * tokens; token++) {
+            /* k^T v of all tokens and then q times it, or both token by token */
+            const int32_t now = causal ? token / 2 : token % tokens, read = causal ? token % 2 : token / tokens;
+            load_row(read ? q : k, now, step, one);
+            if (read)
+                memset(other, 0, (size_t)v->channels * sizeof(int32_t));
+            else
+                load_row(v, now, step, other);
+            for (int32_t c = 0; c < k->channels; c++) {
+                if (one[c] == 0) continue;
+                int32_t *row = state + c * values, *value = other + c / keys * values;
+                if (read)
+                    for (int32_t i = 0; i < values; i++) value[i] += one[c] * row[i];
+                else
+                    for (int32_t i = 0; i < values; i++) row[i] += one[c] * value[i];
+            }
+            if (read) store_row(out, now, step, other);
+        }
+    }
+}
+
+/* p(a, b) = (a b + 2^14) >> 15, written as vector units have it. */
+static int16_t product(int16_t a, int16_t b) { return (int16_t)((((int32_t)a * b >> 14) + 1) >> 1); }
+
+void lrfdyn_dendrites(const lrfdyn_map *in, const lrfdyn_map *out, const lrfdyn_modes *modes, void *scratch) {
+    const int32_t channels = in->channels, tokens = in->height * in->width;
+    const size_t states = (size_t)(2 * modes->modes * channels);
+    int32_t *u = (int32_t *)scratch, *soma = u + channels;
+    int16_t *state = (int16_t *)(void *)(soma + channels);
+    for (int32_t step = 0; step < in->steps; step++) {
+        memset(state, 0, states * sizeof(int16_t));
+        for (int32_t n = 0; n < tokens; n++) {
+            const int32_t token = modes->reverse ? tokens - 1 - n : n;
+            load_row(in, token, step, u);
+            for (int32_t c = 0; c < channels; c++) soma[c] = (int32_t)(((uint32_t)1 << modes->out_shift[c]) >> 1);
+            for (int32_t mode = 0; mode < modes->modes; mode++) {
+                const int16_t *a = modes->coefficient + 2 * mode * channels, *b = a + channels;
+                const int16_t *w = modes->weight + 2 * mode * channels, *x = w + channels;
+                const uint8_t *shift = modes->shift + mode * channels;
+                int16_t *re = state + 2 * mode * channels, *im = re + channels;
+                for (int32_t c = 0; c < channels; c++) {
+                    const int16_t entering = (int16_t)(u[c] << shift[c]), r = re[c], i = im[c];
+                    if (modes->real) {
+                        re[c] = (int16_t)(product(r, a[c]) + entering);
+                        im[c] = (int16_t)(product(i, b[c]) + entering);
+                    } else {
+                        re[c] = (int16_t)(product(r, a[c]) - product(i, b[c]) + entering);
+                        im[c] = (int16_t)(product(r, b[c]) + product(i, a[c]));
+                    }
+                    soma[c] += w[c] * re[c] + x[c] * im[c];
+                }
+            }
+            for (int32_t c = 0; c < channels; c++) soma[c] >>= modes->out_shift[c];
+            store_row(out, token, step, soma);
+        }
+    }
+}
+
+void lrfdyn_sum(const lrfdyn_map *in, const lrfdyn_map *out, void *scratch) {
+    int32_t *row = (int32_t *)scratch, *sums = row + in->channels;
+    const int32_t each = in->channels / out->channels, pixels = in->height * in->width;
+    for (int32_t step = 0; step < out->steps; step++) {
+        memset(sums, 0, (size_t)out->channels * sizeof(int32_t));
+        for (int32_t pixel = 0; pixel < pixels; pixel++) {
+            load_row(in, pixel, step, row);
+            for (int32_t c = 0; c < in->channels; c++) sums[c / each] += row[c];
+            if (out->height * out->width < pixels) continue;
+            store_row(out, pixel, step, sums);
+            memset(sums, 0, (size_t)out->channels * sizeof(int32_t));
+        }
+        if (out->height * out->width < pixels) store_row(out, 0, step, sums);
+    }
+}
+
+void lrfdyn_head(const lrfdyn_map *in, const int16_t *weight, const int32_t *bias, int32_t classes, int32_t *logits,
+                 void *scratch) {
+    const int32_t channels = in->channels;
+    int32_t *row = (int32_t *)scratch, *sums = row + channels;
+    memset(sums, 0, (size_t)channels * sizeof(int32_t));
+    for (int32_t pixel = 0; pixel < in->height * in->width; pixel++)
+        for (int32_t step = 0; step < in->steps; step++) {
+            load_row(in, pixel, step, row);
+            for (int32_t c = 0; c < channels; c++) sums[c] += row[c];
+        }
+    for (int32_t i = 0; i < classes; i++, weight += channels) {
+        logits[i] = bias[i];
+        for (int32_t c = 0; c < channels; c++) logits[i] += sums[c] * weight[c];
+    }
+}

@@ -1,0 +1,232 @@
+"""An integer model as a folder of C: the model's data, the kernels, a Makefile and a test.
+
+- lrfdyn.h: `int lrfdyn_run(const uint8_t *pixels, int32_t *logits)`
+- lrfdyn_model.c and .h: sizes, weights, memory and the order of the kernels
+- lrfdyn_kernels.c and .h: the kernels, the same for every model
+- lrfdyn_vectors.h: pictures and the logits that they must give, bit for bit, which lrfdyn_test.c compares
+- lrfdyn.json: what the model says about itself
+- Makefile: liblrfdyn.a, the test, and with `make shared` a library for other languages
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lrfdyn.checks import checked
+from lrfdyn.deploy.c.plan import Call, Map, Plan, Planner, Term, scratch_of
+from lrfdyn.deploy.integer.operations import MOST, Dendrites, Fire, Head, Levels, Ssa
+from lrfdyn.deploy.integer.program import IntegerModel
+from lrfdyn.errors import LrfdynError, require
+from lrfdyn.files import expanded, write_json
+
+PACKAGED = ("lrfdyn.h", "lrfdyn_kernels.h", "lrfdyn_kernels.c", "lrfdyn_test.c", "Makefile")
+TYPES = {torch.int8: "int8_t", torch.uint8: "uint8_t", torch.int16: "int16_t", torch.int32: "int32_t"}
+ACROSS = 16  # numbers in a line
+
+
+@dataclass(frozen=True)
+class WrittenC:
+    """A folder that `write_c` wrote: the bytes of its weights, and of the static memory beside them."""
+
+    path: Path
+    weight_bytes: int
+    memory_bytes: int
+
+
+@checked
+def write_c(model: IntegerModel, out: str | os.PathLike[str], images: Tensor | None = None) -> WrittenC:
+    """Writes `model` as C99 without dependencies, allocation or floating point into the folder `out`.
+
+    `images`, uint8 `[N, C, H, W]`, become the test of the folder, with the logits that the definition gives them:
+    `make test` compares them bit for bit. Without any, there are two of random pixels.
+    """
+    folder = expanded(out, "out")
+    plan = Planner(model).plan()
+    if images is None:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randint(256, (2, *model.shape), generator=generator, dtype=torch.uint8)
+    text = ModelText(model, plan)
+    files_by_name = {
+        "lrfdyn_model.h": header(model, plan),
+        "lrfdyn_model.c": text.write(),
+        "lrfdyn_vectors.h": vectors(images, model(images)),
+        **{name: kernel_text(name) for name in PACKAGED},
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files_by_name.items():
+            (folder / name).write_text(content, encoding="utf-8")
+        write_json(folder / "lrfdyn.json", {**description(model), "memory_bytes": plan.arena})
+    except OSError as error:
+        raise LrfdynError(f"out: cannot write {folder} ({error.strerror or error})") from None
+    return WrittenC(folder, text.bytes, plan.arena)
+
+
+def description(model: IntegerModel) -> dict[str, Any]:
+    """What a reader of the folder must know, in any language."""
+    return {**model.facts, "shape": list(model.shape), "classes": model.values[-1].channels, "scale": model.scale}
+
+
+def kernel_text(name: str) -> str:
+    return (files("lrfdyn.deploy.c") / name).read_text(encoding="utf-8")
+
+
+def header(model: IntegerModel, plan: Plan) -> str:
+    channels, height, width = model.shape
+    return f"""#ifndef LRFDYN_MODEL_H
+#define LRFDYN_MODEL_H
+
+#define LRFDYN_CHANNELS {channels}
+#define LRFDYN_HEIGHT {height}
+#define LRFDYN_WIDTH {width}
+#define LRFDYN_PICTURE {channels * height * width} /* bytes */
+#define LRFDYN_CLASSES {model.values[-1].channels}
+#define LRFDYN_MEMORY {plan.arena} /* bytes of static memory beside the weights */
+/* A logit times this is what the network was trained to give; no class is ranked by it. */
+#define LRFDYN_SCALE {model.scale!r}
+
+#endif
+"""
+
+
+class ModelText:
+    """lrfdyn_model.c, piece by piece."""
+
+    def __init__(self, model: IntegerModel, plan: Plan) -> None:
+        self.model, self.plan = model, plan
+        self.bytes = 0
+        self.pieces: list[str] = []
+        self.count = 0
+
+    def write(self) -> str:
+        arena = self.plan.arena
+        self.pieces = [
+            '#include "lrfdyn.h"\n#include "lrfdyn_kernels.h"\n',
+            "#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__\n"
+            '#error "the weights are stored for processors whose low byte comes first"\n#endif\n',
+            f"static uint64_t memory[{arena // 8}];\n#define AT(offset) ((void *)(memory + (offset) / 8))\n",
+        ]
+        for i, stored in self.plan.maps.items():
+            if i != self.plan.calls[-1].gives:
+                self.pieces.append(self.map_text(i, stored))
+        calls = [self.call_text(n, call) for n, call in enumerate(self.plan.calls)]
+        body = "\n".join(f"    {call} /* {c.operation.name} */" for call, c in zip(calls, self.plan.calls, strict=True))
+        self.pieces.append(
+            "int lrfdyn_run(const uint8_t *pixels, int32_t *logits) {\n"
+            "    if (!pixels || !logits) return LRFDYN_NULL;\n"
+            "    map_0.data = (void *)(uintptr_t)pixels;\n"
+            f"{body}\n    return LRFDYN_OK;\n}}\n"
+        )
+        self.pieces.append(
+            "int lrfdyn_run_checked(\n"
+            "    const uint8_t *pixels, uint32_t pixels_count, int32_t *logits, uint32_t logits_count) {\n"
+            "    if (pixels_count != LRFDYN_PICTURE || logits_count != LRFDYN_CLASSES) return LRFDYN_SIZE;\n"
+            "    return lrfdyn_run(pixels, logits);\n}\n"
+        )
+        return "\n".join(self.pieces)
+
+    def map_text(self, i: int, stored: Map) -> str:
+        data = f"AT({self.plan.offsets[i]})" if i else "0"
+        sizes = f"{stored.height}, {stored.width}, {stored.channels}, {stored.steps}"
+        const = "const " if i else ""
+        return f"static {const}lrfdyn_map map_{i} = {{{data}, {sizes}, LRFDYN_{stored.kind}, {stored.planes}}};\n"
+
+    def array(self, values: Tensor | None) -> str:
+        """The name of a new array with these numbers, or 0."""
+        if values is None:
+            return "0"
+        self.count += 1
+        name, flat = f"data_{self.count}", values.contiguous().flatten().cpu()
+        self.bytes += flat.numel() * flat.itemsize
+        if flat.dtype == torch.int8 and flat.numel() % 8 == 0:
+            # Eight at a time: a compiler takes a second for them and not a minute.
+            words = flat.numpy().view("<u8")
+            self.pieces.append(
+                f"static const uint64_t {name}[{len(words)}] = {{\n{lines(map('0x{:x}'.format, words.tolist()))}}};\n"
+            )
+            return f"(const int8_t *)(const void *){name}"
+        kind = TYPES[flat.dtype]
+        self.pieces.append(f"static const {kind} {name}[{len(flat)}] = {{\n{lines(map(number, flat.tolist()))}}};\n")
+        return name
+
+    def call_text(self, n: int, call: Call) -> str:
+        scratch = f"AT({self.plan.offsets[scratch_of(n)]})"
+        maps = ", ".join(f"&map_{i}" for i in call.reads)
+        if call.name == "stage":
+            self.stage(n, call)
+            return f"lrfdyn_run_stage(&stage_{n}, {scratch});"
+        if call.name == "add_spikes":
+            return f"lrfdyn_add_spikes({maps}, &map_{call.gives});"
+        operation = call.operation
+        if isinstance(operation, Head):
+            weight, bias = self.array(operation.weight), self.array(operation.bias)
+            return f"lrfdyn_head({maps}, {weight}, {bias}, LRFDYN_CLASSES, logits, {scratch});"
+        extra = ""
+        if isinstance(operation, Ssa):
+            extra = f"{operation.heads}, {int(operation.causal)}, "
+        elif isinstance(operation, Dendrites):
+            extra = f"&{self.modes(n, operation)}, "
+        return f"lrfdyn_{call.name}({maps}, &map_{call.gives}, {extra}{scratch});"
+
+    def modes(self, n: int, operation: Dendrites) -> str:
+        parts = [self.array(t.permute(1, 2, 0)) for t in (operation.coefficient, operation.weight)]
+        parts += [self.array(t.to(torch.uint8)) for t in (operation.shift.T, operation.out_shift)]
+        flags = f"{operation.shift.shape[1]}, {int(operation.real)}, {int(operation.reverse)}"
+        self.pieces.append(f"static const lrfdyn_modes modes_{n} = {{{', '.join(parts)}, {flags}}};\n")
+        return f"modes_{n}"
+
+    def stage(self, n: int, call: Call) -> None:
+        terms = ",\n".join(f"    {self.term(term)}" for term in call.terms)
+        self.pieces.append(f"static const lrfdyn_term terms_{n}[{len(call.terms)}] = {{\n{terms},\n}};\n")
+        sink, threshold, numbers = "STORE", None, (0, 0, 0)
+        operation = call.operation
+        if isinstance(operation, Fire):
+            bits = operation.fraction_bits(self.model.time_steps)
+            require(bits <= 30, f"operation {operation.name}: {bits} fraction bits are more than the C engine has")
+            # x > m is x >= m + 1, and nothing reaches the largest integer.
+            threshold = (operation.threshold.long() + operation.strict).clamp(max=MOST).int()
+            sink, numbers = "FIRE", (operation.kept_shift, bits, 0)
+        elif isinstance(operation, Levels):
+            sink, threshold, numbers = "LEVELS", operation.thresholds.T, (0, 0, operation.thresholds.shape[1])
+        rest = ", ".join(map(str, numbers))
+        self.pieces.append(
+            f"static const lrfdyn_stage stage_{n} = {{\n    terms_{n}, {len(call.terms)}, &map_{call.gives}, "
+            f"LRFDYN_{sink}, {self.array(threshold)}, {rest}}};\n"
+        )
+
+    def term(self, term: Term) -> str:
+        source = "0" if term.source is None else f"&map_{term.source}"
+        wide = int(term.kind == "DENSE" and term.weight is not None and term.weight.dtype == torch.int16)
+        arrays = [self.array(x) for x in (term.weight, term.extra, term.border)]
+        numbers = (*term.kernel, term.stride, term.padding, term.dilation, term.groups, term.limit)
+        return f"{{LRFDYN_{term.kind}, {wide}, {source}, {', '.join(arrays)}, {', '.join(map(str, numbers))}}}"
+
+
+def number(value: int) -> str:
+    """As C has it: the least integer of 32 bits has no literal of its own."""
+    return "INT32_MIN" if value == -(2**31) else str(value)
+
+
+def lines(numbers: Iterable[str]) -> str:
+    found = list(numbers)
+    return "".join(",".join(found[i : i + ACROSS]) + ",\n" for i in range(0, len(found), ACROSS))
+
+
+def vectors(images: Tensor, logits: Tensor) -> str:
+    pixels, expected = (lines(map(number, x.flatten().tolist())) for x in (images, logits))
+    return f"""#define LRFDYN_PICTURES {len(images)}
+
+static const uint8_t lrfdyn_pictures[] = {{
+{pixels}}};
+
+static const int32_t lrfdyn_logits[] = {{
+{expected}}};
+"""

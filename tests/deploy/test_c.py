@@ -1,0 +1,150 @@
+"""The C engine gives the bits of the definition. These tests need a C compiler, and nothing else."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lrfdyn.deploy.c import native
+from lrfdyn.deploy.c.native import NativeModel, build_library
+from lrfdyn.deploy.c.plan import Planner
+from lrfdyn.deploy.c.write import kernel_text, write_c
+from lrfdyn.deploy.integer.program import IntegerModel
+from lrfdyn.errors import LrfdynError
+from tests.deploy.programs import Builder, any_model
+
+COMPILER = next(filter(None, map(shutil.which, native.COMPILERS)), None)
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason=f"no C compiler ({', '.join(native.COMPILERS)}) is here")
+CASES = [(seed, steps) for seed, steps in enumerate((4, 4, 1, 1, 5, 8, 2, 3))]
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory) -> Path:
+    """The kernels, compiled once for all models of these tests."""
+    folder = tmp_path_factory.mktemp("kernels")
+    for name in ("lrfdyn_kernels.h", "lrfdyn_kernels.c"):
+        (folder / name).write_text(kernel_text(name))
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-march=native", "-fPIC"]
+    subprocess.run([COMPILER, *flags, "-c", "lrfdyn_kernels.c", "-o", "kernels.o"], cwd=folder, check=True)
+    return folder / "kernels.o"
+
+
+def compiled(model: IntegerModel, folder: Path, kernels: Path) -> NativeModel:
+    """With the kernels that there are already, so that it takes no time."""
+    write_c(model, folder)
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O0", "-fPIC", "-shared"]
+    command = [COMPILER, *flags, "lrfdyn_model.c", str(kernels), "-o", native.LIBRARY]
+    subprocess.run(command, cwd=folder, check=True)
+    return NativeModel(folder)
+
+
+def pictures(model: IntegerModel, count: int = 3) -> torch.Tensor:
+    return torch.randint(256, (count, *model.shape), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("seed", "steps"), CASES)
+def test_random_networks_bit_for_bit(seed, steps, tmp_path, kernels):
+    model = any_model(seed, steps)
+    images = pictures(model)
+    expected = model(images)
+    assert expected.float().std(0).max() > 0  # images matter
+    assert np.array_equal(compiled(model, tmp_path, kernels)(images.numpy()), expected.numpy())
+
+
+@needs_compiler
+@pytest.mark.parametrize("flags", [["-O1"], ["-O1", "-mavx2"]], ids=" ".join)
+def test_every_vector_unit_gives_the_same(flags, tmp_path):
+    """The plain form, and that of processors that are older than this one."""
+    if len(flags) > 1 and flags[-1][2:] not in Path("/proc/cpuinfo").read_text():
+        pytest.skip(f"this processor has no {flags[-1][2:]}")
+    model = wide_model()
+    images = pictures(model)
+    write_c(model, tmp_path)
+    assert np.array_equal(NativeModel(tmp_path, flags)(images.numpy()), model(images).numpy())
+
+
+def wide_model() -> IntegerModel:
+    """With rows of weights of every width, and more spikes than sums of 16 bits can take."""
+    b = Builder(3, 4, (3, 6, 5))
+    x = b.fire(b.conv(0, 272))
+    x = b.fire(b.conv(x, 304))
+    x = b.fire(b.conv(x, 40, kernel=1))
+    return b.done(x)
+
+
+@needs_compiler
+def test_folder_builds_and_tests_itself_under_sanitizers(tmp_path):
+    model = any_model(0, 4)
+    write_c(model, tmp_path, pictures(model))
+    flags = "CFLAGS=-O0 -fsanitize=address,undefined -fno-sanitize-recover=all"
+    done = subprocess.run(["make", "test", f"CC={COMPILER}", flags], cwd=tmp_path, capture_output=True, text=True)
+    if "cannot find -lasan" in done.stderr or "libclang_rt" in done.stderr:
+        pytest.skip("the compiler has no sanitizers")
+    assert done.returncode == 0, done.stderr
+    assert "3 of 3 pictures give the same logits bit for bit" in done.stdout
+    text = (tmp_path / "lrfdyn_vectors.h").read_text()
+    (tmp_path / "lrfdyn_vectors.h").write_text(text.replace("lrfdyn_logits[] = {\n", "lrfdyn_logits[] = {\n1+"))
+    done = subprocess.run(["make", "test", f"CC={COMPILER}", flags], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "2 of 3 pictures" in done.stdout
+
+
+def test_values_that_live_together_lie_apart():
+    for seed in range(4):
+        plan = Planner(any_model(seed, 4)).plan()
+        stored = [call.gives for call in plan.calls[:-1]]
+        for n, call in enumerate(plan.calls):
+            later = {i for other in plan.calls[n:] for i in other.reads}
+            alive = {i for i in stored[:n] if i in later} | ({call.gives} & set(stored))
+            spans = sorted((plan.offsets[i], plan.offsets[i] + plan.maps[i].bytes) for i in alive)
+            spans = sorted([*spans, (plan.offsets[-1 - n], plan.offsets[-1 - n] + call.scratch)])
+            assert all(end <= start for (_, end), (start, _) in pairwise(spans) if end > 0)
+            assert spans[-1][1] <= plan.arena
+        assert plan.arena < sum(plan.maps[i].bytes for i in stored) + sum(call.scratch for call in plan.calls)
+
+
+@needs_compiler
+def test_bad_input(tmp_path, kernels, monkeypatch):
+    model = any_model(2, 2)
+    made = compiled(model, tmp_path, kernels)
+    images = pictures(model).numpy()
+    for wrong in (images[:, :, 1:], images.astype(np.int32), images[0]):
+        with pytest.raises(LrfdynError, match=r"images: expected levels in uint8 of \[B, 3, 9, 7\]"):
+            made(wrong)
+    logits = (ctypes.c_int32 * 7)()
+    run, checked = made._library.lrfdyn_run, made._library.lrfdyn_run_checked
+    assert run(None, logits) == run(images[0].ctypes, None) == 1
+    count = images[0].size
+    assert checked(images[0].ctypes, count, logits, 7) == 0
+    assert checked(images[0].ctypes, count - 1, logits, 7) == checked(images[0].ctypes, count, logits, 8) == 2
+    with pytest.raises(LrfdynError, match=r"lrfdyn\.json"):
+        NativeModel(tmp_path / "missing")
+    (tmp_path / "lrfdyn_model.c").write_text("int;;")
+    (tmp_path / native.LIBRARY).unlink()
+    with pytest.raises(LrfdynError, match="cannot compile"):
+        NativeModel(tmp_path, ["-O0"])
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(LrfdynError, match="native needs a C compiler, and there is no no-such-compiler"):
+        build_library(tmp_path)
+    with pytest.raises(LrfdynError, match="is not a folder of C"):
+        build_library(tmp_path / "missing")
+
+
+def test_too_many_steps(tmp_path):
+    b = Builder(0, 9, (1, 4, 4))
+    with pytest.raises(LrfdynError, match="at most 8 time steps, got 9"):
+        write_c(b.done(b.conv(0, 4)), tmp_path)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LrfdynError, match="out: cannot write"):
+        write_c(any_model(1, 1), tmp_path / "file")
