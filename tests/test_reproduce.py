@@ -30,7 +30,7 @@ def test_everything_is_written(finished):
     # NaN and Infinity are no JSON, though Python would read them.
     results = json.loads((finished / "results.json").read_text(), parse_constant=pytest.fail)
     assert list(results["attentions"]) == ["ssa", "lrf_dyn"]
-    assert [run["seed"] for run in results["runs"]] == [0, 1, 0, 1]
+    assert [run["seed"] for run in results["runs"]] == [0, 0, 1, 1]  # the first of every attention, then the second
     assert results["title"] == "Spikformer on digits"
     assert results["machine"]["threads"] == 1
     assert results["data"] == {"name": "digits", "train": 1437, "test": 360, "classes": 10}

@@ -16,6 +16,7 @@ from benchmarks import time_to_accuracy
 from docs.parts import readme
 from docs.parts import results as page
 from lrfdyn.errors import LrfdynError
+from lrfdyn.training.sweep import plan_runs
 
 ROOT = Path(__file__).parent.parent
 RECIPE = yaml.safe_load((ROOT / "results" / "cifar100" / "ssa_100" / "recipe.yaml").read_text())
@@ -272,6 +273,30 @@ def test_only_epochs_that_all_runs_tested_are_averaged():
     untested = run("lrf_ssa_5", 71.0)
     del untested.epochs[0]["top1"]
     assert page.late_accuracies([run("ssa", 70.0, late=60.0), untested])[1] == [10]
+
+
+def test_other_models_have_tables_and_curves_of_their_own(tmp_path):
+    """As benchmarks/qkformer.yaml leaves them: none is a run of Spikformer, and the settings are the published ones."""
+    values = {**yaml.safe_load((ROOT / "benchmarks" / "qkformer.yaml").read_text()), "seeds": [0, 1]}
+    for number, planned in enumerate(plan_runs(values, {"data.root": "/data"})):
+        made, folder = run("ssa", 60.0 + number, length=40), tmp_path / planned.name
+        folder.mkdir()
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(planned.config.as_dict()))))
+        lines = [json.dumps({"kind": "epoch", **record}) for record in made.epochs]
+        (folder / "log.jsonl").write_text("\n".join(lines))
+        (folder / "summary.json").write_text(json.dumps(made.summary))
+    assert page.read_runs(tmp_path) == []
+    runs = page.read_runs(tmp_path, "qkformer_4_384")
+    assert {found.settings for found in runs} == {""}
+    page.check_comparable(runs)
+    text = page.other_models({"qkformer_4_384": runs})
+    assert [row[:2] for row in rows(text).values()][2:] == [["1, 3, 5", "40"], ["1, 3, 5", "40"], ["", "40"]]
+    assert text.count("images/cifar100_qkformer_4_384_curves.svg") == 1
+    assert text.endswith("### `vit_4_384`\n\nNot measured yet.")
+    pytest.importorskip("matplotlib")
+    page.draw_curves(runs, tmp_path / "curves.svg")
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert all(label in drawn for label in ("SSA", "LRF-SSA (norm) (1, 3, 5)", "LRF-Dyn (1, 3, 5)", "40 epochs"))
 
 
 def test_runs_are_read_from_folders(tmp_path):

@@ -27,7 +27,12 @@ from lrfdyn.training.config import ATTENTION_KEYS
 from lrfdyn.training.recipes import load_recipe
 
 FOLDER = RESULTS / "cifar100"
-PUBLISHED = "cifar100_spikformer"  # the recipe with the settings of Spikformer's authors
+# The models of the page, the paper's first, and of each the recipe with the settings that its runs are told apart by:
+# those of its authors, and for the ViT those of Spikformer.
+PUBLISHED = {
+    "spikformer_4_384": "cifar100_spikformer", "qkformer_4_384": "cifar100_qkformer", "vit_4_384": "cifar100_vit",
+}  # fmt: skip
+MODEL, *OTHERS = PUBLISHED
 LATE, END = 0.7, 0.8  # where the enlarged curves begin, and the tests whose mean stands beside the last
 TELLS = 0.5  # percent: below it, one seed shows no difference
 # 97.5 % quantiles by degrees of freedom; between two of them the larger quantile counts.
@@ -129,12 +134,12 @@ class Run:
 
 
 @cache
-def read_runs(folder: Path = FOLDER) -> list[Run]:
-    """But for those that were tested on held-out training images."""
+def read_runs(folder: Path = FOLDER, model: str = MODEL) -> list[Run]:
+    """Those of a model, but for those that were tested on held-out training images."""
     runs = []
     for recipe in sorted(folder.glob("**/recipe.yaml")):
         values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-        if values["data"].get("held_out") is not None:
+        if values["data"].get("held_out") is not None or values["model"]["name"] != model:
             continue
         path = recipe.with_name("summary.json")
         summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
@@ -179,8 +184,8 @@ def differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str
 
 
 @cache
-def published(length: int) -> dict[str, Any]:
-    recipe = load_recipe(PUBLISHED)
+def published(length: int, model: str = MODEL) -> dict[str, Any]:
+    recipe = load_recipe(PUBLISHED[model])
     return replace(recipe, schedule=recipe.schedule.within(length)).as_dict()
 
 
@@ -190,7 +195,7 @@ def changes(run: Run) -> list[tuple[str, Any, Any]]:
     # A rate by knots has no warm-up and cool-down of its own; the heading says how long the run is.
     course = ("epochs", "warmup_epochs", "cooldown_epochs") if run.recipe["schedule"].get("rates") else ()
     unused = {f"schedule.{key}" for key in course}
-    found = differences(published(run.length), run.recipe)
+    found = differences(published(run.length, run.recipe["model"]["name"]), run.recipe)
     return [change for change in found if change[0].startswith(sections) and change[0] not in unused]
 
 
@@ -384,6 +389,21 @@ def every_run(runs: list[Run] | None = None) -> str:
     return table(header, body)
 
 
+def curves_of(model: str) -> str:
+    """The file of a model's curves, among the images of the pages."""
+    return "cifar100_curves.svg" if model == MODEL else f"cifar100_{model}_curves.svg"
+
+
+def other_models(runs: dict[str, list[Run]] | None = None) -> str:
+    """The runs of the other models, and their curves."""
+    parts = []
+    for model in OTHERS:
+        own = read_runs(model=model) if runs is None else runs.get(model, [])
+        shown = [every_run(own), f"![Curves of {model}](images/{curves_of(model)})"] if own else ["Not measured yet."]
+        parts += [f"### `{model}`", *shown]
+    return "\n\n".join(parts)
+
+
 def run_links(run: Run) -> str:
     """The name and results of a run, with links to its files."""
     folder = f"../results/cifar100/{run.name}"
@@ -453,8 +473,10 @@ def draw_curves(runs: list[Run], path: Path) -> None:
 
 
 def draw() -> None:
-    """The curves of all runs, for the page."""
-    draw_curves(read_runs(), ROOT / "docs" / "images" / "cifar100_curves.svg")
+    """The curves of all runs, for the page: a file for every model that has any."""
+    for model in PUBLISHED:
+        if runs := read_runs(model=model):
+            draw_curves(runs, ROOT / "docs" / "images" / curves_of(model))
 
 
 PARTS = {
@@ -463,5 +485,6 @@ PARTS = {
     "cifar100_highest": highest,
     "cifar100_elsewhere": elsewhere,
     "cifar100_runs": every_run,
+    "cifar100_other_models": other_models,
     "cifar100_time": time_to_accuracy,
 }

@@ -17,8 +17,10 @@ from lrfdyn.deploy.c.native import NativeModel, build_library
 from lrfdyn.deploy.c.plan import Planner
 from lrfdyn.deploy.c.write import kernel_text, write_c
 from lrfdyn.deploy.integer.program import IntegerModel
+from lrfdyn.deploy.integer.quantize import quantize
 from lrfdyn.errors import LrfdynError
 from tests.deploy.programs import Builder, any_model
+from tests.deploy.small import small
 
 COMPILER = next(filter(None, map(shutil.which, native.COMPILERS)), None)
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason=f"no C compiler ({', '.join(native.COMPILERS)}) is here")
@@ -57,6 +59,28 @@ def test_random_networks_bit_for_bit(seed, steps, tmp_path, kernels):
     expected = model(images)
     assert expected.float().std(0).max() > 0  # images matter
     assert np.array_equal(compiled(model, tmp_path, kernels)(images.numpy()), expected.numpy())
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("host", "kind"),
+    [
+        ("spikformer", "ssa"),
+        ("spikformer", "lrf_dyn_qkv"),
+        ("qkformer", "lrf_ssa"),
+        ("sdt_v1", "sdsa"),
+        ("sdt_v2", "lrf_dyn_same"),
+        ("sdt_v3", "lrf_dyn"),
+        ("sew_resnet", None),
+    ],
+)
+def test_hosts_bit_for_bit(host, kind, tmp_path, kernels):
+    model = small(host, kind)
+    integer = quantize(model)
+    images = pictures(integer, 6)
+    expected = integer(images)
+    assert expected.float().std(0).max() > 0
+    assert np.array_equal(compiled(integer, tmp_path, kernels)(images.numpy()), expected.numpy())
 
 
 @needs_compiler

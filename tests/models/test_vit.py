@@ -168,6 +168,6 @@ def test_commands_know_that_it_takes_one_attention(capsys):
 def test_recipe_differs_from_that_of_spikformer_in_the_model_alone():
     pytest.importorskip("yaml")
     ours, spiking = (load_recipe(f"cifar100_{name}").as_dict() for name in ("vit", "spikformer"))
-    assert ours.pop("model") | {"name": "", "time_steps": 4} == spiking.pop("model") | {"name": ""}
+    assert ours.pop("model") | {"name": "", "attention": None, "time_steps": 4} == spiking.pop("model") | {"name": ""}
     assert ours == spiking
     assert math.isclose(ours["optimizer"]["learning_rate"], 5e-4)

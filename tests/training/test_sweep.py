@@ -113,6 +113,18 @@ def test_table_3_is_one_recipe_and_three_seeds():
     assert len({run.config.fingerprint() for run in runs}) == len(runs) == 17
 
 
+def test_the_curves_of_qkformer_are_one_schedule():
+    values = read_yaml(BENCHMARKS / "qkformer.yaml")
+    assert values["seeds"] == [0, 1, 2]
+    first, *others = runs = plan_runs({**values, "seeds": [0]}, {"data.root": "/data"})
+    assert [run.config.model.attention for run in runs] == ["ssa", "lrf_ssa", "lrf_dyn"]
+    assert {run.config.model.name for run in runs} == {"qkformer_4_384"}
+    assert {run.config.schedule.total_epochs for run in runs} == {40}
+    for run in others:
+        changed = {line.partition(":")[0] for line in differences(first.config.as_dict(), run.config.as_dict())}
+        assert changed <= {"model.attention", "model.dilations", "model.norm"}
+
+
 def write_sweep(path: Path, **values):
     path.write_text(dump_yaml(values), encoding="utf-8")
     return str(path)

@@ -4,7 +4,31 @@
 
 #define GROUP 4                /* time steps whose spikes are sorted together */
 #define PATTERNS (1 << GROUP)  /* in which of them a channel fires */
-#define COPIED 16              /* events that are copied at once; lists have so many places more */
+#define COPIED 16              /* events that are copied at once */
+#define SPARE 32               /* places behind lists that may be written, too */
+
+/* Vectors of sums in 16 bits: how many a register holds, and how eight bits from memory are added to them. */
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#define VECTOR 32
+typedef __m512i vector;
+#define ZEROS() _mm512_setzero_si512()
+#define ADD_BYTES(sum, bytes) \
+    _mm512_add_epi16(sum, _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(bytes))))
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define VECTOR 16
+typedef __m256i vector;
+#define ZEROS() _mm256_setzero_si256()
+#define ADD_BYTES(sum, bytes) \
+    _mm256_add_epi16(sum, _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(bytes))))
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#define VECTOR 8
+typedef int16x8_t vector;
+#define ZEROS() vdupq_n_s16(0)
+#define ADD_BYTES(sum, bytes) vaddw_s8(sum, vld1_s8(bytes))
+#endif
 
 /* ---- maps ---------------------------------------------------------------------------------------------------- */
 
@@ -60,6 +84,10 @@ static void store_row(const lrfdyn_map *map, int32_t pixel, int32_t step, const 
     }
 }
 
+static void add_row(int32_t *restrict sums, const int32_t *restrict row, int32_t channels) {
+    for (int32_t c = 0; c < channels; c++) sums[c] += row[c];
+}
+
 /* The same, spread over `channels` channels and all pixels. */
 static void load_spread(const lrfdyn_map *map, int32_t pixel, int32_t step, int32_t channels, int32_t *row) {
     const int32_t each = channels / map->channels;
@@ -77,88 +105,91 @@ static int32_t groups_of(const lrfdyn_map *in) { return (in->steps + GROUP - 1) 
 
 static int32_t lists_of(const lrfdyn_map *in) { return in->planes * groups_of(in) * PATTERNS; }
 
-static void sort_events(const lrfdyn_map *in, int32_t pixel, uint16_t *events, uint16_t *first) {
-    const int32_t channels = in->channels, groups = groups_of(in);
+/* The channels with a spike in the group of steps behind `shift`, in order; returns how many. `found` has SPARE
+   places more than there are channels. */
+static int32_t find_events(const uint8_t *bits, int32_t channels, int32_t shift, uint16_t *found) {
+    int32_t count = 0, c = 0;
+#if defined(__AVX512VBMI2__) && defined(__AVX512BW__)
+    const __m512i group = _mm512_set1_epi8((char)((PATTERNS - 1) << shift));
+    __m512i index = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11,
+                                     10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    for (; c + 64 <= channels; c += 64) {
+        uint64_t mask = _mm512_test_epi8_mask(_mm512_loadu_si512(bits + c), group);
+        for (int32_t half = 0; half < 2; half++, mask >>= 32) {
+            _mm512_storeu_si512(found + count, _mm512_maskz_compress_epi16((uint32_t)mask, index));
+            index = _mm512_add_epi16(index, _mm512_set1_epi16(32));
+            count += _mm_popcnt_u32((uint32_t)mask);
+        }
+    }
+#endif
+    for (; c + 8 <= channels; c += 8) {
+        uint64_t word;
+        memcpy(&word, bits + c, 8);
+        if (word == 0) continue;
+        for (int32_t i = c; i < c + 8; i++) { /* without a branch that depends on the spike */
+            found[count] = (uint16_t)i;
+            count += ((bits[i] >> shift) & (PATTERNS - 1)) != 0;
+        }
+    }
+    for (; c < channels; c++) {
+        found[count] = (uint16_t)c;
+        count += ((bits[c] >> shift) & (PATTERNS - 1)) != 0;
+    }
+    return count;
+}
+
+static void sort_events(const lrfdyn_map *in, int32_t pixel, uint16_t *found, uint16_t *events, uint16_t *first) {
+    const int32_t groups = groups_of(in);
     uint16_t total = 0;
     for (int32_t plane = 0; plane < in->planes; plane++) {
         const uint8_t *bits = spikes_at(in, pixel, plane);
         for (int32_t group = 0; group < groups; group++, first += PATTERNS) {
-            const int32_t shift = group * GROUP;
-            uint16_t count[PATTERNS] = {0}, place[PATTERNS];
-            int32_t c = 0;
-            for (; c + 8 <= channels; c += 8) {
-                uint64_t word;
-                memcpy(&word, bits + c, 8);
-                if (word == 0) continue;
-                for (int32_t i = c; i < c + 8; i++) count[(bits[i] >> shift) & (PATTERNS - 1)]++;
-            }
-            for (; c < channels; c++) count[(bits[c] >> shift) & (PATTERNS - 1)]++;
-            first[0] = place[0] = total;
-            for (int32_t pattern = 1; pattern < PATTERNS; pattern++) {
+            const int32_t shift = group * GROUP, count = find_events(bits, in->channels, shift, found);
+            uint16_t place[PATTERNS] = {0};
+            for (int32_t i = 0; i < count; i++) place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++;
+            for (int32_t pattern = 0; pattern < PATTERNS; pattern++) {
+                const uint16_t length = place[pattern];
                 first[pattern] = place[pattern] = total;
-                total = (uint16_t)(total + count[pattern]);
+                total = (uint16_t)(total + length);
             }
-            for (c = 0; c + 8 <= channels; c += 8) {
-                uint64_t word;
-                memcpy(&word, bits + c, 8);
-                if (word == 0) continue;
-                for (int32_t i = c; i < c + 8; i++) {
-                    const int32_t pattern = (bits[i] >> shift) & (PATTERNS - 1);
-                    if (pattern) events[place[pattern]++] = (uint16_t)i;
-                }
-            }
-            for (; c < channels; c++) {
-                const int32_t pattern = (bits[c] >> shift) & (PATTERNS - 1);
-                if (pattern) events[place[pattern]++] = (uint16_t)c;
-            }
+            for (int32_t i = 0; i < count; i++)
+                events[place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++] = found[i];
         }
     }
     first[0] = total; /* behind the last list */
 }
 
-/* The sums of `count` rows of weights, of `width` channels (a multiple of LRFDYN_LANES), into `sum`; returns how many of
-   the channels were done. The compiler keeps vectors in registers where it knows their type. */
-#if defined(__GNUC__) && defined(__AVX512BW__)
-#define VECTOR 32
-#elif defined(__GNUC__) && defined(__AVX2__)
-#define VECTOR 16
-#elif defined(__GNUC__) && (defined(__SSE4_1__) || defined(__ARM_NEON))
-#define VECTOR 8
-#endif
-
+/* The sums of `count` rows of weights into `sum`: all of them stay in registers. */
 #ifdef VECTOR
-typedef int16_t lanes __attribute__((vector_size(2 * VECTOR)));
-typedef int8_t packed_lanes __attribute__((vector_size(VECTOR)));
-
-#define ADD_ROWS(NAME, COUNT)                                                                                        \
-    static void NAME(const int8_t *weight, int32_t stride, const uint16_t *events, int32_t count, int16_t *sum) {    \
-        lanes total[COUNT];                                                                                          \
-        for (int32_t v = 0; v < COUNT; v++) total[v] = (lanes){0};                                                   \
+#define ADD_ROWS(COUNT)                                                                                              \
+    static void add_rows_##COUNT(const int8_t *weight, int32_t stride, const uint16_t *events, int32_t count,        \
+                                 int16_t *sum) {                                                                     \
+        vector total[COUNT];                                                                                         \
+        for (int32_t v = 0; v < COUNT; v++) total[v] = ZEROS();                                                      \
         for (int32_t i = 0; i < count; i++) {                                                                        \
             const int8_t *row = weight + (size_t)events[i] * (size_t)stride;                                         \
-            for (int32_t v = 0; v < COUNT; v++) {                                                                    \
-                packed_lanes bytes;                                                                                  \
-                memcpy(&bytes, row + v * VECTOR, VECTOR);                                                            \
-                total[v] += __builtin_convertvector(bytes, lanes);                                                   \
-            }                                                                                                        \
+            for (int32_t v = 0; v < COUNT; v++) total[v] = ADD_BYTES(total[v], row + v * VECTOR);                    \
         }                                                                                                            \
         memcpy(sum, total, sizeof total);                                                                            \
     }
-ADD_ROWS(add_rows_8, 8)
-ADD_ROWS(add_rows_4, 4)
-ADD_ROWS(add_rows_2, 2)
-ADD_ROWS(add_rows_1, 1)
+ADD_ROWS(12)
+ADD_ROWS(6)
+ADD_ROWS(3)
+ADD_ROWS(2)
+ADD_ROWS(1)
 #endif
 
-#define MOST_ROWS 256 /* channels that add_rows does at most */
+#define MOST_ROWS 384 /* channels that add_rows does at most */
 
+/* Returns how many of the `width` channels, a multiple of LRFDYN_LANES, were done. */
 static int32_t add_rows(const int8_t *weight, int32_t stride, const uint16_t *events, int32_t count, int32_t width,
                         int16_t *sum) {
 #ifdef VECTOR
-    if (width >= 8 * VECTOR) return add_rows_8(weight, stride, events, count, sum), 8 * VECTOR;
-    if (width >= 4 * VECTOR) return add_rows_4(weight, stride, events, count, sum), 4 * VECTOR;
+    if (width >= 12 * VECTOR) return add_rows_12(weight, stride, events, count, sum), 12 * VECTOR;
+    if (width >= 6 * VECTOR) return add_rows_6(weight, stride, events, count, sum), 6 * VECTOR;
+    if (width >= 3 * VECTOR) return add_rows_3(weight, stride, events, count, sum), 3 * VECTOR;
     if (width >= 2 * VECTOR) return add_rows_2(weight, stride, events, count, sum), 2 * VECTOR;
-    if (width >= VECTOR) return add_rows_1(weight, stride, events, count, sum), VECTOR;
+    if (width >= 1 * VECTOR) return add_rows_1(weight, stride, events, count, sum), 1 * VECTOR;
 #else
     (void)width;
 #endif
@@ -179,29 +210,31 @@ typedef struct {
 } accumulator;
 
 static void flush(accumulator *a) {
+    const int32_t width = a->width;
     if (a->used == 0) return;
     for (int32_t step = a->from; step < a->to; step++) {
-        const int16_t *part = a->part + (a->repeated ? 0 : step - a->from) * a->width;
-        int32_t *sums = a->sums + step * a->width;
-        for (int32_t c = 0; c < a->width; c++) sums[c] += part[c];
+        const int16_t *restrict part = a->part + (a->repeated ? 0 : step - a->from) * width;
+        int32_t *restrict sums = a->sums + step * width;
+        for (int32_t c = 0; c < width; c++) sums[c] += part[c];
     }
-    memset(a->part, 0, (size_t)(GROUP * a->width) * sizeof(int16_t));
+    memset(a->part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
     a->used = 0;
 }
 
 static void add_events(accumulator *a, const int8_t *weight, const uint16_t *events, int32_t count, int32_t pattern,
                        int32_t plane) {
+    const int32_t width = a->width, unit = 1 << plane;
     int16_t sum[MOST_ROWS];
     while (count > 0) {
         const int32_t some = smaller(count, a->limit >> plane);
         if (a->used + (some << plane) > a->limit) flush(a);
         a->used += some << plane;
-        for (int32_t c = 0; c < a->width;) {
-            const int32_t done = add_rows(weight + c, a->width, events, some, a->width - c, sum);
+        for (int32_t c = 0; c < width;) {
+            const int32_t done = add_rows(weight + c, width, events, some, width - c, sum);
             for (int32_t step = 0; step < GROUP; step++) {
                 if (!((pattern >> step) & 1)) continue;
-                int16_t *part = a->part + step * a->width + c;
-                for (int32_t i = 0; i < done; i++) part[i] = (int16_t)(part[i] + sum[i] * (1 << plane));
+                int16_t *restrict part = a->part + step * width + c;
+                for (int32_t i = 0; i < done; i++) part[i] = (int16_t)(part[i] + sum[i] * unit);
             }
             c += done;
         }
@@ -227,11 +260,11 @@ static uint8_t *open_conv(conv_state *state, const lrfdyn_term *term, int32_t wi
     const size_t pixels = (size_t)state->rows * (size_t)in->width;
     const size_t taps = (size_t)term->kernel_height * (size_t)term->kernel_width;
     state->events = (uint16_t *)(void *)memory;
-    memory += round_up((pixels * events + COPIED) * sizeof(uint16_t));
+    memory += round_up((pixels * events + SPARE) * sizeof(uint16_t));
     state->first = (uint16_t *)(void *)memory;
     memory += round_up(pixels * (lists + 1) * sizeof(uint16_t));
     state->merged = (uint16_t *)(void *)memory;
-    memory += round_up((taps * (size_t)in->channels + COPIED) * sizeof(uint16_t));
+    memory += round_up((taps * (size_t)in->channels + SPARE) * sizeof(uint16_t));
     state->part = (int16_t *)(void *)memory;
     memset(state->part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
     return memory + round_up((size_t)(GROUP * width) * sizeof(int16_t));
@@ -246,8 +279,8 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
     for (; state->sorted < below; state->sorted++)
         for (int32_t column = 0; column < in->width; column++) {
             const int32_t slot = state->sorted % state->rows * in->width + column;
-            sort_events(in, state->sorted * in->width + column, state->events + (size_t)slot * (size_t)each,
-                        state->first + (size_t)slot * (size_t)(lists + 1));
+            sort_events(in, state->sorted * in->width + column, state->merged,
+                        state->events + (size_t)slot * (size_t)each, state->first + (size_t)slot * (size_t)(lists + 1));
         }
     enum { MOST_TAPS = 64 };
     struct {
@@ -287,13 +320,10 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
         uint16_t *end = state->merged;
         for (int32_t tap = 0; tap < count; tap++) {
             const int32_t last = taps[tap].first[list + 1];
-            for (int32_t from = taps[tap].first[list]; from < last;) {
-                const uint16_t *events = taps[tap].events + from;
-                const uint16_t row = (uint16_t)taps[tap].row;
+            for (int32_t from = taps[tap].first[list]; from < last; from += COPIED) {
+                const uint16_t *events = taps[tap].events + from, row = (uint16_t)taps[tap].row;
                 for (int32_t i = 0; i < COPIED; i++) end[i] = (uint16_t)(events[i] + row);
-                const int32_t some = smaller(last - from, COPIED);
-                end += some;
-                from += some;
+                end += smaller(last - from, COPIED);
             }
         }
         add_events(&a, weight, state->merged, (int32_t)(end - state->merged), pattern, plane);
@@ -304,13 +334,13 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
 /* ---- other terms ---------------------------------------------------------------------------------------------- */
 
 /* sums[c] += x * weight[c] for the outputs of one input. */
-static void add_product(const lrfdyn_term *term, size_t at, int32_t x, int32_t count, int32_t *sums) {
+static void add_product(const lrfdyn_term *term, size_t at, int32_t x, int32_t count, int32_t *restrict sums) {
     if (x == 0) return;
     if (term->wide) {
-        const int16_t *weight = (const int16_t *)term->weight + at;
+        const int16_t *restrict weight = (const int16_t *)term->weight + at;
         for (int32_t c = 0; c < count; c++) sums[c] += x * weight[c];
     } else {
-        const int8_t *weight = (const int8_t *)term->weight + at;
+        const int8_t *restrict weight = (const int8_t *)term->weight + at;
         for (int32_t c = 0; c < count; c++) sums[c] += x * weight[c];
     }
 }
@@ -336,6 +366,16 @@ static void dense(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, i
     }
 }
 
+static void add_products_16(int32_t *restrict sums, const int16_t *restrict x, const int16_t *restrict weight,
+                            int32_t channels) {
+    for (int32_t c = 0; c < channels; c++) sums[c] += x[c] * weight[c];
+}
+
+static void add_products_32(int32_t *restrict sums, const int32_t *restrict x, const int16_t *restrict weight,
+                            int32_t channels) {
+    for (int32_t c = 0; c < channels; c++) sums[c] += x[c] * weight[c];
+}
+
 static void stencil(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, int32_t *sums, int32_t *row) {
     const lrfdyn_map *in = term->in;
     const int32_t channels = in->channels;
@@ -347,11 +387,11 @@ static void stencil(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step,
             if (v < 0 || v >= in->height || u < 0 || u >= in->width) continue;
             const int32_t pixel = v * in->width + u;
             if (in->kind == LRFDYN_INT16) {
-                const int16_t *from = (const int16_t *)in->data + integers_at(in, pixel, smaller(step, in->steps - 1));
-                for (int32_t c = 0; c < channels; c++) sums[c] += from[c] * weight[c];
+                const size_t at = integers_at(in, pixel, smaller(step, in->steps - 1));
+                add_products_16(sums, (const int16_t *)in->data + at, weight, channels);
             } else {
                 load_row(in, pixel, step, row);
-                for (int32_t c = 0; c < channels; c++) sums[c] += row[c] * weight[c];
+                add_products_32(sums, row, weight, channels);
             }
         }
 }
@@ -370,7 +410,7 @@ static void apply(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, c
         case LRFDYN_STENCIL: stencil(term, y, x, step, sums, row); break;
         case LRFDYN_ADD:
             load_spread(term->in, y * out->width + x, step, channels, row);
-            for (int32_t c = 0; c < channels; c++) sums[c] += row[c];
+            add_row(sums, row, channels);
             break;
         case LRFDYN_TIMES:
             load_spread(term->in, y * out->width + x, step, channels, row);
@@ -385,33 +425,32 @@ static void apply(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, c
             return; /* its extra are shifts */
         default: break;
     }
-    if (term->extra)
-        for (int32_t c = 0; c < channels; c++) sums[c] += term->extra[c];
+    if (term->extra) add_row(sums, term->extra, channels);
 }
 
 /* ---- stages --------------------------------------------------------------------------------------------------- */
 
-#define BLOCK 64 /* neurons at once */
+#define BLOCK LRFDYN_LANES /* neurons at once */
 
 static void fire(const lrfdyn_stage *stage, int32_t pixel, int32_t steps, int32_t width, const int32_t *sums) {
     const lrfdyn_map *out = stage->out;
-    const int32_t shift = stage->shift, unit = (int32_t)1 << stage->fraction;
-    uint8_t *spikes = (uint8_t *)out->data + (size_t)pixel * (size_t)out->channels;
-    for (int32_t first = 0; first < out->channels; first += BLOCK) {
-        const int32_t count = smaller(BLOCK, out->channels - first);
-        const int32_t *threshold = stage->threshold + first;
+    const int32_t channels = out->channels, all = out->steps, shift = stage->shift, fraction = stage->fraction;
+    uint8_t *spikes = (uint8_t *)out->data + (size_t)pixel * (size_t)channels;
+    for (int32_t first = 0; first < channels; first += BLOCK) {
+        const int32_t *restrict threshold = stage->threshold + first;
         int32_t membrane[BLOCK] = {0}, fired[BLOCK] = {0};
-        for (int32_t step = 0; step < out->steps; step++) {
-            const int32_t *current = sums + smaller(step, steps - 1) * width + first;
-            const int32_t bit = 1 << step;
-            for (int32_t c = 0; c < count; c++) {
-                const int32_t charged = (membrane[c] >> shift) + current[c] * unit;
+        uint8_t bytes[BLOCK];
+        for (int32_t step = 0; step < all; step++) {
+            const int32_t *restrict current = sums + smaller(step, steps - 1) * width + first;
+            for (int32_t c = 0; c < BLOCK; c++) {
+                const int32_t charged = (membrane[c] >> shift) + (int32_t)((uint32_t)current[c] << fraction);
                 const int32_t spike = charged >= threshold[c];
                 membrane[c] = spike ? 0 : charged;
-                fired[c] |= spike ? bit : 0;
+                fired[c] |= spike << step;
             }
         }
-        for (int32_t c = 0; c < count; c++) spikes[first + c] = (uint8_t)fired[c];
+        for (int32_t c = 0; c < BLOCK; c++) bytes[c] = (uint8_t)fired[c];
+        memcpy(spikes + first, bytes, (size_t)smaller(BLOCK, channels - first));
     }
 }
 
@@ -441,12 +480,15 @@ void lrfdyn_run_stage(const lrfdyn_stage *stage, void *scratch) {
     for (int32_t y = 0; y < out->height; y++)
         for (int32_t x = 0; x < out->width; x++) {
             const int32_t pixel = y * out->width + x;
-            memset(sums, 0, (size_t)(steps * width) * sizeof(int32_t));
+            for (int32_t step = 0; step < steps; step++)
+                memcpy(sums + step * width, stage->start, (size_t)width * sizeof(int32_t));
             for (int32_t i = 0; i < stage->count; i++) {
                 const lrfdyn_term *term = &stage->terms[i];
-                if (term->kind == LRFDYN_CONV) convolve(term, &state, y, x, steps, width, sums);
-                for (int32_t step = 0; step < steps; step++)
-                    apply(term, y, x, step, out, width, sums + step * width, row);
+                if (term->kind == LRFDYN_CONV)
+                    convolve(term, &state, y, x, steps, width, sums);
+                else
+                    for (int32_t step = 0; step < steps; step++)
+                        apply(term, y, x, step, out, width, sums + step * width, row);
             }
             if (stage->sink == LRFDYN_FIRE) {
                 fire(stage, pixel, steps, width, sums);
@@ -497,9 +539,9 @@ void lrfdyn_add_spikes(const lrfdyn_map *a, const lrfdyn_map *b, const lrfdyn_ma
     for (int32_t pixel = 0; pixel < out->height * out->width; pixel++) {
         const uint8_t *left = spikes_at(a, pixel, 0), *right = spikes_at(b, pixel, 0);
         uint8_t *to = (uint8_t *)out->data + (size_t)pixel * out->planes * (size_t)channels;
-        for (int32_t first = 0; first < channels; first += BLOCK) {
-            const int32_t count = smaller(BLOCK, channels - first);
-            uint8_t carry[BLOCK] = {0};
+        for (int32_t first = 0; first < channels; first += 64) {
+            const int32_t count = smaller(64, channels - first);
+            uint8_t carry[64] = {0};
             for (int32_t plane = 0; plane < out->planes; plane++)
                 for (int32_t c = 0; c < count; c++) {
                     const int32_t at = plane * channels + first + c;
@@ -545,33 +587,46 @@ void lrfdyn_ssa(const lrfdyn_map *q, const lrfdyn_map *k, const lrfdyn_map *v, c
 /* p(a, b) = (a b + 2^14) >> 15, written as vector units have it. */
 static int16_t product(int16_t a, int16_t b) { return (int16_t)((((int32_t)a * b >> 14) + 1) >> 1); }
 
+/* One token of one mode, in every channel: a turn of (re, im), or two decays. */
+static void turn(int16_t *restrict re, int16_t *restrict im, const int16_t *restrict a, const int16_t *restrict b,
+                 const int16_t *restrict u, const int16_t *restrict unit, int32_t channels) {
+    for (int32_t c = 0; c < channels; c++) {
+        const int16_t r = re[c], i = im[c];
+        re[c] = (int16_t)(product(r, a[c]) - product(i, b[c]) + (int16_t)(u[c] * unit[c]));
+        im[c] = (int16_t)(product(r, b[c]) + product(i, a[c]));
+    }
+}
+
+static void decay(int16_t *restrict state, const int16_t *restrict a, const int16_t *restrict u,
+                  const int16_t *restrict unit, int32_t channels) {
+    for (int32_t c = 0; c < channels; c++)
+        state[c] = (int16_t)(product(state[c], a[c]) + (int16_t)(u[c] * unit[c]));
+}
+
 void lrfdyn_dendrites(const lrfdyn_map *in, const lrfdyn_map *out, const lrfdyn_modes *modes, void *scratch) {
     const int32_t channels = in->channels, tokens = in->height * in->width;
     const size_t states = (size_t)(2 * modes->modes * channels);
-    int32_t *u = (int32_t *)scratch, *soma = u + channels;
-    int16_t *state = (int16_t *)(void *)(soma + channels);
+    int32_t *soma = (int32_t *)scratch;
+    int16_t *state = (int16_t *)(void *)(soma + channels), *u = state + states;
     for (int32_t step = 0; step < in->steps; step++) {
         memset(state, 0, states * sizeof(int16_t));
         for (int32_t n = 0; n < tokens; n++) {
             const int32_t token = modes->reverse ? tokens - 1 - n : n;
-            load_row(in, token, step, u);
-            for (int32_t c = 0; c < channels; c++) soma[c] = (int32_t)(((uint32_t)1 << modes->out_shift[c]) >> 1);
+            load_row(in, token, step, soma);
+            for (int32_t c = 0; c < channels; c++) u[c] = (int16_t)soma[c];
+            memcpy(soma, modes->half, (size_t)channels * sizeof(int32_t));
             for (int32_t mode = 0; mode < modes->modes; mode++) {
-                const int16_t *a = modes->coefficient + 2 * mode * channels, *b = a + channels;
-                const int16_t *w = modes->weight + 2 * mode * channels, *x = w + channels;
-                const uint8_t *shift = modes->shift + mode * channels;
+                const int16_t *a = modes->coefficient + 2 * mode * channels, *w = modes->weight + 2 * mode * channels;
+                const int16_t *unit = modes->unit + mode * channels;
                 int16_t *re = state + 2 * mode * channels, *im = re + channels;
-                for (int32_t c = 0; c < channels; c++) {
-                    const int16_t entering = (int16_t)(u[c] << shift[c]), r = re[c], i = im[c];
-                    if (modes->real) {
-                        re[c] = (int16_t)(product(r, a[c]) + entering);
-                        im[c] = (int16_t)(product(i, b[c]) + entering);
-                    } else {
-                        re[c] = (int16_t)(product(r, a[c]) - product(i, b[c]) + entering);
-                        im[c] = (int16_t)(product(r, b[c]) + product(i, a[c]));
-                    }
-                    soma[c] += w[c] * re[c] + x[c] * im[c];
+                if (modes->real) {
+                    decay(re, a, u, unit, channels);
+                    decay(im, a + channels, u, unit, channels);
+                } else {
+                    turn(re, im, a, a + channels, u, unit, channels);
                 }
+                add_products_16(soma, re, w, channels);
+                add_products_16(soma, im, w + channels, channels);
             }
             for (int32_t c = 0; c < channels; c++) soma[c] >>= modes->out_shift[c];
             store_row(out, token, step, soma);
@@ -603,7 +658,7 @@ void lrfdyn_head(const lrfdyn_map *in, const int16_t *weight, const int32_t *bia
     for (int32_t pixel = 0; pixel < in->height * in->width; pixel++)
         for (int32_t step = 0; step < in->steps; step++) {
             load_row(in, pixel, step, row);
-            for (int32_t c = 0; c < channels; c++) sums[c] += row[c];
+            add_row(sums, row, channels);
         }
     for (int32_t i = 0; i < classes; i++, weight += channels) {
         logits[i] = bias[i];

@@ -52,13 +52,15 @@ typedef struct {
 
 enum {
     LRFDYN_STORE,
-    LRFDYN_FIRE,  /* M = (M >> shift) + (sum << fraction); a spike where M >= threshold [channel], and M = 0 then */
+    /* M = (M >> shift) + (sum << fraction); a spike where M >= threshold [padded channel], and M = 0 then */
+    LRFDYN_FIRE,
     LRFDYN_LEVELS /* how many of the thresholds [level][channel] are at most the sum */
 };
 
 typedef struct {
     const lrfdyn_term *terms;
     int32_t count;
+    const int32_t *start; /* of the sums, [padded channel]: the bias of the first term, and zeros */
     const lrfdyn_map *out;
     uint8_t sink;
     const int32_t *threshold;
@@ -80,8 +82,9 @@ void lrfdyn_ssa(const lrfdyn_map *q, const lrfdyn_map *k, const lrfdyn_map *v, c
 typedef struct {
     const int16_t *coefficient; /* [mode][2][channel], in 2^-15 */
     const int16_t *weight;      /* [mode][2][channel] */
-    const uint8_t *shift;       /* [mode][channel], of the input */
-    const uint8_t *out_shift;   /* [channel] */
+    const int16_t *unit;        /* [mode][channel]: what a spike adds */
+    const int32_t *half;        /* [channel]: a half of what is shifted out */
+    const int32_t *out_shift;   /* [channel] */
     int32_t modes;
     uint8_t real, reverse; /* two decays instead of a turn; from the last token to the first */
 } lrfdyn_modes;

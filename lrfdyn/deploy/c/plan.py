@@ -37,6 +37,7 @@ from lrfdyn.deploy.integer.program import IntegerModel
 from lrfdyn.errors import require
 
 LANES = 16  # output channels of weights are padded to a multiple of these
+SPARE = 32  # places behind lists of events
 MOST_STEPS = 8  # a byte holds the spikes of all steps
 MOST_TAPS = 64
 ALIGNMENT = 64
@@ -46,6 +47,11 @@ SUMS = (Conv, Stencils, Add, ScaleAdd, Rescale, Gate)  # what stages compute
 
 def padded(count: int, to: int = LANES) -> int:
     return -(-count // to) * to
+
+
+def with_lanes(rows: Tensor) -> Tensor:
+    """With zeros behind its last axis."""
+    return torch.nn.functional.pad(rows, (0, padded(rows.shape[-1]) - rows.shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -244,7 +250,7 @@ class Planner:
             state = maps[1].channels * maps[2].channels // operation.heads
             return Call("ssa", operation, operation.inputs, value, 4 * (state + maps[1].channels + maps[2].channels))
         if isinstance(operation, Dendrites):
-            return Call("dendrites", operation, operation.inputs, value, width * (8 + 4 * operation.shift.shape[1]))
+            return Call("dendrites", operation, operation.inputs, value, width * (6 + 4 * operation.shift.shape[1]))
         if isinstance(operation, Head):
             return Call("head", operation, operation.inputs, value, 8 * width)
         raise NotImplementedError(type(operation).__name__)
@@ -261,9 +267,9 @@ class Planner:
                 groups = m.planes * -(-m.steps // 4)
                 pixels = ((term.kernel[0] - 1) * term.dilation + 1) * m.width
                 parts += [
-                    2 * (pixels * groups * m.channels + LANES),
+                    2 * (pixels * groups * m.channels + SPARE),
                     2 * pixels * (16 * groups + 1),
-                    2 * (term.kernel[0] * term.kernel[1] * m.channels + LANES),
+                    2 * (term.kernel[0] * term.kernel[1] * m.channels + SPARE),
                     8 * width,
                 ]
         return sum(padded(part, ALIGNMENT) for part in parts)
@@ -282,7 +288,7 @@ def convolution(operation: Conv, source: int, taken: Map, value: Value) -> Term:
         rows = weight.flatten(1).T.short()
         return Term("STENCIL", source, rows, operation.bias, **shape)
     rows = weight.permute(2, 3, 1, 0).reshape(taps * each, out)
-    rows = torch.nn.functional.pad(rows, (0, padded(out) - out))
+    rows = with_lanes(rows)
     lists = taken.planes * -(-taken.steps // 4) * taken.channels
     few = taps <= MOST_TAPS and max(taps * taken.channels, lists) < 2**16
     events = taken.kind == "SPIKES" and operation.groups == 1 and weight.dtype == torch.int8 and few

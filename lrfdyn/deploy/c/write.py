@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lrfdyn.checks import checked
-from lrfdyn.deploy.c.plan import Call, Map, Plan, Planner, Term, scratch_of
+from lrfdyn.deploy.c.plan import Call, Map, Plan, Planner, Term, scratch_of, with_lanes
 from lrfdyn.deploy.integer.operations import MOST, Dendrites, Fire, Head, Levels, Ssa
 from lrfdyn.deploy.integer.program import IntegerModel
 from lrfdyn.errors import LrfdynError, require
@@ -178,13 +178,21 @@ class ModelText:
 
     def modes(self, n: int, operation: Dendrites) -> str:
         parts = [self.array(t.permute(1, 2, 0)) for t in (operation.coefficient, operation.weight)]
-        parts += [self.array(t.to(torch.uint8)) for t in (operation.shift.T, operation.out_shift)]
+        # A channel whose input is always 0 may have any shift; 2^14 is the largest power of two in 16 bits.
+        unit = (1 << operation.shift.clamp(max=14).T).short()
+        half = (1 << operation.out_shift) >> 1
+        parts += [self.array(x) for x in (unit, half, operation.out_shift)]
         flags = f"{operation.shift.shape[1]}, {int(operation.real)}, {int(operation.reverse)}"
         self.pieces.append(f"static const lrfdyn_modes modes_{n} = {{{', '.join(parts)}, {flags}}};\n")
         return f"modes_{n}"
 
     def stage(self, n: int, call: Call) -> None:
-        terms = ",\n".join(f"    {self.term(term)}" for term in call.terms)
+        channels, (first, *others) = self.plan.maps[call.gives].channels, call.terms
+        start = torch.zeros(channels, dtype=torch.int32)
+        if first.kind in ("CONV", "DENSE", "STENCIL") and first.extra is not None:
+            start, first = first.extra, replace(first, extra=None)
+        assert all(term.kind != "CONV" for term in others)
+        terms = ",\n".join(f"    {self.term(term)}" for term in (first, *others))
         self.pieces.append(f"static const lrfdyn_term terms_{n}[{len(call.terms)}] = {{\n{terms},\n}};\n")
         sink, threshold, numbers = "STORE", None, (0, 0, 0)
         operation = call.operation
@@ -193,14 +201,13 @@ class ModelText:
             require(bits <= 30, f"operation {operation.name}: {bits} fraction bits are more than the C engine has")
             # x > m is x >= m + 1, and nothing reaches the largest integer.
             threshold = (operation.threshold.long() + operation.strict).clamp(max=MOST).int()
+            threshold = with_lanes(threshold)
             sink, numbers = "FIRE", (operation.kept_shift, bits, 0)
         elif isinstance(operation, Levels):
             sink, threshold, numbers = "LEVELS", operation.thresholds.T, (0, 0, operation.thresholds.shape[1])
-        rest = ", ".join(map(str, numbers))
-        self.pieces.append(
-            f"static const lrfdyn_stage stage_{n} = {{\n    terms_{n}, {len(call.terms)}, &map_{call.gives}, "
-            f"LRFDYN_{sink}, {self.array(threshold)}, {rest}}};\n"
-        )
+        given = (f"terms_{n}", len(call.terms), self.array(with_lanes(start)), f"&map_{call.gives}", f"LRFDYN_{sink}")
+        fields = ", ".join(map(str, (*given, self.array(threshold), *numbers)))
+        self.pieces.append(f"static const lrfdyn_stage stage_{n} = {{{fields}}};\n")
 
     def term(self, term: Term) -> str:
         source = "0" if term.source is None else f"&map_{term.source}"
