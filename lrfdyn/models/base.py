@@ -68,7 +68,7 @@ class SpikingModel(HubMixin):
 
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
     # Regular expressions that make our keys of official ones, each in turn; None drops an entry (unused in forward).
-    official_keys: ClassVar[tuple[tuple[str, str | None], ...]] = ()
+    official_keys: tuple[tuple[str, str | None], ...] = ()
     spiking: ClassVar[bool] = True  # False: numbers flow where other hosts have spikes
     official_warning: str | None = None  # when official weights are loaded into this model
     smallest_image: int = 1

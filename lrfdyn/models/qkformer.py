@@ -21,21 +21,33 @@ from lrfdyn.nn.layers import ConvBN, SpikingConv, drop_path_rates, init_weights,
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, lean_max_pool, sections_of
 
-Conv = tuple[int, bool]  # `dim` over the channels of a 3x3 convolution, and whether it pools
+Conv = tuple[int, bool]  # the channels of a 3x3 convolution, and whether it pools
 
 
 class Form(NamedTuple):
     """A layout of the network."""
 
-    stem: Conv  # the first 3x3 convolution, and
+    stem: tuple[Conv, ...]  # the first convolutions, in units of the channels of the first of all, and
     embeddings: tuple[tuple[Conv, ...], ...]  # those of each stage's embedding
     token_blocks: tuple[int, ...]  # the number of token attention blocks in all stages but the last
+    official_keys: tuple[tuple[str, str], ...] = ()  # besides those of all forms
 
 
 FORMS = {
-    "imagenet": Form((8, True), (((4, True), (4, False)), ((2, True), (2, False)), ((1, True), (1, False))), (1, 2)),
-    "cifar": Form((8, False), (((4, False),), ((2, False), (2, True)), ((1, False), (1, True))), (1, 1)),
-    "dvs": Form((16, False), (((8, True), (4, True), (2, True)), ((1, False), (1, True))), (1,)),
+    "imagenet": Form(((1, True),), (((2, True), (2, False)), ((4, True), (4, False)), ((8, True), (8, False))), (1, 2)),
+    "cifar": Form(((1, False),), (((2, False),), ((4, False), (4, True)), ((8, False), (8, True))), (1, 1)),
+    "dvs": Form(
+        stem=((1, False), (2, True)),
+        embeddings=(((4, True), (8, True)), ((16, False), (16, True))),
+        token_blocks=(1,),
+        official_keys=(
+            (r"^patch_embed1\.proj_(conv|bn)\.", r"stem.0.\1."),
+            (r"^patch_embed1\.proj1_", "stem.1."),
+            (r"^patch_embed1\.proj2_", "stages.0.embedding.convs.0."),
+            (r"^patch_embed1\.proj3_", "stages.0.embedding.convs.1."),
+            (r"^patch_embed2\.proj_(conv|bn)\.", r"stages.1.embedding.convs.0.\1."),
+        ),
+    ),
 }
 
 
@@ -61,38 +73,30 @@ class PooledConv(SpikingConv):
         return replace(section, run=self, holds="bits", halves=(currents, self.neuron))
 
 
-class Embedding(nn.Module):
-    """Spiking convolutions from `widths[0]` channels to a stage's width and grid, with a spiking 1x1 convolution as the
-    shortcut round the last two of them."""
+def pooled_convs(c_in: int, convs: Sequence[Conv]) -> list[PooledConv]:
+    """Convolutions that follow each other."""
+    pairs = pairwise([c_in, *(width for width, _ in convs)])
+    return [PooledConv(*pair, pool) for pair, (_, pool) in zip(pairs, convs, strict=True)]
 
-    def __init__(self, widths: Sequence[int], pools: Sequence[bool]) -> None:
+
+class Embedding(nn.Module):
+    """Spiking convolutions to a stage's width and grid, with a spiking 1x1 convolution as their shortcut."""
+
+    def __init__(self, c_in: int, convs: Sequence[Conv]) -> None:
         super().__init__()
-        pairs = zip(pairwise(widths), pools, strict=True)
-        self.convs = nn.Sequential(*(PooledConv(*pair, pool) for pair, pool in pairs))
-        self.shortcut = SpikingConv(widths[-3:][0], widths[-1], LIF(), stride=2 ** sum(pools[-2:]))
+        self.convs = nn.Sequential(*pooled_convs(c_in, convs))
+        self.shortcut = SpikingConv(c_in, convs[-1][0], LIF(), stride=2 ** sum(pool for _, pool in convs))
 
     def forward(self, x: Tensor) -> Tensor:
-        for conv in [*self.convs][:-2]:
-            x = conv(x)
-        return self.join(x)
+        return self.convs(x) + self.shortcut(x)
 
-    def join(self, x: Tensor) -> Tensor:
-        """The last two convolutions, and their shortcut."""
-        y = x
-        for conv in [*self.convs][-2:]:
-            y = conv(y)
-        return y + self.shortcut(x)
-
-    def sections(self, name: str) -> Iterator[Section]:
-        """Every convolution in front of the shortcut is a section, and the rest is one."""
-        convs: list[Any] = [*self.convs]
-        for i, conv in enumerate(convs[:-2]):
-            yield conv.section(f"{name}.convs.{i}")
+    def section(self, name: str) -> Section:
+        """The embedding as one section."""
         halo, stride = 0, 1
-        for conv in (layer.section(name) for layer in convs[-2:]):
+        convs: Any = self.convs
+        for conv in (layer.section(name) for layer in convs):
             halo, stride = halo + stride * conv.halo, stride * conv.stride
-        layers = (*convs[-2:], self.shortcut)
-        yield Section(name, self.join, layers, self.shortcut.conv.out_channels, "integers", halo, stride)
+        return Section(name, self, (self,), self.shortcut.conv.out_channels, "integers", halo, stride)
 
 
 class TokenAttention(nn.Module):
@@ -151,8 +155,7 @@ class QKFormer(SpikingModel):
         (r"^patch_embed1\.proj_(conv|bn)\.", r"stem.\1."),
         *((rf"^patch_embed{i + 1}\.", f"stages.{i}.embedding.") for i in range(3)),
         *((rf"^stage{i + 1}\.", f"stages.{i}.blocks.") for i in range(3)),
-        (r"^stages\.0\.embedding\.proj3_", "stages.0.embedding.convs.2."),
-        (r"embedding\.proj[13]?_(conv|bn)\.", r"embedding.convs.0.\1."),
+        (r"proj[13]_(conv|bn)\.", r"convs.0.\1."),
         (r"proj[24]_(conv|bn)\.", r"convs.1.\1."),
         (r"proj_res_", "shortcut."),
         (r"\.(?:tssa|attn|ssa)\.(q|k|v|proj)_", r".attn.\1."),
@@ -166,14 +169,15 @@ class QKFormer(SpikingModel):
         if config.form not in FORMS:
             raise unknown_name("form", config.form, FORMS)
         layout = FORMS[config.form]
-        (part, stem_pools), embeddings = layout.stem, layout.embeddings
-        stem_width = stem_widths(config.dim, part)[0]
-        widths = [config.dim // convs[-1][0] for convs in embeddings]
+        self.official_keys = (*layout.official_keys, *self.official_keys)
+        unit = stem_widths(config.dim, parts=layout.embeddings[-1][-1][0])[0]
+        parts = [[(unit * width, pool) for width, pool in convs] for convs in (layout.stem, *layout.embeddings)]
+        widths = [convs[-1][0] for convs in parts[1:]]
         require(widths[0] % heads == 0, f"heads: expected a divisor of stage 1's width {widths[0]}, got {heads}")
         few = sum(layout.token_blocks)
         depths = [*layout.token_blocks, config.depth - few]
         require(depths[-1] >= 1, f"depth: expected an integer >= {few + 1} in this form, got {config.depth}")
-        pools = accumulate((sum(pool for _, pool in convs) for convs in embeddings), initial=int(stem_pools))
+        pools = accumulate(sum(pool for _, pool in convs) for convs in parts)
         self.describe_stages(widths, [2**n for n in pools][1:], config.image_size)
         host = lif_host()
         last_host = replace(host, project_out=_legacy_project_out) if config.legacy_neuron_axis else host
@@ -184,12 +188,12 @@ class QKFormer(SpikingModel):
             attn = TokenAttention(width, heads, host) if token else config.make_attention(width, self.grid, last_host)
             return Block(attn, width, config.hidden_width(width), next(rates))
 
-        self.stem = PooledConv(config.in_channels, stem_width, stem_pools)
+        stem = pooled_convs(config.in_channels, parts[0])
+        self.stem = nn.Sequential(*stem) if len(stem) > 1 else stem[0]
         self.stages = nn.ModuleList()
-        for i, (c_in, c_out) in enumerate(pairwise([stem_width, *widths])):
-            inside = [config.dim // part for part, _ in embeddings[i]]
-            embedding = Embedding([c_in, *inside], [pool for _, pool in embeddings[i]])
-            blocks = nn.Sequential(*(block(i, c_out) for _ in range(depths[i])))
+        for i, (before, convs) in enumerate(pairwise(parts)):
+            embedding = Embedding(before[-1][0], convs)
+            blocks = nn.Sequential(*(block(i, widths[i]) for _ in range(depths[i])))
             self.stages.append(nn.Sequential(OrderedDict(embedding=embedding, blocks=blocks)))
         self.head = classifier(config.dim, config.num_classes)
         init_weights(self)
@@ -200,9 +204,13 @@ class QKFormer(SpikingModel):
             )
 
     def sections(self) -> Iterator[Section]:
-        yield self.stem.section("stem")
+        if isinstance(self.stem, PooledConv):
+            yield self.stem.section("stem")
+        else:
+            for i, conv in enumerate(self.stem):
+                yield conv.section(f"stem.{i}")
         for i, stage in enumerate(self.stages):
-            yield from stage.embedding.sections(f"stages.{i}.embedding")
+            yield stage.embedding.section(f"stages.{i}.embedding")
             yield from sections_of(f"stages.{i}.blocks", stage.blocks)
 
 

@@ -234,6 +234,11 @@ def test_counts_do_not_depend_on_the_batches():
         assert one[key] == pytest.approx(three[key], rel=1e-9)
 
 
+def test_a_long_film_is_one_film():
+    net, film = digits_model("lrf_dyn"), torch.randint(0, 2, (70, 1, 1, 8, 8)).float()
+    assert energy(net, film) == energy(net, [film])
+
+
 @pytest.mark.parametrize(
     "name",
     ["spikformer_4_384", "qkformer_4_384", "sdt_v1_2_512", "sdt_v2_15m", "sdt_v3_t", "sew_resnet18", "ms_resnet18",

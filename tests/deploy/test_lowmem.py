@@ -93,11 +93,6 @@ def test_norms_of_stencils_and_real_modes():
     check(model, images_for(model), tile_mib=TINY, mixing="streaming")
 
 
-def test_window_maxima():
-    model = build("sdt_v1_dvs_2_256", "sdsa")
-    check(model, images_for(model), tile_mib=TINY)
-
-
 @pytest.mark.parametrize("host", HOSTS)
 def test_streaming_attention_inside(host):
     model = build(host, attention_options={"token": "qkv", "dilations": (1, 2)})
@@ -119,9 +114,13 @@ def test_odd_image_sizes(size):
         check(model, images_for(model, size=size), tile_mib=0.02)
 
 
+@pytest.mark.parametrize(
+    ("host", "attention"),
+    [("spikformer_8_512", "lrf_dyn"), ("qkformer_dvs_2_256", "ssa"), ("sdt_v1_dvs_2_256", "sdsa")],
+)
 @torch.no_grad()
-def test_event_frames_and_many_time_steps():
-    model = build("spikformer_8_512", time_steps=6)
+def test_event_frames_and_many_time_steps(host, attention):
+    model = build(host, attention, time_steps=6)
     frames = torch.stack([images_for(model), *(images_for(model).roll(n, -1) for n in range(1, 6))])
     expected = model(frames)
     for tile in (TINY, 0.3, 100):

@@ -148,9 +148,12 @@ def images_in(batch: Tensor) -> int:
 
 
 def as_batches(images: ImageTensors, batch_size: int = 64) -> Iterator[Tensor]:
-    """Split images `[n, C, H, W]`, or yield batches as they are; none at all and empty ones are an error."""
+    """Split images `[n, C, H, W]` or event frames `[T, n, C, H, W]`, or yield batches as they are; none at all and
+    empty ones are an error."""
     shape: list[int] | None = None
-    for batch in images.split(batch_size) if isinstance(images, Tensor) and images.dim() else images:
+    if isinstance(images, Tensor) and images.dim():
+        images = images.split(batch_size, max(images.dim() - 4, 0))
+    for batch in images:
         require(isinstance(batch, Tensor), f"images: expected a tensor or batches of them, got {shown(batch)}")
         shape = list(batch.shape)
         require(0 not in shape, f"images: expected no empty dimension, got {shape}")

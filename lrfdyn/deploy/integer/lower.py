@@ -318,10 +318,7 @@ def _rep_conv(b: Lowering, module: Any, name: str, x: Signal) -> Signal:
 
 @lowers(qkformer.Embedding)
 def _embedding(b: Lowering, module: Any, name: str, x: Signal) -> Signal:
-    y = x
-    for i, conv in enumerate(module.convs):
-        x = y if i == len(module.convs) - 2 else x  # the shortcut goes round the last two
-        y = lower(b, conv, f"{name}.convs.{i}", y)
+    y = lower(b, module.convs, f"{name}.convs", x)
     return b.add(f"{name}.sum", y, lower(b, module.shortcut, f"{name}.shortcut", x))
 
 
