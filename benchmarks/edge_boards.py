@@ -92,7 +92,7 @@ def printed(command: Sequence[str]) -> str:
 def measure(model: IntegerModel, images: Tensor, board: Board) -> dict[str, Any]:
     """Runs `images` on a board and compares the logits that it prints with those of the definition."""
     with tempfile.TemporaryDirectory() as folder:
-        written = write_c(model, Path(folder) / "model", images)
+        written = write_c(model, Path(folder) / "model.c", images)
         options = {"MODEL": str(written.path), "BUILD": folder, **board.options}
         make = ["make", "-s", "-C", str(PROGRAM), *(f"{name}={value}" for name, value in options.items())]
         printed([*make, f"{folder}/{board.target}.elf"])
