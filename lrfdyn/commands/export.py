@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", type=int, default=8, metavar="N", help="random images in the check, and the most of --images")
     add("--tolerance", type=float, default=1e-3, help="difference of logits without a flipped spike, of the largest")
     add("--max-batch", type=int, default=8, metavar="N", help="executorch: most images at once")
+    add("--frames", action="store_true", help="onnx, executorch: take event frames, one for every time step")
     add("--dense", action="store_true", help="nir: convolutions without groups, for readers that know none")
     add("--json", action="store_true", help="print JSON")
 
@@ -45,8 +46,9 @@ def run(args: argparse.Namespace) -> None:
     if not source.trained:
         settle_norms(model)
     how = {"images": images, "random_images": args.check, "most_images": args.max_batch, "tolerance": args.tolerance}
-    made = export_model(model, args.out, format=args.format, weights=weights, dense=args.dense, **how)
-    size, assumed = made.bytes / MIB, model.preprocessing is None
+    kind = {"format": args.format, "frames": args.frames, "dense": args.dense}
+    made = export_model(model, args.out, weights=weights, **kind, **how)
+    size, assumed = made.bytes / MIB, model.preprocessing is None and not args.frames
     if args.json:
         facts = {"file": str(made.path), "format": made.format, "weights": weights, "file_mib": size}
         print_json({**facts, "preprocessing_assumed": assumed, **asdict(made.check)})
