@@ -6,12 +6,21 @@ The file is run against PyTorch before it is kept. It describes itself: preproce
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
+
+import torch
 
 from lrfdyn.commands.shared import MIB, integer_list, print_json
-from lrfdyn.deploy.export.write import export_model, settle_norms
+from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.deploy.export.write import export_model, real_images, settle_norms
+from lrfdyn.deploy.integer.onnx_graph import write_integer_onnx
+from lrfdyn.deploy.integer.program import random_pictures
+from lrfdyn.deploy.integer.quantize import quantize
 from lrfdyn.deploy.predict import expand_images
 from lrfdyn.errors import require, require_integer
+from lrfdyn.models import SpikingModel
 from lrfdyn.sources import find_source
 
 
@@ -31,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tolerance", type=float, default=1e-3, help="difference of logits without a flipped spike, of the largest")
     add("--max-batch", type=int, default=8, metavar="N", help="executorch: most images at once")
     add("--frames", action="store_true", help="onnx, executorch: take event frames, one for every time step")
+    add(
+        "--integer",
+        action="store_true",
+        help="onnx: in integers, uint8 images to int32 logits of the same bits everywhere",
+    )
     add("--dense", action="store_true", help="nir: convolutions without groups, for readers that know none")
     add("--json", action="store_true", help="print JSON")
 
@@ -45,6 +59,9 @@ def run(args: argparse.Namespace) -> None:
     model, weights = source.load().float(), source.origin if source.trained else "random weights"
     if not source.trained:
         settle_norms(model)
+    if args.integer:
+        export_integer(args, model, weights, images)
+        return
     how = {"images": images, "random_images": args.check, "most_images": args.max_batch, "tolerance": args.tolerance}
     kind = {"format": args.format, "frames": args.frames, "dense": args.dense}
     made = export_model(model, args.out, weights=weights, **kind, **how)
@@ -59,3 +76,21 @@ def run(args: argparse.Namespace) -> None:
         print("the weights are random: this file shows size and speed, it does not recognise anything")
     if assumed:
         print("the model does not say how images are preprocessed; the file states the usual: ImageNet's or -1 to 1")
+
+
+def export_integer(args: argparse.Namespace, model: SpikingModel, weights: str, images: Sequence[Path]) -> None:
+    """Writes the model in integers; what was checked are the same bits, so that there is nothing to weigh."""
+    require(args.format in (None, "onnx"), f"integer: only for ONNX files, got --format {args.format}")
+    require(not args.frames, "frames: an integer model takes images, got --integer too")
+    integer = quantize(model, weights=weights)
+    preprocessing = Preprocessing.from_dict(integer.facts["preprocessing"], "model")
+    real = [torch.from_numpy(preprocessing.levels(image)) for image in real_images(preprocessing, images)]
+    shown = torch.stack([*real, *random_pictures(integer, args.check)])
+    path = write_integer_onnx(integer, args.out, shown)
+    size = path.stat().st_size / MIB
+    if args.json:
+        print_json({"file": str(path), "format": "onnx", "integer": True, "weights": weights, "file_mib": size,
+                    "images": len(shown), "real": len(real), "bit_exact": True})  # fmt: skip
+        return
+    print(f"{path}: onnx in integers, {size:.1f} MiB")
+    print(f"verified on {len(real)} real and {args.check} random images: the same bits as the definition in all logits")

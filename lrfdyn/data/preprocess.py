@@ -131,6 +131,11 @@ class Preprocessing:
         mean, std = (np.array(v, np.float32).reshape(-1, 1, 1) for v in (self.mean, self.std))
         return np.ascontiguousarray((levels / np.float32(255) - mean) / std)
 
+    def levels(self, images: np.ndarray) -> np.ndarray:
+        """The levels from 0 to 255, uint8, of images `[B, C, H, W]` that `apply` gave."""
+        mean, std = (np.array(v, np.float64).reshape(-1, 1, 1) for v in (self.mean, self.std))
+        return np.rint((images * std + mean) * 255).clip(0, 255).astype(np.uint8)
+
 
 def reason(error: Exception) -> str:
     """Why a picture could not be read, in a few words."""

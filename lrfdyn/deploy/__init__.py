@@ -5,6 +5,7 @@ from lrfdyn.attention.row_stream import RowStream
 from lrfdyn.deploy.c.native import NativeModel
 from lrfdyn.deploy.c.write import WrittenC, write_c
 from lrfdyn.deploy.export.write import Exported, export_model
+from lrfdyn.deploy.integer.onnx_graph import write_integer_onnx
 from lrfdyn.deploy.integer.program import IntegerModel, load_integer
 from lrfdyn.deploy.integer.quantize import quantize
 from lrfdyn.deploy.lowmem import LowMemoryModel, compile_for_inference
@@ -25,4 +26,5 @@ __all__ = [
     "load_integer",
     "quantize",
     "write_c",
+    "write_integer_onnx",
 ]

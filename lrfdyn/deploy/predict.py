@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lrfdyn.data.decode import ENDINGS
 from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
 from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner
 from lrfdyn.deploy.export.nir_file import NirRunner
-from lrfdyn.deploy.export.write import model_facts
+from lrfdyn.deploy.export.write import Runner, model_facts
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.files import expanded
@@ -46,6 +47,11 @@ class TorchRunner:
         return self.model(torch.from_numpy(images).to(self.device)).cpu().numpy()
 
 
+def run_integers(run: Runner, preprocessing: Preprocessing, facts: dict[str, Any], images: np.ndarray) -> np.ndarray:
+    """Logits of images `[B, C, H, W]`, from a model in integers that takes levels."""
+    return run(preprocessing.levels(images)) * float(facts["scale"])
+
+
 @dataclass(frozen=True)
 class Predictor:
     """A model that takes files: `run` gives logits, `facts` are what the model says about itself."""
@@ -54,7 +60,7 @@ class Predictor:
     facts: dict[str, Any]
     preprocessing: Preprocessing
     class_names: tuple[str, ...]
-    run: Callable[[np.ndarray], np.ndarray]
+    run: Runner
 
     @classmethod
     @checked
@@ -88,7 +94,8 @@ class Predictor:
         require(isinstance(count, int) and count >= 1, f"model: the description of {model} says no num_classes")
         names = class_names_of(facts, count, f"model: {model}") or tuple(f"class {i}" for i in range(count))
         preprocessing = Preprocessing.from_dict(facts.get("preprocessing"), f"model: {model}")
-        return cls(wanted, facts, preprocessing, names, runner)
+        run: Runner = partial(run_integers, runner, preprocessing, facts) if facts.get("integer") else runner
+        return cls(wanted, facts, preprocessing, names, run)
 
     @checked
     def predict(self, paths: Sequence[Path], top: int = 5, batch: int = 16) -> Iterator[dict[str, Any]]:

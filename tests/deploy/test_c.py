@@ -172,3 +172,38 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LrfdynError, match="out: cannot write"):
         write_c(any_model(1, 1), tmp_path / "file")
+
+
+@needs_compiler
+def test_the_example_says_what_is_on_a_picture(tmp_path, kernels):
+    model = any_model(0, 1)
+    model.facts["class_names"] = [f'café\\ "{i}"??/' for i in range(7)]
+    images = pictures(model, 1)
+    folder = write_c(model, tmp_path / "model.c").path
+    sources = ["lrfdyn_classify.c", "lrfdyn_model.c", str(kernels)]
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O0"]
+    subprocess.run([COMPILER, *flags, *sources, "-o", "classify"], cwd=folder, check=True)
+    levels = images[0].permute(1, 2, 0).numpy().tobytes()
+    files = {
+        "right.ppm": b"P6 # a comment\n7 9\n255\n" + levels,
+        "cut.ppm": b"P6 7 9 255\n" + levels[:-1],
+        "size.ppm": b"P6 9 7 255\n" + levels,
+        "wide.ppm": b"P6 7 9 65535\n" + levels * 2,
+        "grey.pgm": b"P5 7 9 255\n" + levels,
+        "empty.ppm": b"",
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    done = subprocess.run(["./classify", *files, "missing"], cwd=folder, capture_output=True, text=True)
+    best = model(images)[0].max(0)
+    assert done.stdout == f'right.ppm: café\\ "{best.indices}"??/ (logit {best.values * model.scale:.2f})\n'
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "cut.ppm: the file is cut off",
+        "size.ppm: expected 7 x 9 pixels, got 9 x 7",
+        "wide.ppm: expected 255 as the largest level",
+        "grey.pgm: expected a file that begins with P6",
+        "empty.ppm: expected a file that begins with P6",
+        "missing: cannot be opened",
+    ]
+    assert subprocess.run(["./classify"], cwd=folder, capture_output=True).returncode == 2

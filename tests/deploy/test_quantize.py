@@ -6,15 +6,22 @@ is exact the two send the same spikes; dendrites and potentials on shortcuts are
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
+from lrfdyn.cli import main
 from lrfdyn.data.preprocess import Preprocessing
-from lrfdyn.deploy import load_integer, quantize
+from lrfdyn.deploy import IntegerModel, Predictor, load_integer, quantize, write_integer_onnx
+from lrfdyn.deploy.export.formats import OnnxRunner
+from lrfdyn.deploy.integer import onnx_graph
 from lrfdyn.deploy.integer.operations import Dendrites, Fire, Head, Levels, RangeError
 from lrfdyn.deploy.integer.quantize import quantize_with_twin
 from lrfdyn.deploy.integer.reference import run
@@ -234,3 +241,66 @@ def test_weights_beyond_32_bits_are_refused() -> None:
 def test_a_model_of_another_kind_is_refused() -> None:
     with pytest.raises(LrfdynError, match="model: expected"):
         quantize("spikformer_4_384")  # type: ignore[arg-type]
+
+
+ONNX = [
+    ("spikformer", "lrf_dyn_same"),
+    ("spikformer", "causal_ssa"),
+    ("qkformer", "lrf_ssa_norm"),
+    ("sdt_v1", "sdsa"),
+    ("sdt_v2", "lrf_dyn_qkv"),
+    ("sdt_v3", "ssa"),
+    ("ms_resnet", None),
+]
+
+
+@pytest.mark.parametrize(("host", "attention"), ONNX)
+def test_onnx_gives_the_same_bits(tmp_path: Path, host: str, attention: str | None) -> None:
+    model = trained(host, attention, **({"time_steps": 2} if host == "sdt_v2" else {}))
+    integer = quantize(model)
+    onnx_graph.write_graph(integer, tmp_path / "model.onnx")
+    levels, _ = pictures(model, 5)
+    runner = OnnxRunner(tmp_path / "model.onnx")
+    assert runner.facts["scale"] == integer.scale
+    logits = runner(levels.numpy())
+    assert logits.dtype == np.int32
+    assert np.array_equal(logits, integer(levels).numpy())
+
+
+def test_onnx_that_gives_other_bits_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    integer = quantize(trained("spikformer", "ssa"))
+    write = onnx_graph.write_graph
+
+    def with_another_bias(model: Any, path: Path) -> None:
+        *others, head = model.operations
+        other = replace(head, bias=head.bias + 1)
+        write(IntegerModel(model.shape, model.time_steps, model.scale, [*others, other]), path)
+
+    monkeypatch.setattr(onnx_graph, "write_graph", with_another_bias)
+    with pytest.raises(LrfdynError, match="other integers"):
+        write_integer_onnx(integer, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(LrfdynError, match=r"ends in \.onnx"):
+        write_integer_onnx(integer, tmp_path / "model.pte")
+
+
+def test_command_writes_integers_that_predict_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, saved = tmp_path / "model.onnx", str(tmp_path / "saved")
+    trained("spikformer", "ssa").save_pretrained(saved)
+    assert main(["export", saved, "--integer", "--check", "1", "--json", "--out", str(out)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["bit_exact"]
+    Image.fromarray(pictures_of(16)).save(tmp_path / "a.png")
+    predictor = Predictor.open(str(out))
+    (record,) = predictor.predict([tmp_path / "a.png"], top=5)
+    levels = torch.from_numpy(predictor.preprocessing.levels(predictor.preprocessing.load(tmp_path / "a.png")))
+    runner = OnnxRunner(out)
+    scores = (torch.from_numpy(runner(levels.unsqueeze(0).numpy())).double() * runner.facts["scale"]).softmax(1)
+    found = {each["class"]: each["score"] for each in record["predictions"]}
+    assert [found[i] for i in range(5)] == pytest.approx(scores[0].tolist())
+    assert main(["export", saved, "--integer", "--format", "nir", "--out", str(out)]) == 2
+    assert "integer: only for ONNX" in capsys.readouterr().err
+
+
+def pictures_of(size: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (size, size, 3)).astype(np.uint8)

@@ -113,6 +113,12 @@ class IntegerModel:
         return f"IntegerModel({len(self.operations)} operations, shape={list(self.shape)}, bytes={self.bytes})"
 
 
+def random_pictures(model: IntegerModel, count: int = 2) -> Tensor:
+    """Levels `[count, C, H, W]`, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(256, (count, *model.shape), generator=generator, dtype=torch.uint8)
+
+
 def _as_json(meta: Mapping[str, Any]) -> dict[str, Any]:
     """As it comes back from a file: tuples are lists."""
     return json.loads(json.dumps(meta))

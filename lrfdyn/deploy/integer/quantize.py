@@ -22,13 +22,16 @@ POTENTIAL_BITS = (14, 12, 10, 8, 6)  # behind the point, tried in turn until no 
 
 
 @checked
-def quantize(model: SpikingModel) -> IntegerModel:
+def quantize(model: SpikingModel, *, weights: str | None = None) -> IntegerModel:
     """A trained classifier in integers.
 
     Weights have 8 bits and a unit for each output channel, thresholds and biases are integers in these units, neurons
-    are exact. Pictures go in as levels from 0 to 255: the model's preprocessing is in its first layer.
+    are exact. Pictures go in as levels from 0 to 255: the model's preprocessing is in its first layer. Dendrites have
+    16 bits, and potentials on shortcuts as many bits behind the point (`facts["potential_bits"]`, at most 14) as leave
+    no sum beyond 32 bits; both are rounded to the nearest. No images are needed: units follow from the weights.
 
     - `model`: A trained classifier in evaluation mode.
+    - `weights`: Where the weights are from, for the model's own description.
 
     Example:
 
@@ -36,10 +39,10 @@ def quantize(model: SpikingModel) -> IntegerModel:
         classes = integer(images).argmax(1)  # uint8 [B, C, H, W]
         integer.save("model.safetensors")
     """
-    return quantize_with_twin(model)[0]
+    return quantize_with_twin(model, weights)[0]
 
 
-def quantize_with_twin(model: SpikingModel) -> tuple[IntegerModel, SpikingModel]:
+def quantize_with_twin(model: SpikingModel, weights: str | None = None) -> tuple[IntegerModel, SpikingModel]:
     """The integer model, and a folded one in float64 with the weights that its integers stand for."""
     require(not model.training, "model: expected evaluation mode")
     require(model.pipeline_tag == "image-classification", "model: expected a classifier, got a segmentation model")
@@ -58,8 +61,8 @@ def quantize_with_twin(model: SpikingModel) -> tuple[IntegerModel, SpikingModel]
         except RangeError:
             if bits == POTENTIAL_BITS[-1]:
                 raise
-    made = IntegerModel(shape, model.time_steps, lowering.scale, lowering.operations, model_facts(model, None))
-    return made, twin
+    facts = {**model_facts(model, weights), "integer": True, "potential_bits": bits}
+    return IntegerModel(shape, model.time_steps, lowering.scale, lowering.operations, facts), twin
 
 
 def require_statistics(model: nn.Module) -> None:
