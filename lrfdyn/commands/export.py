@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", type=int, default=8, metavar="N", help="random images in the check, and the most of --images")
     add("--tolerance", type=float, default=1e-3, help="difference of logits without a flipped spike, of the largest")
     add("--max-batch", type=int, default=8, metavar="N", help="executorch: most images at once")
+    add("--frames", action="store_true", help="onnx, executorch: take event frames, one for every time step")
     add(
         "--integer",
         action="store_true",
@@ -62,8 +63,9 @@ def run(args: argparse.Namespace) -> None:
         export_integer(args, model, weights, images)
         return
     how = {"images": images, "random_images": args.check, "most_images": args.max_batch, "tolerance": args.tolerance}
-    made = export_model(model, args.out, format=args.format, weights=weights, dense=args.dense, **how)
-    size, assumed = made.bytes / MIB, model.preprocessing is None
+    kind = {"format": args.format, "frames": args.frames, "dense": args.dense}
+    made = export_model(model, args.out, weights=weights, **kind, **how)
+    size, assumed = made.bytes / MIB, model.preprocessing is None and not args.frames
     if args.json:
         facts = {"file": str(made.path), "format": made.format, "weights": weights, "file_mib": size}
         print_json({**facts, "preprocessing_assumed": assumed, **asdict(made.check)})
@@ -79,6 +81,7 @@ def run(args: argparse.Namespace) -> None:
 def export_integer(args: argparse.Namespace, model: SpikingModel, weights: str, images: Sequence[Path]) -> None:
     """Writes the model in integers; what was checked are the same bits, so that there is nothing to weigh."""
     require(args.format in (None, "onnx"), f"integer: only for ONNX files, got --format {args.format}")
+    require(not args.frames, "frames: an integer model takes images, got --integer too")
     integer = quantize(model, weights=weights)
     preprocessing = Preprocessing.from_dict(integer.facts["preprocessing"], "model")
     real = [torch.from_numpy(preprocessing.levels(image)) for image in real_images(preprocessing, images)]
