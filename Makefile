@@ -8,7 +8,7 @@ BIN := .venv/bin
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi rocm-smi),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: demo test lint docs format mutants fuzz clean
+.PHONY: demo test lint docs format mutants fuzz edge-test clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo-installed
@@ -35,9 +35,14 @@ format: .venv/dev-installed
 mutants: .venv/dev-installed
 	$(BIN)/python tests/mutants.py
 
-# Half an hour: ten thousand wrong calls, recipes, files, command lines, faults and signals.
+# Half an hour: ten thousand wrong calls, recipes, files, command lines, faults and signals, and of the C engine.
 fuzz: .venv/dev-installed
 	$(BIN)/python tests/fuzz.py --cases 10000
+	$(BIN)/python tests/fuzz_engine.py --cases 20000
+
+# Two minutes: the digits model as C on emulated microcontrollers and 64-bit Arm, where their tools are installed.
+edge-test: .venv/demo-installed
+	$(BIN)/python benchmarks/edge_boards.py
 
 clean:
 	rm -rf .venv demo site build *.egg-info

@@ -26,7 +26,7 @@ NOT_CALLED = {
     "LRFDyn", "LRFSSA", "LowMemoryModel", "LrfdynError", "MembraneBlock", "MembraneConv", "MembraneMLP",
     "Neuron", "Operations", "Predictor", "Reporter", "RowStream", "SDSA", "SSA", "Source", "SpikingConv",
     "SpikingModel", "SpikingNeuron", "StateTerm", "SwapReport", "SweepReporter",
-    "SweepRun", "Task", "TrainStep", "VSA", "fold_time",
+    "SweepRun", "Task", "TrainStep", "VSA", "fold_time", "WrittenC",
 }  # fmt: skip
 WRONG = (object(), 3.5, "nonsense\n" * 1000, {1: 2}, float("nan"), b"bytes", ["a", 1], True)
 

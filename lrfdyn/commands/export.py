@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", type=int, default=8, metavar="N", help="random images in the check, and the most of --images")
     add("--tolerance", type=float, default=1e-3, help="difference of logits without a flipped spike, of the largest")
     add("--max-batch", type=int, default=8, metavar="N", help="executorch: most images at once")
+    add("--frames", action="store_true", help="onnx, executorch: take event frames, one for every time step")
     add(
         "--integer",
         action="store_true",
@@ -65,8 +66,9 @@ def run(args: argparse.Namespace) -> None:
         export_integer(args, model, weights, images)
         return
     how = {"images": images, "random_images": args.check, "most_images": args.max_batch, "tolerance": args.tolerance}
-    made = export_model(model, args.out, format=args.format, weights=weights, dense=args.dense, **how)
-    size, assumed = made.bytes / MIB, model.preprocessing is None
+    kind = {"format": args.format, "frames": args.frames, "dense": args.dense}
+    made = export_model(model, args.out, weights=weights, **kind, **how)
+    size, assumed = made.bytes / MIB, model.preprocessing is None and not args.frames
     if args.json:
         facts = {"file": str(made.path), "format": made.format, "weights": weights, "file_mib": size}
         print_json({**facts, "preprocessing_assumed": assumed, **asdict(made.check)})
@@ -84,13 +86,14 @@ def export_integer(args: argparse.Namespace, model: SpikingModel, weights: str, 
     kinds = ("onnx", "native")
     require(args.format in (None, *kinds), f"integer: only for ONNX files and C, got --format {args.format}")
     native = Path(args.out).suffix == EXPORTED["native"] if args.format is None else args.format == "native"
+    require(not args.frames, "frames: a model in integers takes images, not event frames")
     integer = quantize(model, weights=weights)
     preprocessing = Preprocessing.from_dict(integer.facts["preprocessing"], "model")
     real = [torch.from_numpy(preprocessing.levels(image)) for image in real_images(preprocessing, images)]
     shown = torch.stack([*real, *random_pictures(integer, args.check)])
     facts: dict[str, Any] = {"format": kinds[native], "integer": True, "weights": weights, "bit_exact": True}
     if native:
-        made = write_c(integer, args.out, shown)
+        made = write_c(integer, args.out, shown, verify=True)
         path, size = made.path, made.weight_bytes / MIB
         facts |= {"bit_exact": made.verified or None, "ram_kib": made.memory_bytes / 1024}
         text = f"C, {size:.1f} MiB of weights, {made.memory_bytes / 1024:.0f} KiB of memory"

@@ -90,6 +90,8 @@ class Predictor:
             others: dict[str, Any] = {"executorch": ExecutorchRunner, "nir": NirRunner, "native": NativeModel}
             runner = OnnxRunner(source.path, threads) if wanted == "onnx" else others[wanted](source.path)
         facts = runner.facts
+        films = f"model: {model} takes films of {facts.get('frames')} frames, and no image files"
+        require(facts.get("frames") is None, films)
         count: Any = facts.get("num_classes")
         require(isinstance(count, int) and count >= 1, f"model: the description of {model} says no num_classes")
         names = class_names_of(facts, count, f"model: {model}") or tuple(f"class {i}" for i in range(count))

@@ -44,7 +44,7 @@ def kernels(tmp_path_factory) -> Path:
 
 def compiled(model: IntegerModel, folder: Path, kernels: Path) -> NativeModel:
     """With the kernels that there are already, so that it takes no time."""
-    made = write_c(model, folder / "model.c", verify=False).path
+    made = write_c(model, folder / "model.c").path
     flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O0", "-fPIC", "-shared"]
     command = [COMPILER, *flags, "lrfdyn_model.c", str(kernels), "-o", str(library_of(made))]
     subprocess.run(command, cwd=made, check=True)
@@ -95,7 +95,7 @@ def test_every_vector_unit_gives_the_same(flags, tmp_path):
         pytest.skip(f"this processor has no {flags[-1][2:]}")
     model = wide_model()
     images = pictures(model)
-    made = write_c(model, tmp_path / "model.c", verify=False)
+    made = write_c(model, tmp_path / "model.c")
     assert np.array_equal(NativeModel(made.path, flags)(images.numpy()), model(images).numpy())
 
 
@@ -111,7 +111,7 @@ def wide_model() -> IntegerModel:
 @needs_compiler
 def test_folder_builds_and_tests_itself_under_sanitizers(tmp_path):
     model = any_model(0, 4)
-    folder = write_c(model, tmp_path / "model.c", pictures(model), verify=False).path
+    folder = write_c(model, tmp_path / "model.c", pictures(model)).path
     flags = "CFLAGS=-O0 -fsanitize=address,undefined -fno-sanitize-recover=all"
     done = subprocess.run(["make", "test", f"CC={COMPILER}", flags], cwd=folder, capture_output=True, text=True)
     if "cannot find -lasan" in done.stderr or "libclang_rt" in done.stderr:
@@ -164,7 +164,7 @@ def test_bad_input(tmp_path, kernels, monkeypatch):
         build_library(folder)
     with pytest.raises(LrfdynError, match="is not a folder of C"):
         build_library(tmp_path / "missing")
-    assert not write_c(model, tmp_path / "other.c").verified  # no compiler, no check
+    assert not write_c(model, tmp_path / "other.c", verify=True).verified  # no compiler, no check
 
 
 @needs_compiler
@@ -172,7 +172,7 @@ def test_a_folder_of_other_bits_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(native, "OPTIONS", ("-O0",))
     monkeypatch.setattr(IntegerModel, "__call__", lambda model, images: torch.zeros(len(images), 7, dtype=torch.int32))
     with pytest.raises(LrfdynError, match="export: the compiled C gives other integers; the folder was not kept"):
-        write_c(any_model(3, 1), tmp_path / "model.c")
+        write_c(any_model(3, 1), tmp_path / "model.c", verify=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -216,3 +216,38 @@ def test_export_and_predict(tmp_path, capsys, monkeypatch):
     assert {p["class"]: p["score"] for p in found} == pytest.approx(dict(enumerate(expected.tolist())), abs=1e-6)
     assert main(["predict", str(image), "--model", str(tmp_path / "model"), "--runtime", "native"]) == 2
     assert "runtime: native runs .c files" in capsys.readouterr().err
+
+
+@needs_compiler
+def test_the_example_says_what_is_on_a_picture(tmp_path, kernels):
+    model = any_model(0, 1)
+    model.facts["class_names"] = [f'café\\ "{i}"??/' for i in range(7)]
+    images = pictures(model, 1)
+    folder = write_c(model, tmp_path / "model.c").path
+    sources = ["lrfdyn_classify.c", "lrfdyn_model.c", str(kernels)]
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O0"]
+    subprocess.run([COMPILER, *flags, *sources, "-o", "classify"], cwd=folder, check=True)
+    levels = images[0].permute(1, 2, 0).numpy().tobytes()
+    files = {
+        "right.ppm": b"P6 # a comment\n7 9\n255\n" + levels,
+        "cut.ppm": b"P6 7 9 255\n" + levels[:-1],
+        "size.ppm": b"P6 9 7 255\n" + levels,
+        "wide.ppm": b"P6 7 9 65535\n" + levels * 2,
+        "grey.pgm": b"P5 7 9 255\n" + levels,
+        "empty.ppm": b"",
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    done = subprocess.run(["./classify", *files, "missing"], cwd=folder, capture_output=True, text=True)
+    best = model(images)[0].max(0)
+    assert done.stdout == f'right.ppm: café\\ "{best.indices}"??/ (logit {best.values * model.scale:.2f})\n'
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "cut.ppm: the file is cut off",
+        "size.ppm: expected 7 x 9 pixels, got 9 x 7",
+        "wide.ppm: expected 255 as the largest level",
+        "grey.pgm: expected a file that begins with P6",
+        "empty.ppm: expected a file that begins with P6",
+        "missing: cannot be opened",
+    ]
+    assert subprocess.run(["./classify"], cwd=folder, capture_output=True).returncode == 2

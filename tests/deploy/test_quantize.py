@@ -199,6 +199,10 @@ def refused(change: str) -> SpikingModel:
     elif change == "fresh":
         norm = stem.stages[1].bn
         norm.reset_running_stats()
+    elif change == "numbers":
+        stem.stages[1].conv.weight.data[0] = torch.nan
+    elif change == "colours":
+        model.preprocessing = Preprocessing(16, (2.0,) * 3, (STD,) * 3)
     elif change == "training":
         model.train()
     elif change == "classes":
@@ -220,6 +224,8 @@ def refused(change: str) -> SpikingModel:
         ("reset", "resets to -0.5"),
         ("fresh", r"trained.*stem\.stages\.1\.bn"),
         ("training", "evaluation"),
+        ("numbers", r"stages\.1\.conv\.weight.*not finite"),
+        ("colours", "mean from 0 to 1"),
         ("classes", "classifier"),
         ("layer", "plain convolution"),
         ("norm", "batch norm"),

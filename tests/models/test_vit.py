@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import lrfdyn
 from lrfdyn import LrfdynError, analysis, create_model, swap_attention
 from lrfdyn.cli import main
-from lrfdyn.deploy import compile_for_inference
+from lrfdyn.deploy import compile_for_inference, quantize
 from lrfdyn.models import Spikformer, ViT
 from lrfdyn.sources import find_source
 from lrfdyn.training.recipes import load_recipe
@@ -152,6 +152,13 @@ def test_low_memory_inference_and_files_give_the_same(tmp_path):
         logits = model(images)
         torch.testing.assert_close(compile_for_inference(model)(images), logits)
         assert torch.equal(find_source(tmp_path).load()(images), logits)
+
+
+def test_it_has_no_form_in_integers():
+    model = small()
+    model(torch.randn(4, 3, 16, 16))  # the norms take statistics
+    with pytest.raises(LrfdynError, match="cannot be computed in integers"):
+        quantize(model.eval())
 
 
 def test_commands_know_that_it_takes_one_attention(capsys):

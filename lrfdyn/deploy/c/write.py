@@ -5,7 +5,8 @@
 - lrfdyn_kernels.c and .h: the kernels, the same for every model
 - lrfdyn_vectors.h: pictures and the logits that they must give, bit for bit, which lrfdyn_test.c compares
 - lrfdyn.json: what the model says about itself
-- Makefile: liblrfdyn.a, the test, and with `make shared` a library for other languages
+- lrfdyn_classify.c: an example that says what is on pictures
+- Makefile: liblrfdyn.a, the test, the example, and with `make shared` a library for other languages
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import expanded, temporary_folder, writable_folder, write_json
 from lrfdyn.sources import EXPORTED
 
-PACKAGED = ("lrfdyn.h", "lrfdyn_kernels.h", "lrfdyn_kernels.c", "lrfdyn_test.c", "Makefile")
+PACKAGED = ("lrfdyn.h", "lrfdyn_kernels.h", "lrfdyn_kernels.c", "lrfdyn_test.c", "lrfdyn_classify.c", "Makefile")
 TYPES = {torch.int8: "int8_t", torch.uint8: "uint8_t", torch.int16: "int16_t", torch.int32: "int32_t"}
 ACROSS = 16  # numbers in a line
 
@@ -48,7 +49,7 @@ class WrittenC:
 
 @checked
 def write_c(
-    model: IntegerModel, out: str | os.PathLike[str], images: Tensor | None = None, verify: bool = True
+    model: IntegerModel, out: str | os.PathLike[str], images: Tensor | None = None, verify: bool = False
 ) -> WrittenC:
     """Writes `model` as a folder of C99 without dependencies, allocation or floating point.
 
@@ -56,8 +57,8 @@ def write_c(
     - `out`: The folder, whose name ends in .c.
     - `images`: Levels from 0 to 255, uint8 `[N, C, H, W]`. They become the test of the folder, with the logits that the
       definition gives: `make test` compares them bit for bit. Without any, there are two of random pixels.
-    - `verify`: Whether to do the same here where a C compiler is installed; a folder that gives other bits is an error,
-      and none is left.
+    - `verify`: Do the same here, where a C compiler is installed: a folder that gives other bits is an error, and none
+      is left.
 
     Example:
 
@@ -105,7 +106,8 @@ def kernel_text(name: str) -> str:
 
 
 def header(model: IntegerModel, plan: Plan) -> str:
-    channels, height, width = model.shape
+    (channels, height, width), classes = model.shape, model.values[-1].channels
+    names = model.facts.get("class_names") or [f"class {i}" for i in range(classes)]
     return f"""#ifndef LRFDYN_MODEL_H
 #define LRFDYN_MODEL_H
 
@@ -113,10 +115,12 @@ def header(model: IntegerModel, plan: Plan) -> str:
 #define LRFDYN_HEIGHT {height}
 #define LRFDYN_WIDTH {width}
 #define LRFDYN_PICTURE {channels * height * width} /* bytes */
-#define LRFDYN_CLASSES {model.values[-1].channels}
+#define LRFDYN_CLASSES {classes}
 #define LRFDYN_MEMORY {plan.arena} /* bytes of static memory beside the weights */
 /* A logit times this is what the network was trained to give; no class is ranked by it. */
 #define LRFDYN_SCALE {model.scale!r}
+/* The names of the classes, which take no memory where nobody writes them into an array. */
+#define LRFDYN_NAMES {", ".join(map(quoted, names))}
 
 #endif
 """
@@ -245,6 +249,12 @@ class ModelText:
 def number(value: int) -> str:
     """As C has it: the least integer of 32 bits has no literal of its own."""
     return "INT32_MIN" if value == -(2**31) else str(value)
+
+
+def quoted(name: str) -> str:
+    """A text as C has it, whatever its characters."""
+    plain = (chr(byte) if byte == 32 or bytes([byte]).isalnum() else f"\\{byte:03o}" for byte in name.encode())
+    return f'"{"".join(plain)}"'
 
 
 def lines(numbers: Iterable[str]) -> str:
