@@ -12,7 +12,8 @@ from lrfdyn.checks import checked
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy.export.write import model_facts
-from lrfdyn.deploy.integer.lower import Lowering, lower_model
+from lrfdyn.deploy.integer.lower import lower_model
+from lrfdyn.deploy.integer.lowering import Lowering
 from lrfdyn.deploy.integer.operations import RangeError, Rescale
 from lrfdyn.deploy.integer.program import IntegerModel
 from lrfdyn.errors import LrfdynError, require
