@@ -123,9 +123,10 @@ def export_model(
         print(made.bytes, made.check)
     """
     path = expanded(out, "out")
-    if format not in (None, *EXPORTED):
-        raise unknown_name("format", format, EXPORTED)
-    kinds = {ending: name for name, ending in EXPORTED.items() if format in (None, name)}
+    numbers = {name: ending for name, ending in EXPORTED.items() if name != "native"}  # which is in integers
+    if format not in (None, *numbers):
+        raise unknown_name("format", format, numbers)
+    kinds = {ending: name for name, ending in numbers.items() if format in (None, name)}
     require(path.suffix in kinds, f"out: expected a name that ends in {' or '.join(kinds)}, got {path}")
     format = kinds[path.suffix]
     require(not model.training, "model: expected evaluation mode")
