@@ -23,7 +23,7 @@ from lrfdyn.deploy.integer.quantize import quantize
 from lrfdyn.deploy.predict import expand_images
 from lrfdyn.errors import require, require_integer
 from lrfdyn.models import SpikingModel
-from lrfdyn.sources import EXPORTED, find_source
+from lrfdyn.sources import EXPORTED, Source, find_source
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> None:
     ends = Path(args.out).suffix
     if args.integer or args.format == "native" or (args.format is None and ends == EXPORTED["native"]):
         export_integer(args, model, weights, images)
+        if not args.json:
+            print_remarks(source, model.preprocessing is None)
         return
     how = {"images": images, "random_images": args.check, "most_images": args.max_batch, "tolerance": args.tolerance}
     kind = {"format": args.format, "frames": args.frames, "dense": args.dense}
@@ -75,6 +77,11 @@ def run(args: argparse.Namespace) -> None:
         return
     print(f"{made.path}: {made.format}, {size:.1f} MiB")
     print(f"verified on {made.check}")
+    print_remarks(source, assumed)
+
+
+def print_remarks(source: Source, assumed: bool) -> None:
+    """What a reader of the file should know: random weights, preprocessing that nobody stated."""
     if not source.trained:
         print("the weights are random: this file shows size and speed, it does not recognise anything")
     if assumed:

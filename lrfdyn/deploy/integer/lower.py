@@ -18,7 +18,7 @@ from lrfdyn.attention.lrf_dyn import LRFDyn
 from lrfdyn.attention.ssa import LRFSSA, SDSA, SSA, VSA, CausalSSA, LocalReceptiveFields
 from lrfdyn.deploy.integer import operations as ops
 from lrfdyn.deploy.integer.lowering import HEADROOM, LOWERINGS, Lower, Lowering, Signal, lower, lowers, refusal, refuse
-from lrfdyn.deploy.integer.operations import MOST16
+from lrfdyn.deploy.integer.operations import MOST16, Value
 from lrfdyn.deploy.integer.weights import quantize_dendrites, quantize_stencils
 from lrfdyn.errors import require
 from lrfdyn.models import qkformer, resnet, sdt_v1, sdt_v2, sdt_v3, spikformer
@@ -179,14 +179,14 @@ def _ssa(b: Lowering, module: Any, name: str, projected: list[Signal]) -> Signal
 
 def _add_stencils(b: Lowering, module: LRFSSA, name: str, v: Signal, mixed: Signal) -> Signal:
     """The unit of a channel is that of the other term divided by a whole number, so that the sum is exact."""
-    weight, shift = _stencils(module.lrf, name)
+    weight, shift, dilations = _stencils(module.lrf, name, b.value(v))
     weight, shift = module.lrf_scale * weight, module.lrf_scale * shift
     most = 2.0 ** b.spare_bits(module.fire) / (b.value(mixed).high.clamp(min=1) * 2)
     most = torch.minimum(most, 2.0**HEADROOM * mixed.unit / shift.abs().clamp(min=1e-30))
     whole, divisor = quantize_stencils(weight * (v.unit / mixed.unit).reshape(-1, 1, 1), most)
     unit = mixed.unit / divisor
     offset = (shift / unit).round()
-    made = ops.Stencils(f"{name}.lrf", (v.index,), whole.to(torch.int16), offset.int(), module.lrf.dilations)
+    made = ops.Stencils(f"{name}.lrf", (v.index,), whole.to(torch.int16), offset.int(), dilations)
     local = b.emit(made, unit)
     added = ops.ScaleAdd(f"{name}.sum", (mixed.index, local.index), divisor.int())
     module.lrf.weight.copy_(whole * (unit / v.unit).reshape(-1, 1, 1))
@@ -195,12 +195,21 @@ def _add_stencils(b: Lowering, module: LRFSSA, name: str, v: Signal, mixed: Sign
     return b.emit(added, unit)
 
 
-def _stencils(lrf: LocalReceptiveFields, name: str) -> tuple[Tensor, Tensor]:
-    """Weights `[D, C, 3, 3]` and what the norm adds, `[C]`."""
+def _stencils(lrf: LocalReceptiveFields, name: str, grid: Value) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Weights `[D, C, 3, 3]`, without those that only meet pixels outside this grid, what the norm adds, `[C]`, and the
+    dilations, of which none reaches farther than it must."""
     norm: Any = lrf.norm
     known = norm is None or isinstance(norm, FoldedNorm)
     refuse(known, f"{name}.lrf", lrf, "its norm is no batch norm with running statistics")
-    return lrf.weight, lrf.weight.new_zeros(lrf.weight.shape[1]) if norm is None else norm.shift
+    weight = lrf.weight.clone()
+    for stencil, dilation in zip(weight, lrf.dilations, strict=True):
+        if dilation >= grid.height:
+            stencil[:, ::2] = 0
+        if dilation >= grid.width:
+            stencil[..., ::2] = 0
+    farthest = max(grid.height, grid.width)
+    shift = weight.new_zeros(weight.shape[1]) if norm is None else norm.shift
+    return weight, shift, tuple(min(dilation, farthest) for dilation in lrf.dilations)
 
 
 def _sdsa(b: Lowering, module: Any, name: str, projected: list[Signal]) -> Signal:
@@ -223,10 +232,9 @@ def _lrf_dyn(b: Lowering, module: Any, name: str, projected: list[Signal]) -> Si
         for reverse, tensors in enumerate(quantized)
     ]
     soma = somas[0] if len(somas) == 1 else b.add(f"{name}.dendrites.sum", *somas)
-    weight, own_shift = _stencils(module.lrf, name)
-    assert not own_shift.any()
-    dilations = module.lrf.dilations or (1,)
-    weight = weight.clone() if len(weight) else weight.new_zeros(1, len(unit), 3, 3)
+    weight, _, dilations = _stencils(module.lrf, name, value)
+    if not dilations:
+        weight, dilations = weight.new_zeros(1, len(unit), 3, 3), (1,)
     weight[0, :, 1, 1] += 1  # X itself
     held = b.value(soma)
     reach = torch.maximum(-held.low, held.high).clamp(min=1) * weight.abs().sum((0, 2, 3))
