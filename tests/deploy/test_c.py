@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import shutil
 import subprocess
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -144,6 +146,8 @@ def test_bad_input(tmp_path, kernels, monkeypatch):
     model = any_model(2, 2)
     made = compiled(model, tmp_path, kernels)
     images = pictures(model).numpy()
+    with pytest.raises(LrfdynError, match="images: expected an array"):
+        made(images.tolist())
     for wrong in (images[:, :, 1:], images.astype(np.int32), images[0]):
         with pytest.raises(LrfdynError, match=r"images: expected levels in uint8 of \[B, 3, 9, 7\]"):
             made(wrong)
@@ -165,6 +169,57 @@ def test_bad_input(tmp_path, kernels, monkeypatch):
     with pytest.raises(LrfdynError, match="is not a folder of C"):
         build_library(tmp_path / "missing")
     assert not write_c(model, tmp_path / "other.c", verify=True).verified  # no compiler, no check
+
+
+def tiny_model(seed: int = 0) -> IntegerModel:
+    b = Builder(seed, 1, (1, 4, 4))
+    return b.done(b.conv(0, 4))
+
+
+@needs_compiler
+def test_a_folder_that_is_written_anew_is_another_model(tmp_path, kernels):
+    """In one process, which still holds the first library, and with sources that seem to be old."""
+    for seed in (0, 1, 0):
+        model = tiny_model(seed)
+        images = pictures(model)
+        made = write_c(model, tmp_path / "model.c").path
+        for source in made.iterdir():
+            os.utime(source, (0, 0))
+        assert not list(made.glob(native.LIBRARIES))
+        assert np.array_equal(compiled(model, tmp_path, kernels)(images.numpy()), model(images).numpy())
+
+
+@needs_compiler
+def test_an_edited_description_is_refused(tmp_path, kernels):
+    compiled(tiny_model(), tmp_path, kernels)
+    description = tmp_path / "model.c" / "lrfdyn.json"
+    text = json.loads(description.read_text())
+    wrong = {"classes": [8, -1, 2**32 + 7, 1e400], "shape": [[1, 4, 5], [-1, -4, 4], [], [16]], "scale": [0, None]}
+    for change in ({key: value} for key, values in wrong.items() for value in values):
+        description.write_text(json.dumps(text | change))
+        with pytest.raises(LrfdynError, match=r"model: .*lrfdyn.json (says another shape|does not say shape)"):
+            NativeModel(tmp_path / "model.c")
+
+
+def test_a_damaged_library_is_named(tmp_path):
+    folder = write_c(tiny_model(), tmp_path / "model.c").path
+    library_of(folder).write_bytes(b"cut off")
+    with pytest.raises(LrfdynError, match=r"model: .*liblrfdyn.* cannot be used .*; without it, it is compiled anew"):
+        NativeModel(folder)
+
+
+def test_names_of_operations_and_classes_are_no_code(tmp_path):
+    model = tiny_model()
+    named = [replace(operation, name="*/ int x; /*\n\ud800") for operation in model.operations]
+    facts = {"class_names": ["\ud800 */\n??/\\"] * 7}
+    folder = write_c(IntegerModel(model.shape, 1, 1, named, facts), tmp_path / "model.c").path
+    source, header = (folder / f"lrfdyn_model.{ending}" for ending in "ch")
+    assert "int x" not in source.read_text()
+    (names,) = (line for line in header.read_text().splitlines() if "LRFDYN_NAMES" in line)
+    assert names == "#define LRFDYN_NAMES " + ", ".join([r'"\077 \052\057\012\077\077\057\134"'] * 7)
+    assert "#define LRFDYN_SCALE 1.0\n" in header.read_text()
+    with pytest.raises(LrfdynError, match="class_names: expected a list of names"):
+        write_c(IntegerModel(model.shape, 1, 1.0, model.operations, {"class_names": [1]}), tmp_path / "model.c")
 
 
 @needs_compiler

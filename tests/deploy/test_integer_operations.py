@@ -265,6 +265,22 @@ def test_what_could_leave_32_bits_is_refused(operation: Operation, value: int) -
         operation.infer([given] * operation.arity, STEPS)
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [
+        ops.Fire("f", (0,), torch.zeros(1).int(), -1, False),
+        ops.Fire("f", (0,), torch.zeros(1).int(), 32, False),
+        ops.Levels("l", (0,), torch.zeros(1, 0).int()),
+        ops.Stencils("s", (0,), torch.zeros(0, 1, 3, 3).short(), torch.zeros(1).int(), ()),
+        ops.Ssa("a", (0, 1, 1), 1, False),
+    ],
+)
+def test_what_no_runtime_has_is_refused(operation: Operation) -> None:
+    held = [Value(torch.zeros(1).long(), torch.ones(1).long(), 2, 1, timed) for timed in (False, True)]
+    with pytest.raises(LrfdynError, match=rf"^operation {operation.name} \({type(operation).__name__}\): "):
+        operation.infer([held[i] for i in operation.inputs], 1)
+
+
 def small_model() -> IntegerModel:
     weight, bias = integers(2, 1, 3, 3, low=-127, high=127, dtype=torch.int8), integers(2, low=-9, high=9).int()
     conv = ops.Conv("conv", (0,), weight, bias, padding=1, border=torch.tensor([7], dtype=torch.uint8))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import platform
 import shutil
@@ -15,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from lrfdyn.checks import checked
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import LrfdynError, first_line, require, shown
 from lrfdyn.files import expanded, read_json
 
 COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-O3", "-march=native")
-SOURCES = ("lrfdyn_model.c", "lrfdyn_kernels.c")
+SOURCES = ("lrfdyn_model.c", "lrfdyn_kernels.c", "lrfdyn.h", "lrfdyn_model.h", "lrfdyn_kernels.h")
+LIBRARIES = "liblrfdyn-*.so"
+SIZES_FIT = 1  # what lrfdyn_run_checked says of null pointers where the sizes are right
 
 
 def find_compiler() -> str | None:
@@ -30,25 +33,27 @@ def find_compiler() -> str | None:
 
 
 def library_of(folder: Path, options: Sequence[str] | None = None) -> Path:
-    """Where the compiled form lies. Its name depends on the processor: what is compiled for one may not run on
-    another."""
+    """Where the compiled form lies. Its name depends on the processor, since what is compiled for one may not run on
+    another, and on the source: a folder that was written anew has another library, in a process that holds the old one
+    too, and whatever its files say about their age."""
     try:
         processor = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
     except (OSError, StopIteration):
         processor = platform.processor()
-    key = hashlib.sha256(
-        repr((platform.machine(), processor, tuple(OPTIONS if options is None else options))).encode()
-    ).hexdigest()
-    return folder / f"liblrfdyn-{key[:12]}.so"
+    made_for = (platform.machine(), processor, tuple(OPTIONS if options is None else options))
+    key = hashlib.sha256(repr(made_for).encode())
+    for name in SOURCES:
+        source = folder / name
+        require(source.is_file(), f"model: {folder} is not a folder of C: it has no {name}")
+        key.update(hashlib.sha256(source.read_bytes()).digest())
+    return folder / LIBRARIES.replace("*", key.hexdigest()[:12])
 
 
 @checked
 def build_library(folder: Path, options: Sequence[str] | None = None) -> Path:
-    """Compiles the folder of `write_c` to a shared library in it, unless there is one that is newer than its source."""
-    library, sources = library_of(folder, options), [folder / name for name in SOURCES]
-    for source in sources:
-        require(source.is_file(), f"model: {folder} is not a folder of C: it has no {source.name}")
-    if library.is_file() and all(library.stat().st_mtime > source.stat().st_mtime for source in sources):
+    """Compiles the folder of `write_c` to a shared library in it, unless there is one of the same source."""
+    library, sources = library_of(folder, options), [folder / name for name in SOURCES if name.endswith(".c")]
+    if library.is_file():
         return library
     compiler = find_compiler()
     if compiler is None:
@@ -87,19 +92,30 @@ class NativeModel:
         try:
             self.shape: tuple[int, ...] = tuple(map(int, facts["shape"]))
             self.classes, self.scale = int(facts["classes"]), float(facts["scale"])
-        except (KeyError, TypeError, ValueError):
+            require(0 < self.scale < math.inf, "scale: expected a positive number")
+        except (KeyError, OverflowError, TypeError, ValueError):
             raise LrfdynError(f"model: {path / 'lrfdyn.json'} does not say shape, classes and scale") from None
-        self._library = ctypes.CDLL(str(build_library(path, options).resolve()))
-        self._run = self._library.lrfdyn_run_checked
+        library = build_library(path, options).resolve()
+        try:
+            self._library = ctypes.CDLL(str(library))
+            self._run = self._library.lrfdyn_run_checked
+        except (AttributeError, OSError) as error:
+            said = first_line(error)
+            raise LrfdynError(f"model: {library} cannot be used ({said}); without it, it is compiled anew") from None
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32]
         self._run.restype = ctypes.c_int
+        size = math.prod(self.shape)
+        counted = len(self.shape) == 3 and min(*self.shape, self.classes) >= 1 and max(size, self.classes) < 2**32
+        fits = counted and self._run(None, size, None, self.classes) == SIZES_FIT
+        require(fits, f"model: {path / 'lrfdyn.json'} says another shape or other classes than the model has")
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
+        require(isinstance(images, np.ndarray), f"images: expected an array, got {shown(images)}")
         known = images.ndim == 4 and images.shape[1:] == self.shape and images.dtype == np.uint8
         expected = f"expected levels in uint8 of [B, {', '.join(map(str, self.shape))}]"
         require(known, f"images: {expected}, got {images.dtype} of {list(images.shape)}")
         logits = np.empty((len(images), self.classes), np.int32)
         for picture, row in zip(np.ascontiguousarray(images), logits, strict=True):
             code = self._run(picture.ctypes.data, picture.size, row.ctypes.data, row.size)
-            require(code == 0, f"model: its library takes pictures of another size than its lrfdyn.json says ({code})")
+            require(code == 0, f"model: its library returned the error {code}")
         return logits

@@ -191,7 +191,7 @@ class Planner:
             extra = operation.bias if i == 0 else None
             term = Term("STENCIL", operation.inputs[0], taps, extra, kernel=(3, 3), padding=dilation, dilation=dilation)
             terms.append(term)
-        return terms or [Term("MULTIPLY", None, torch.zeros_like(operation.bias), operation.bias)]
+        return terms
 
     @sum_terms.register
     def _(self, operation: ops.Add, of: TermsOf) -> list[Term]:

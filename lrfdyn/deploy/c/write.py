@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -23,12 +24,13 @@ import torch
 from torch import Tensor
 
 from lrfdyn.checks import checked
-from lrfdyn.deploy.c.native import NativeModel, find_compiler
+from lrfdyn.deploy.c.native import LIBRARIES, NativeModel, find_compiler
 from lrfdyn.deploy.c.plan import Call, Map, Plan, Planner, Term, scratch_of, with_lanes
 from lrfdyn.deploy.integer.operations import MOST, Dendrites, Fire, Head, Levels, Ssa
 from lrfdyn.deploy.integer.program import IntegerModel, random_pictures
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import expanded, temporary_folder, writable_folder, write_json
+from lrfdyn.io.hub import class_names_of
 from lrfdyn.sources import EXPORTED
 
 PACKAGED = ("lrfdyn.h", "lrfdyn_kernels.h", "lrfdyn_kernels.c", "lrfdyn_test.c", "lrfdyn_classify.c", "Makefile")
@@ -89,7 +91,9 @@ def write_c(
                 same = np.array_equal(NativeModel(folder)(images.numpy()), logits.numpy())
                 require(same, "export: the compiled C gives other integers; the folder was not kept")
             path.mkdir(exist_ok=True)
-            for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime):  # libraries after sources
+            for library in path.glob(LIBRARIES):  # of another model that was here
+                library.unlink()
+            for file in folder.iterdir():
                 file.replace(path / file.name)
     except OSError as error:
         raise LrfdynError(f"out: cannot write {path} ({error.strerror or error})") from None
@@ -107,7 +111,7 @@ def kernel_text(name: str) -> str:
 
 def header(model: IntegerModel, plan: Plan) -> str:
     (channels, height, width), classes = model.shape, model.values[-1].channels
-    names = model.facts.get("class_names") or [f"class {i}" for i in range(classes)]
+    names = class_names_of(model.facts, classes, "model") or [f"class {i}" for i in range(classes)]
     return f"""#ifndef LRFDYN_MODEL_H
 #define LRFDYN_MODEL_H
 
@@ -118,7 +122,7 @@ def header(model: IntegerModel, plan: Plan) -> str:
 #define LRFDYN_CLASSES {classes}
 #define LRFDYN_MEMORY {plan.arena} /* bytes of static memory beside the weights */
 /* A logit times this is what the network was trained to give; no class is ranked by it. */
-#define LRFDYN_SCALE {model.scale!r}
+#define LRFDYN_SCALE {float(model.scale)!r}
 /* The names of the classes, which take no memory where nobody writes them into an array. */
 #define LRFDYN_NAMES {", ".join(map(quoted, names))}
 
@@ -147,7 +151,8 @@ class ModelText:
             if i != self.plan.calls[-1].gives:
                 self.pieces.append(self.map_text(i, stored))
         calls = [self.call_text(n, call) for n, call in enumerate(self.plan.calls)]
-        body = "\n".join(f"    {call} /* {c.operation.name} */" for call, c in zip(calls, self.plan.calls, strict=True))
+        names = [re.sub(r"[^A-Za-z0-9_.]", "_", call.operation.name) for call in self.plan.calls]
+        body = "\n".join(f"    {call} /* {name} */" for call, name in zip(calls, names, strict=True))
         self.pieces.append(
             "int lrfdyn_run(const uint8_t *pixels, int32_t *logits) {\n"
             "    if (!pixels || !logits) return LRFDYN_NULL;\n"
@@ -253,7 +258,10 @@ def number(value: int) -> str:
 
 def quoted(name: str) -> str:
     """A text as C has it, whatever its characters."""
-    plain = (chr(byte) if byte == 32 or bytes([byte]).isalnum() else f"\\{byte:03o}" for byte in name.encode())
+    plain = (
+        chr(byte) if byte == 32 or bytes([byte]).isalnum() else f"\\{byte:03o}"
+        for byte in name.encode(errors="replace")
+    )
     return f'"{"".join(plain)}"'
 
 

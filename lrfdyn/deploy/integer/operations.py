@@ -144,7 +144,7 @@ class Stencils(Operation):
 
     def infer(self, values: Sequence[Value], time_steps: int) -> Value:
         (x,) = values
-        self.check(all(d >= 1 for d in self.dilations), "dilations >= 1")
+        self.check(bool(self.dilations) and all(d >= 1 for d in self.dilations), "dilations >= 1")
         weight = self.tensor(self.weight, "weight", torch.int16, len(self.dilations), x.channels, 3, 3)
         bias = self.tensor(self.bias, "bias", torch.int32, x.channels)
         low, high = _around_zero(x)
@@ -175,8 +175,9 @@ class Fire(Operation):
         (x,) = values
         threshold = self.tensor(self.threshold, "threshold", torch.int32, x.channels)
         bits = self.fraction_bits(time_steps)
-        if self.kept_shift < 0 or bits > 31:
-            raise RangeError(f"operation {self.name} (Fire): {bits} fraction bits are beyond 32 bits")
+        self.check(self.kept_shift >= 0, "kept_shift >= 0")
+        if max(bits, self.kept_shift) > 31:
+            raise RangeError(f"operation {self.name} (Fire): {bits} fraction bits or the kept_shift are beyond 32 bits")
         below = threshold if self.strict else threshold - 1  # the largest membrane that does not fire
         low = high = torch.zeros_like(threshold)
         for _ in range(time_steps):
@@ -194,10 +195,11 @@ class Levels(Operation):
 
     def infer(self, values: Sequence[Value], time_steps: int) -> Value:
         (x,) = values
-        self.check(self.thresholds.dim() == 2 and self.thresholds.shape[1] <= 255, "thresholds [C, D] with D <= 255")
-        self.tensor(self.thresholds, "thresholds", torch.int32, x.channels, self.thresholds.shape[1])
+        levels = self.thresholds.shape[1] if self.thresholds.dim() == 2 else 0
+        self.check(1 <= levels <= 255, "thresholds [C, D] with D from 1 to 255")
+        self.tensor(self.thresholds, "thresholds", torch.int32, x.channels, levels)
         zero = torch.zeros_like(x.low)
-        return Value(zero, zero + self.thresholds.shape[1], x.height, x.width, x.timed)
+        return Value(zero, zero + levels, x.height, x.width, x.timed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,10 +285,11 @@ class Ssa(Operation):
         self.check(self.heads >= 1 and q.channels == k.channels, "as many channels of q and k")
         self.check(q.channels % self.heads == 0 and v.channels % self.heads == 0, f"channels of {self.heads} heads")
         self.check(all(value.kind != "int" for value in values), "spikes")
+        self.check(q.timed == k.timed == v.timed, "all inputs the same at all steps, or none")
         scores = (q.high * k.high).unflatten(0, (self.heads, -1)).sum(1, keepdim=True)
         high = (q.tokens * scores * v.high.unflatten(0, (self.heads, -1))).flatten()
         self.within(torch.zeros_like(high), high)
-        return Value(torch.zeros_like(high), high, v.height, v.width, any(value.timed for value in values))
+        return Value(torch.zeros_like(high), high, v.height, v.width, v.timed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -115,11 +115,10 @@ def _(operation: Rescale, x: Tensor, *, time_steps: int) -> Tensor:
 @run.register
 def _(operation: Ssa, q: Tensor, k: Tensor, v: Tensor, *, time_steps: int) -> Tensor:
     # In float64, whose products are fast; scores and sums are below 2^31.
-    tokens = [to_heads(x.double(), operation.heads) for x in torch.broadcast_tensors(q, k)]
-    scores = tokens[0] @ tokens[1].mT
-    values = v.expand(q.shape[0], *v.shape[1:])
-    mixed = (scores.tril() if operation.causal else scores) @ to_heads(values.double(), operation.heads)
-    return from_heads(mixed.long(), like=values)
+    queries, keys, values = (to_heads(x.double(), operation.heads) for x in (q, k, v))
+    scores = queries @ keys.mT
+    mixed = (scores.tril() if operation.causal else scores) @ values
+    return from_heads(mixed.long(), like=v)
 
 
 @run.register
