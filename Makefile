@@ -35,9 +35,10 @@ format: .venv/dev-installed
 mutants: .venv/dev-installed
 	$(BIN)/python tests/mutants.py
 
-# Half an hour: ten thousand wrong calls, recipes, files, command lines, faults and signals.
+# Half an hour: ten thousand wrong calls, recipes, files, command lines, faults and signals, and of the C engine.
 fuzz: .venv/dev-installed
 	$(BIN)/python tests/fuzz.py --cases 10000
+	$(BIN)/python tests/fuzz_engine.py --cases 20000
 
 # Two minutes: the digits model as C on emulated microcontrollers and 64-bit Arm, where their tools are installed.
 edge-test: .venv/demo-installed

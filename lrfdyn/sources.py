@@ -30,7 +30,8 @@ from lrfdyn.io.weights import check_fit, find_checkpoint, list_checkpoints, load
 from lrfdyn.models import SpikingModel, create_model, list_models
 from lrfdyn.models.registry import model_class
 
-EXPORTED = {"onnx": ".onnx", "executorch": ".pte", "nir": ".nir"}  # runtimes and the endings of their files
+# Runtimes and the endings of their files; C is a folder.
+EXPORTED = {"onnx": ".onnx", "executorch": ".pte", "nir": ".nir", "native": ".c"}
 PAPER_ORDER = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn")  # reference, base, ours
 WEIGHTS_ENDING = ".safetensors"
 
@@ -161,6 +162,8 @@ def _models_in(folder: Path) -> list[Path]:
 
 
 def _find_folder(origin: str, path: Path, argument: str) -> Source:
+    if path.suffix == EXPORTED["native"]:
+        return Source(origin, "native", path)
     say = partial(print, file=sys.stderr)
     for folder in _folders(path):
         if (folder / CONFIG_FILE).is_file():
@@ -191,7 +194,8 @@ def _training_facts(run: Path) -> dict[str, Any]:
 
 
 def _find_file(origin: str, path: Path, argument: str) -> Source:
-    kinds = {WEIGHTS_ENDING: "weights", **{ending: kind for kind, ending in EXPORTED.items()}}
+    files = {ending: kind for kind, ending in EXPORTED.items() if kind != "native"}
+    kinds = {WEIGHTS_ENDING: "weights", **files}
     expected = f"expected a folder, a file that ends in {', '.join(kinds)}, or the name of a model"
     require(path.suffix in kinds, f"{argument}: {expected}, got {origin}")
     if path.name == WEIGHTS_FILE and path.with_name(CONFIG_FILE).is_file():

@@ -21,8 +21,12 @@ from lrfdyn.segmentation.predict import predict_segmentation
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("images", nargs="+", metavar="IMAGE", help="files, folders and patterns such as 'photos/*.jpg'")
-    add("--model", required=True, help="trained model: folder, .safetensors, .onnx or .pte file, or hub repository")
-    add("--runtime", metavar="torch|onnx|executorch|nir", help="default: by the ending of --model")
+    add(
+        "--model",
+        required=True,
+        help="folder of a model or of C, .safetensors, .onnx or .pte file, or hub repository",
+    )
+    add("--runtime", metavar="torch|onnx|executorch|nir|native", help="default: by the ending of --model")
     add("--top", type=int, default=5, help="how many classes to name")
     add("--batch", type=int, default=16, help="images at once")
     add("--device", help="of PyTorch; default: the GPU where there is one")

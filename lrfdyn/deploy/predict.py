@@ -17,6 +17,7 @@ from lrfdyn.checks import checked
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.data.decode import ENDINGS
 from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
+from lrfdyn.deploy.c.native import NativeModel
 from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner
 from lrfdyn.deploy.export.nir_file import NirRunner
 from lrfdyn.deploy.export.write import Runner, model_facts
@@ -67,8 +68,9 @@ class Predictor:
     def open(cls, model: str, runtime: str | None = None, device: str | None = None, threads: int = 0) -> Predictor:
         """Opens the trained model or exported file that a path or name stands for (see `lrfdyn.sources`).
 
-        `runtime` is "torch", "onnx", "executorch" or "nir"; without it the ending of the file says what runs it.
-        `device` is PyTorch's, `threads` ONNX Runtime's (0: as many as there are).
+        `runtime` is "torch", "onnx", "executorch", "nir" or "native" (a folder of C, which is compiled when it is first
+        opened); without it the ending of the file says what runs it. `device` is PyTorch's, `threads` ONNX Runtime's
+        (0: as many as there are).
 
             for record in Predictor.open("runs/cifar100").predict([Path("cat.png")], top=3):
                 print(record["predictions"])
@@ -77,7 +79,7 @@ class Predictor:
             raise unknown_name("runtime", runtime, RUNTIMES)
         source = find_source(model)
         wanted = runtime or (source.kind if source.kind in EXPORTED else "torch")
-        runner: OnnxRunner | ExecutorchRunner | NirRunner | TorchRunner
+        runner: Any
         if wanted == "torch":
             runner = TorchRunner(source, device)
         else:
@@ -85,9 +87,11 @@ class Predictor:
             made_by = f"lrfdyn export MODEL --format {wanted} --out FILE{ending} makes one"
             require(source.kind == wanted, f"runtime: {wanted} runs {ending} files, got {model}; {made_by}")
             require(device is None, f"device: only for the torch runtime, got {device!r} with {wanted}")
-            other = NirRunner if wanted == "nir" else ExecutorchRunner
-            runner = OnnxRunner(source.path, threads) if wanted == "onnx" else other(source.path)
+            others: dict[str, Any] = {"executorch": ExecutorchRunner, "nir": NirRunner, "native": NativeModel}
+            runner = OnnxRunner(source.path, threads) if wanted == "onnx" else others[wanted](source.path)
         facts = runner.facts
+        films = f"model: {model} takes films of {facts.get('frames')} frames, and no image files"
+        require(facts.get("frames") is None, films)
         count: Any = facts.get("num_classes")
         require(isinstance(count, int) and count >= 1, f"model: the description of {model} says no num_classes")
         names = class_names_of(facts, count, f"model: {model}") or tuple(f"class {i}" for i in range(count))

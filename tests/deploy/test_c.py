@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import shutil
 import subprocess
 from itertools import pairwise
@@ -11,9 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from lrfdyn.cli import main
+from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy.c import native
-from lrfdyn.deploy.c.native import NativeModel, build_library
+from lrfdyn.deploy.c.native import NativeModel, build_library, library_of
 from lrfdyn.deploy.c.plan import Planner
 from lrfdyn.deploy.c.write import kernel_text, write_c
 from lrfdyn.deploy.integer.program import IntegerModel
@@ -40,11 +44,11 @@ def kernels(tmp_path_factory) -> Path:
 
 def compiled(model: IntegerModel, folder: Path, kernels: Path) -> NativeModel:
     """With the kernels that there are already, so that it takes no time."""
-    write_c(model, folder)
+    made = write_c(model, folder / "model.c").path
     flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O0", "-fPIC", "-shared"]
-    command = [COMPILER, *flags, "lrfdyn_model.c", str(kernels), "-o", native.LIBRARY]
-    subprocess.run(command, cwd=folder, check=True)
-    return NativeModel(folder)
+    command = [COMPILER, *flags, "lrfdyn_model.c", str(kernels), "-o", str(library_of(made))]
+    subprocess.run(command, cwd=made, check=True)
+    return NativeModel(made)
 
 
 def pictures(model: IntegerModel, count: int = 3) -> torch.Tensor:
@@ -91,8 +95,8 @@ def test_every_vector_unit_gives_the_same(flags, tmp_path):
         pytest.skip(f"this processor has no {flags[-1][2:]}")
     model = wide_model()
     images = pictures(model)
-    write_c(model, tmp_path)
-    assert np.array_equal(NativeModel(tmp_path, flags)(images.numpy()), model(images).numpy())
+    made = write_c(model, tmp_path / "model.c")
+    assert np.array_equal(NativeModel(made.path, flags)(images.numpy()), model(images).numpy())
 
 
 def wide_model() -> IntegerModel:
@@ -107,16 +111,16 @@ def wide_model() -> IntegerModel:
 @needs_compiler
 def test_folder_builds_and_tests_itself_under_sanitizers(tmp_path):
     model = any_model(0, 4)
-    write_c(model, tmp_path, pictures(model))
+    folder = write_c(model, tmp_path / "model.c", pictures(model)).path
     flags = "CFLAGS=-O0 -fsanitize=address,undefined -fno-sanitize-recover=all"
-    done = subprocess.run(["make", "test", f"CC={COMPILER}", flags], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(["make", "test", f"CC={COMPILER}", flags], cwd=folder, capture_output=True, text=True)
     if "cannot find -lasan" in done.stderr or "libclang_rt" in done.stderr:
         pytest.skip("the compiler has no sanitizers")
     assert done.returncode == 0, done.stderr
     assert "3 of 3 pictures give the same logits bit for bit" in done.stdout
-    text = (tmp_path / "lrfdyn_vectors.h").read_text()
-    (tmp_path / "lrfdyn_vectors.h").write_text(text.replace("lrfdyn_logits[] = {\n", "lrfdyn_logits[] = {\n1+"))
-    done = subprocess.run(["make", "test", f"CC={COMPILER}", flags], cwd=tmp_path, capture_output=True, text=True)
+    text = (folder / "lrfdyn_vectors.h").read_text()
+    (folder / "lrfdyn_vectors.h").write_text(text.replace("lrfdyn_logits[] = {\n", "lrfdyn_logits[] = {\n1+"))
+    done = subprocess.run(["make", "test", f"CC={COMPILER}", flags], cwd=folder, capture_output=True, text=True)
     assert done.returncode != 0
     assert "2 of 3 pictures" in done.stdout
 
@@ -151,27 +155,67 @@ def test_bad_input(tmp_path, kernels, monkeypatch):
     assert checked(images[0].ctypes, count - 1, logits, 7) == checked(images[0].ctypes, count, logits, 8) == 2
     with pytest.raises(LrfdynError, match=r"lrfdyn\.json"):
         NativeModel(tmp_path / "missing")
-    (tmp_path / "lrfdyn_model.c").write_text("int;;")
-    (tmp_path / native.LIBRARY).unlink()
+    folder = tmp_path / "model.c"
+    (folder / "lrfdyn_model.c").write_text("int;;")
     with pytest.raises(LrfdynError, match="cannot compile"):
-        NativeModel(tmp_path, ["-O0"])
+        NativeModel(folder, ["-O0"])
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(LrfdynError, match="native needs a C compiler, and there is no no-such-compiler"):
-        build_library(tmp_path)
+        build_library(folder)
     with pytest.raises(LrfdynError, match="is not a folder of C"):
         build_library(tmp_path / "missing")
+    assert not write_c(model, tmp_path / "other.c", verify=True).verified  # no compiler, no check
+
+
+@needs_compiler
+def test_a_folder_of_other_bits_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "OPTIONS", ("-O0",))
+    monkeypatch.setattr(IntegerModel, "__call__", lambda model, images: torch.zeros(len(images), 7, dtype=torch.int32))
+    with pytest.raises(LrfdynError, match="export: the compiled C gives other integers; the folder was not kept"):
+        write_c(any_model(3, 1), tmp_path / "model.c", verify=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_too_many_steps(tmp_path):
     b = Builder(0, 9, (1, 4, 4))
     with pytest.raises(LrfdynError, match="at most 8 time steps, got 9"):
-        write_c(b.done(b.conv(0, 4)), tmp_path)
+        write_c(b.done(b.conv(0, 4)), tmp_path / "model.c")
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LrfdynError, match="out: cannot write"):
-        write_c(any_model(1, 1), tmp_path / "file")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder", "out: expected the name of a folder that ends in .c"),
+        ("file.c", "out: expected a folder, got the file"),
+        ("file.c/model.c", "out: cannot write in the folder"),
+    ],
+)
+def test_where_no_folder_can_be(name, message, tmp_path):
+    (tmp_path / "file.c").write_text("")
+    with pytest.raises(LrfdynError, match=message):
+        write_c(any_model(1, 1), tmp_path / name)
+
+
+@needs_compiler
+def test_export_and_predict(tmp_path, capsys, monkeypatch):
+    """The commands, from a saved model to class names."""
+    monkeypatch.setattr(native, "OPTIONS", ("-O0",))
+    model = small("spikformer", "lrf_dyn", in_channels=1)
+    model.preprocessing = Preprocessing(16, (0.3,), (0.4,), 1.0)
+    model.save_pretrained(tmp_path / "model")
+    folder, image = tmp_path / "model.c", tmp_path / "digit.png"
+    levels = pictures(quantize(model), 1)[0, 0].numpy()
+    Image.fromarray(levels).save(image)
+    assert main(["export", str(tmp_path / "model"), "--out", str(folder), "--images", str(image), "--check", "2"]) == 0
+    assert "1 real and 2 random images: the same bits" in capsys.readouterr().out
+    monkeypatch.setenv("CC", "no-such-compiler")  # the library of the check is taken
+    assert main(["predict", str(image), "--model", str(folder), "--top", "5", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)["images"][0]["predictions"]
+    integer = quantize(model)
+    expected = (integer(torch.from_numpy(levels)[None, None])[0] * integer.scale).softmax(0)
+    assert {p["class"]: p["score"] for p in found} == pytest.approx(dict(enumerate(expected.tolist())), abs=1e-6)
+    assert main(["predict", str(image), "--model", str(tmp_path / "model"), "--runtime", "native"]) == 2
+    assert "runtime: native runs .c files" in capsys.readouterr().err
 
 
 @needs_compiler

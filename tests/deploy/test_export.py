@@ -24,6 +24,7 @@ from lrfdyn.deploy.export import write as export_check
 from lrfdyn.deploy.export.exportable import exportable_model
 from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner, sidecar, write_executorch
 from lrfdyn.deploy.export.write import export_model
+from lrfdyn.deploy.predict import Predictor
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import SpikingModel
 from lrfdyn.sources import EXPORTED, find_source
@@ -87,6 +88,26 @@ def test_onnx(host, kind, tmp_path):
     assert not file.graph.input[0].type.tensor_type.shape.dim[0].dim_value  # a free axis
     text = made.path.read_bytes()
     assert str(Path(__file__).parents[2]).encode() not in text  # no trace of the machine that wrote it
+
+
+def test_files_of_films(tmp_path):
+    model = small("sew_resnet", in_channels=2, time_steps=2)
+    model.preprocessing = Preprocessing(24, (0.5,) * 2, (0.25,) * 2)  # this host takes any size
+    made = export_model(model, tmp_path / "film.onnx", frames=True)
+    assert (made.check.images, made.check.real) == (8, 0)
+    runner = OnnxRunner(made.path, threads=1)
+    facts = runner.facts
+    assert (facts["frames"], facts["preprocessing"]) == (2, None)
+    films = random(5, 2, 2, 24, 24, dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(films.transpose(0, 1)).numpy()
+    np.testing.assert_allclose(runner(films.numpy()), expected, atol=1e-3 * np.abs(expected).max())
+    with pytest.raises(LrfdynError, match=r"model: .*film\.onnx takes films of 2 frames, and no image files"):
+        Predictor.open(str(made.path))
+    with pytest.raises(LrfdynError, match="frames: a NIR graph"):
+        export_model(model, tmp_path / "film.nir", frames=True)
+    with pytest.raises(LrfdynError, match="images: a film has no image files"):
+        export_model(model, tmp_path / "film.onnx", frames=True, images=[tmp_path])
 
 
 def test_onnx_of_two_directions(tmp_path):

@@ -34,6 +34,16 @@ def test_form_is_the_model(host, kind):
     assert any(isinstance(m, Dendrites) for m in model.modules()) == (kind or "").startswith("lrf_dyn")
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_form_takes_films(host):
+    model = small(host, time_steps=3).double()
+    film = random(2, 3, model.in_channels, *side(host, model))
+    with torch.no_grad():
+        found = exportable_model(model, side(host, model))(film)
+        assert_close(found, model(film.transpose(0, 1)), 1e-9, "logits")
+        assert (found - exportable_model(model, side(host, model))(film[:, 0])).abs().max() > 1e-3  # not one frame
+
+
 @pytest.mark.parametrize(("host", "token"), [("spikformer", "qkv"), ("sdt_v3", "value")])
 def test_form_of_two_directions_is_the_model(host, token):
     model = small(host, "lrf_dyn", attention_options={"token": token, "directions": 2}).double()

@@ -333,37 +333,49 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
 
 /* ---- other terms ---------------------------------------------------------------------------------------------- */
 
-/* sums[c] += x * weight[c] for the outputs of one input. */
-static void add_product(const lrfdyn_term *term, size_t at, int32_t x, int32_t count, int32_t *restrict sums) {
-    if (x == 0) return;
-    if (term->wide) {
-        const int16_t *restrict weight = (const int16_t *)term->weight + at;
-        for (int32_t c = 0; c < count; c++) sums[c] += x * weight[c];
-    } else {
-        const int8_t *restrict weight = (const int8_t *)term->weight + at;
-        for (int32_t c = 0; c < count; c++) sums[c] += x * weight[c];
+/* sums[o] += sum_i x[i] weight[i][o] for o < outputs, where rows of weights are `width` apart. */
+#define ADD_DENSE(NAME, TYPE)                                                                                        \
+    static void NAME(int32_t *restrict sums, const int32_t *restrict x, int32_t count, const TYPE *restrict weight,  \
+                     int32_t width, int32_t outputs) {                                                               \
+        for (; outputs >= LRFDYN_LANES; outputs -= LRFDYN_LANES, sums += LRFDYN_LANES, weight += LRFDYN_LANES) {     \
+            int32_t total[LRFDYN_LANES] = {0};                                                                       \
+            for (int32_t i = 0; i < count; i++)                                                                      \
+                for (int32_t o = 0; o < LRFDYN_LANES; o++) total[o] += x[i] * weight[(size_t)(i * width + o)];       \
+            for (int32_t o = 0; o < LRFDYN_LANES; o++) sums[o] += total[o];                                          \
+        }                                                                                                            \
+        for (int32_t o = 0; o < outputs; o++)                                                                        \
+            for (int32_t i = 0; i < count; i++) sums[o] += x[i] * weight[(size_t)(i * width + o)];                   \
     }
-}
+ADD_DENSE(add_dense_8, int8_t)
+ADD_DENSE(add_dense_16, int16_t)
 
+/* `row` holds the inputs of all taps, [tap][channel]. */
 static void dense(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, int32_t channels, int32_t width,
                   int32_t *sums, int32_t *row) {
     const lrfdyn_map *in = term->in;
-    const int32_t inside = in->channels / term->groups, outputs = channels / term->groups;
-    for (int32_t tap = 0; tap < term->kernel_height * term->kernel_width; tap++) {
+    const int32_t taps = term->kernel_height * term->kernel_width, groups = term->groups;
+    const int32_t inside = in->channels / groups, outputs = channels / groups;
+    for (int32_t tap = 0; tap < taps; tap++) {
         const int32_t v = y * term->stride - term->padding + tap / term->kernel_width * term->dilation;
         const int32_t u = x * term->stride - term->padding + tap % term->kernel_width * term->dilation;
+        int32_t *to = row + tap * in->channels;
         if (v >= 0 && v < in->height && u >= 0 && u < in->width)
-            load_row(in, v * in->width + u, step, row);
-        else if (term->border)
-            for (int32_t c = 0; c < in->channels; c++) row[c] = term->border[c];
+            load_row(in, v * in->width + u, step, to);
         else
-            continue;
-        for (int32_t c = 0; c < in->channels; c++) {
-            const int32_t first = c / inside * outputs;
-            const size_t at = (size_t)(tap * inside + c % inside) * (size_t)width + (size_t)first;
-            add_product(term, at, row[c], outputs, sums + first);
-        }
+            for (int32_t c = 0; c < in->channels; c++) to[c] = term->border ? term->border[c] : 0;
     }
+    /* Without groups the inputs of all taps lie as the weights do. */
+    const int32_t pieces = groups == 1 ? 1 : taps, count = groups == 1 ? taps * inside : inside;
+    for (int32_t group = 0; group < groups; group++)
+        for (int32_t piece = 0; piece < pieces; piece++) {
+            const int32_t *from = row + piece * in->channels + group * inside;
+            int32_t *to = sums + group * outputs;
+            const size_t at = (size_t)(piece * inside * width + group * outputs);
+            if (term->wide)
+                add_dense_16(to, from, count, (const int16_t *)term->weight + at, width, outputs);
+            else
+                add_dense_8(to, from, count, (const int8_t *)term->weight + at, width, outputs);
+        }
 }
 
 static void add_products_16(int32_t *restrict sums, const int16_t *restrict x, const int16_t *restrict weight,
@@ -469,11 +481,13 @@ void lrfdyn_run_stage(const lrfdyn_stage *stage, void *scratch) {
     conv_state state = {0};
     uint8_t *memory = (uint8_t *)scratch;
     for (int32_t i = 0; i < stage->count; i++) {
-        const lrfdyn_map *in = stage->terms[i].in;
+        const lrfdyn_term *term = &stage->terms[i];
+        const lrfdyn_map *in = term->in;
         if (!in) continue;
+        const int32_t taps = term->kind == LRFDYN_DENSE ? term->kernel_height * term->kernel_width : 1;
         steps = in->steps > steps ? in->steps : steps;
-        most = in->channels > most ? in->channels : most;
-        if (stage->terms[i].kind == LRFDYN_CONV) memory = open_conv(&state, &stage->terms[i], width, memory);
+        most = taps * in->channels > most ? taps * in->channels : most;
+        if (term->kind == LRFDYN_CONV) memory = open_conv(&state, term, width, memory);
     }
     int32_t *row = (int32_t *)(void *)memory;
     int32_t *sums = (int32_t *)(void *)(memory + round_up((size_t)most * sizeof(int32_t)));

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -18,32 +20,43 @@ from lrfdyn.files import expanded, read_json
 
 COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-O3", "-march=native")
-LIBRARY = "liblrfdyn.so"
 SOURCES = ("lrfdyn_model.c", "lrfdyn_kernels.c")
 
 
-def find_compiler() -> str:
+def find_compiler() -> str | None:
     """The C compiler that `CC` names, or the first that is installed."""
     wanted = os.environ.get("CC")
-    found = next(filter(None, map(shutil.which, [wanted] if wanted else COMPILERS)), None)
-    require(
-        found is not None, f"runtime: native needs a C compiler, and there is no {wanted or ' or '.join(COMPILERS)}"
-    )
-    assert found is not None
-    return found
+    return next(filter(None, map(shutil.which, [wanted] if wanted else COMPILERS)), None)
+
+
+def library_of(folder: Path, options: Sequence[str] | None = None) -> Path:
+    """Where the compiled form lies. Its name depends on the processor: what is compiled for one may not run on
+    another."""
+    try:
+        processor = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    except (OSError, StopIteration):
+        processor = platform.processor()
+    key = hashlib.sha256(
+        repr((platform.machine(), processor, tuple(OPTIONS if options is None else options))).encode()
+    ).hexdigest()
+    return folder / f"liblrfdyn-{key[:12]}.so"
 
 
 @checked
-def build_library(folder: Path, options: Sequence[str] = OPTIONS) -> Path:
+def build_library(folder: Path, options: Sequence[str] | None = None) -> Path:
     """Compiles the folder of `write_c` to a shared library in it, unless there is one that is newer than its source."""
-    library, sources = folder / LIBRARY, [folder / name for name in SOURCES]
+    library, sources = library_of(folder, options), [folder / name for name in SOURCES]
     for source in sources:
         require(source.is_file(), f"model: {folder} is not a folder of C: it has no {source.name}")
     if library.is_file() and all(library.stat().st_mtime > source.stat().st_mtime for source in sources):
         return library
+    compiler = find_compiler()
+    if compiler is None:
+        missing = os.environ.get("CC") or " or ".join(COMPILERS)
+        raise LrfdynError(f"runtime: native needs a C compiler, and there is no {missing}")
     made = library.with_suffix(f".{os.getpid()}.so")  # whole before it has its name
-    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", *options, "-fPIC", "-shared"]
-    command = [find_compiler(), *flags, *map(str, sources), "-o", str(made)]
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", *(OPTIONS if options is None else options), "-fPIC", "-shared"]
+    command = [compiler, *flags, *map(str, sources), "-o", str(made)]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -66,7 +79,7 @@ class NativeModel:
     """
 
     @checked
-    def __init__(self, folder: str | os.PathLike[str], options: Sequence[str] = OPTIONS) -> None:
+    def __init__(self, folder: str | os.PathLike[str], options: Sequence[str] | None = None) -> None:
         path = expanded(folder, "model")
         facts = read_json(path / "lrfdyn.json", "model")
         require(isinstance(facts, dict), f"model: {path / 'lrfdyn.json'} is no JSON object")

@@ -14,25 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrfdyn.deploy.integer.operations import (
-    MOST16,
-    Add,
-    Conv,
-    Dendrites,
-    Fire,
-    Gate,
-    Head,
-    Levels,
-    MaxPool,
-    Operation,
-    Rescale,
-    ScaleAdd,
-    Ssa,
-    Stencils,
-    SumChannels,
-    SumTokens,
-    Value,
-)
+from lrfdyn.deploy.integer import operations as ops
+from lrfdyn.deploy.integer.operations import MOST16, Operation, Value
 from lrfdyn.deploy.integer.program import IntegerModel
 from lrfdyn.errors import require
 
@@ -42,7 +25,7 @@ MOST_STEPS = 8  # a byte holds the spikes of all steps
 MOST_TAPS = 64
 ALIGNMENT = 64
 TermsOf = Callable[[int], "list[Term]"]  # those of an input
-SUMS = (Conv, Stencils, Add, ScaleAdd, Rescale, Gate)  # what stages compute
+SUMS = (ops.Conv, ops.Stencils, ops.Add, ops.ScaleAdd, ops.Rescale, ops.Gate)  # what stages compute
 
 
 def padded(count: int, to: int = LANES) -> int:
@@ -149,7 +132,7 @@ class Planner:
     def inlined(self) -> set[int]:
         found: set[int] = set()
         for n, operation in enumerate(self.model.operations):
-            if isinstance(operation, (*SUMS, Fire, Levels)) and not self.adds_spikes(n + 1):
+            if isinstance(operation, (*SUMS, ops.Fire, ops.Levels)) and not self.adds_spikes(n + 1):
                 found |= set(self.inlined_inputs(operation, n + 1, found))
         return found
 
@@ -157,7 +140,7 @@ class Planner:
         """Whether a value is the sum of two stored counts of spikes, which have a kernel of their own."""
         operation = self.model.operations[value - 1]
         maps = [self.all_maps[i].kind for i in (*operation.inputs, value)]
-        return isinstance(operation, Add) and maps == ["SPIKES"] * 3
+        return isinstance(operation, ops.Add) and maps == ["SPIKES"] * 3
 
     def is_sum(self, value: int, grid: Map) -> bool:
         """Whether a value can be computed in the stage of the only one that takes it."""
@@ -169,13 +152,13 @@ class Planner:
     def inlined_inputs(self, operation: Operation, value: int, before: set[int]) -> list[int]:
         """The inputs of an operation that its stage computes: the first that can be, and of a weighted sum also a
         convolution that is added last."""
-        if isinstance(operation, Conv | Stencils):
+        if isinstance(operation, ops.Conv | ops.Stencils):
             return []
         own = self.all_maps[value]
         can = [i for i in operation.inputs if self.is_sum(i, own)]
-        if isinstance(operation, ScaleAdd):
+        if isinstance(operation, ops.ScaleAdd):
             x, y = operation.inputs
-            late = y in can and isinstance(self.model.operations[y - 1], Stencils)
+            late = y in can and isinstance(self.model.operations[y - 1], ops.Stencils)
             return [i for i in can if i == x or late]
         return can[:1]
 
@@ -190,18 +173,18 @@ class Planner:
     def sum_terms(self, operation: Operation, of: TermsOf) -> list[Term]:
         raise NotImplementedError(type(operation).__name__)
 
-    @sum_terms.register(Fire)
-    @sum_terms.register(Levels)
+    @sum_terms.register(ops.Fire)
+    @sum_terms.register(ops.Levels)
     def _(self, operation: Operation, of: TermsOf) -> list[Term]:
         return of(operation.inputs[0])
 
     @sum_terms.register
-    def _(self, operation: Conv, of: TermsOf) -> list[Term]:
+    def _(self, operation: ops.Conv, of: TermsOf) -> list[Term]:
         source = operation.inputs[0]
         return [convolution(operation, source, self.all_maps[source], self.model.values[source])]
 
     @sum_terms.register
-    def _(self, operation: Stencils, of: TermsOf) -> list[Term]:
+    def _(self, operation: ops.Stencils, of: TermsOf) -> list[Term]:
         terms = []
         for i, (weight, dilation) in enumerate(zip(operation.weight, operation.dilations, strict=True)):
             taps = weight.flatten(1).T
@@ -211,22 +194,22 @@ class Planner:
         return terms or [Term("MULTIPLY", None, torch.zeros_like(operation.bias), operation.bias)]
 
     @sum_terms.register
-    def _(self, operation: Add, of: TermsOf) -> list[Term]:
+    def _(self, operation: ops.Add, of: TermsOf) -> list[Term]:
         first, second = sorted(map(of, operation.inputs), key=_is_stored)
         return [*first, *second]
 
     @sum_terms.register
-    def _(self, operation: ScaleAdd, of: TermsOf) -> list[Term]:
+    def _(self, operation: ops.ScaleAdd, of: TermsOf) -> list[Term]:
         x, y = map(of, operation.inputs)
         return [*x, Term("MULTIPLY", None, operation.multiplier), *y]
 
     @sum_terms.register
-    def _(self, operation: Rescale, of: TermsOf) -> list[Term]:
+    def _(self, operation: ops.Rescale, of: TermsOf) -> list[Term]:
         scale = Term("RESCALE", None, operation.multiplier, operation.shift, limit=operation.limit)
         return [*of(operation.inputs[0]), scale]
 
     @sum_terms.register
-    def _(self, operation: Gate, of: TermsOf) -> list[Term]:
+    def _(self, operation: ops.Gate, of: TermsOf) -> list[Term]:
         first, (second,) = sorted(map(of, operation.inputs), key=_is_stored)
         return [*first, replace(second, kind="TIMES", extra=operation.bias)]
 
@@ -238,20 +221,20 @@ class Planner:
         out = self.all_maps[value]
         if self.adds_spikes(value):
             return Call("add_spikes", operation, operation.inputs, value, 0)
-        if isinstance(operation, (*SUMS, Fire, Levels)):
+        if isinstance(operation, (*SUMS, ops.Fire, ops.Levels)):
             terms = self.terms(value, inlined)
             reads = tuple(dict.fromkeys(t.source for t in terms if t.source is not None))
             return Call("stage", operation, reads, value, self.stage_scratch(terms, out), tuple(terms))
-        if isinstance(operation, MaxPool):
+        if isinstance(operation, ops.MaxPool):
             return Call("max_pool", operation, operation.inputs, value, 8 * width)
-        if isinstance(operation, SumTokens | SumChannels):
+        if isinstance(operation, ops.SumTokens | ops.SumChannels):
             return Call("sum", operation, operation.inputs, value, 4 * (width + out.channels))
-        if isinstance(operation, Ssa):
+        if isinstance(operation, ops.Ssa):
             state = maps[1].channels * maps[2].channels // operation.heads
             return Call("ssa", operation, operation.inputs, value, 4 * (state + maps[1].channels + maps[2].channels))
-        if isinstance(operation, Dendrites):
+        if isinstance(operation, ops.Dendrites):
             return Call("dendrites", operation, operation.inputs, value, width * (6 + 4 * operation.shift.shape[1]))
-        if isinstance(operation, Head):
+        if isinstance(operation, ops.Head):
             return Call("head", operation, operation.inputs, value, 8 * width)
         raise NotImplementedError(type(operation).__name__)
 
@@ -259,7 +242,12 @@ class Planner:
         """As `lrfdyn_run_stage` divides it up."""
         maps = [self.all_maps[t.source] for t in terms if t.source is not None]
         width = padded(out.channels)
-        parts = [4 * max([width, *(m.channels for m in maps)]), 4 * width * max([1, *(m.steps for m in maps)])]
+        rows = [
+            self.all_maps[t.source].channels * (t.kernel[0] * t.kernel[1] if t.kind == "DENSE" else 1)
+            for t in terms
+            if t.source is not None
+        ]
+        parts = [4 * max([width, *rows]), 4 * width * max([1, *(m.steps for m in maps)])]
         for term in terms:
             if term.kind == "CONV":
                 assert term.source is not None
@@ -279,7 +267,7 @@ def _is_stored(terms: Sequence[Term]) -> bool:
     return len(terms) == 1 and terms[0].kind == "ADD"
 
 
-def convolution(operation: Conv, source: int, taken: Map, value: Value) -> Term:
+def convolution(operation: ops.Conv, source: int, taken: Map, value: Value) -> Term:
     """Event by event for spikes, channel by channel where each has its own, and plainly otherwise."""
     weight, (out, each, *kernel) = operation.weight, operation.weight.shape
     shape: dict[str, Any] = {"kernel": tuple(kernel), "stride": operation.stride, "padding": operation.padding}
@@ -309,7 +297,7 @@ def place(plan: Plan) -> None:
     for n, call in enumerate(plan.calls):
         for i in (call.gives, *call.reads):
             lives[i] = (lives.get(i, (n, n))[0], n)
-        sizes[call.gives] = 0 if isinstance(call.operation, Head) else plan.maps[call.gives].bytes
+        sizes[call.gives] = 0 if isinstance(call.operation, ops.Head) else plan.maps[call.gives].bytes
         lives[scratch_of(n)], sizes[scratch_of(n)] = (n, n), call.scratch
     places: dict[int, tuple[int, int]] = {}
     for i in sorted(sizes, key=lambda i: -sizes[i]):

@@ -18,15 +18,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lrfdyn.checks import checked
+from lrfdyn.deploy.c.native import NativeModel, find_compiler
 from lrfdyn.deploy.c.plan import Call, Map, Plan, Planner, Term, scratch_of, with_lanes
 from lrfdyn.deploy.integer.operations import MOST, Dendrites, Fire, Head, Levels, Ssa
-from lrfdyn.deploy.integer.program import IntegerModel
+from lrfdyn.deploy.integer.program import IntegerModel, random_pictures
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.files import expanded, write_json
+from lrfdyn.files import expanded, temporary_folder, writable_folder, write_json
+from lrfdyn.sources import EXPORTED
 
 PACKAGED = ("lrfdyn.h", "lrfdyn_kernels.h", "lrfdyn_kernels.c", "lrfdyn_test.c", "lrfdyn_classify.c", "Makefile")
 TYPES = {torch.int8: "int8_t", torch.uint8: "uint8_t", torch.int16: "int16_t", torch.int32: "int32_t"}
@@ -35,40 +38,62 @@ ACROSS = 16  # numbers in a line
 
 @dataclass(frozen=True)
 class WrittenC:
-    """A folder that `write_c` wrote: the bytes of its weights, and of the static memory beside them."""
+    """A folder that `write_c` wrote: the bytes of its weights and of the static memory beside them, and whether it was
+    `verified`."""
 
     path: Path
     weight_bytes: int
     memory_bytes: int
+    verified: bool
 
 
 @checked
-def write_c(model: IntegerModel, out: str | os.PathLike[str], images: Tensor | None = None) -> WrittenC:
-    """Writes `model` as C99 without dependencies, allocation or floating point into the folder `out`.
+def write_c(
+    model: IntegerModel, out: str | os.PathLike[str], images: Tensor | None = None, verify: bool = False
+) -> WrittenC:
+    """Writes `model` as a folder of C99 without dependencies, allocation or floating point.
 
-    `images`, uint8 `[N, C, H, W]`, become the test of the folder, with the logits that the definition gives them:
-    `make test` compares them bit for bit. Without any, there are two of random pixels.
+    - `model`: An integer model.
+    - `out`: The folder, whose name ends in .c.
+    - `images`: Levels from 0 to 255, uint8 `[N, C, H, W]`. They become the test of the folder, with the logits that the
+      definition gives: `make test` compares them bit for bit. Without any, there are two of random pixels.
+    - `verify`: Do the same here, where a C compiler is installed: a folder that gives other bits is an error, and none
+      is left.
+
+    Example:
+
+        made = write_c(quantize(model), "model.c")
+        print(made.weight_bytes, made.memory_bytes)
     """
-    folder = expanded(out, "out")
-    plan = Planner(model).plan()
-    if images is None:
-        generator = torch.Generator().manual_seed(0)
-        images = torch.randint(256, (2, *model.shape), generator=generator, dtype=torch.uint8)
+    path = expanded(out, "out")
+    ending = EXPORTED["native"]
+    require(path.suffix == ending, f"out: expected the name of a folder that ends in {ending}, got {path}")
+    require(not path.is_file(), f"out: expected a folder, got the file {path}")
+    writable_folder(path.parent, "out")
+    images = random_pictures(model) if images is None else images
+    logits, plan = model(images), Planner(model).plan()
     text = ModelText(model, plan)
-    files_by_name = {
+    contents = {
         "lrfdyn_model.h": header(model, plan),
         "lrfdyn_model.c": text.write(),
-        "lrfdyn_vectors.h": vectors(images, model(images)),
+        "lrfdyn_vectors.h": vectors(images, logits),
         **{name: kernel_text(name) for name in PACKAGED},
     }
+    verified = verify and find_compiler() is not None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files_by_name.items():
-            (folder / name).write_text(content, encoding="utf-8")
-        write_json(folder / "lrfdyn.json", {**description(model), "memory_bytes": plan.arena})
+        with temporary_folder(path.parent) as folder:
+            for name, content in contents.items():
+                (folder / name).write_text(content, encoding="utf-8")
+            write_json(folder / "lrfdyn.json", {**description(model), "memory_bytes": plan.arena})
+            if verified:
+                same = np.array_equal(NativeModel(folder)(images.numpy()), logits.numpy())
+                require(same, "export: the compiled C gives other integers; the folder was not kept")
+            path.mkdir(exist_ok=True)
+            for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime):  # libraries after sources
+                file.replace(path / file.name)
     except OSError as error:
-        raise LrfdynError(f"out: cannot write {folder} ({error.strerror or error})") from None
-    return WrittenC(folder, text.bytes, plan.arena)
+        raise LrfdynError(f"out: cannot write {path} ({error.strerror or error})") from None
+    return WrittenC(path, text.bytes, plan.arena, verified)
 
 
 def description(model: IntegerModel) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class PlainRepConv(nn.Module):
 
 
 class ExportableModel(nn.Module):
-    """A classifier of static images `[B, C, H, W]`; returns logits `[B, classes]`.
+    """A classifier of static images `[B, C, H, W]` or of films `[B, T, C, H, W]`; returns logits `[B, classes]`.
 
     Memory stays as it comes: exchange formats have one order of their own, and ExecuTorch computes wrong numbers of
     channels-last memory behind a change of shape."""
@@ -132,7 +132,8 @@ class ExportableModel(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        x = images.unsqueeze(0).expand(self.model.time_steps, -1, -1, -1, -1)
+        static = images.dim() == 4
+        x = images.unsqueeze(0).expand(self.model.time_steps, -1, -1, -1, -1) if static else images.transpose(0, 1)
         return self.model.forward_head(self.model.forward_stages(x, only_last=True)[-1])
 
 

@@ -92,6 +92,7 @@ def export_model(
     images: Sequence[Path] = (),
     random_images: int = 8,
     most_images: int = 8,
+    frames: bool = False,
     dense: bool = False,
     tolerance: float = 1e-3,
 ) -> Exported:
@@ -108,6 +109,8 @@ def export_model(
     - `images`: Image files for the check; without any, scikit-learn's digits where it is installed.
     - `random_images`: How many random images the check shows beside them.
     - `most_images`: The largest B of an ExecuTorch file; that of the others is free.
+    - `frames`: An ONNX or ExecuTorch file takes event frames `[B, T, C, size, size]`, as many as the model has time
+      steps, in the place of images. The file states `frames`, and no preprocessing.
     - `dense`: In a NIR file, convolutions without groups, for readers that know none: depth-wise ones get zeros
       between the channels.
     - `tolerance`: How far logits may be off where no spike flipped, relative to the largest logit.
@@ -120,9 +123,10 @@ def export_model(
         print(made.bytes, made.check)
     """
     path = expanded(out, "out")
-    if format not in (None, *EXPORTED):
-        raise unknown_name("format", format, EXPORTED)
-    kinds = {ending: name for name, ending in EXPORTED.items() if format in (None, name)}
+    numbers = {name: ending for name, ending in EXPORTED.items() if name != "native"}  # which is in integers
+    if format not in (None, *numbers):
+        raise unknown_name("format", format, numbers)
+    kinds = {ending: name for name, ending in numbers.items() if format in (None, name)}
     require(path.suffix in kinds, f"out: expected a name that ends in {' or '.join(kinds)}, got {path}")
     format = kinds[path.suffix]
     require(not model.training, "model: expected evaluation mode")
@@ -131,18 +135,23 @@ def export_model(
     require_integer("random_images", random_images, 1)
     require_integer("most_images", most_images, 1)
     require(format == "nir" or not dense, f"dense: only for NIR files, got {path}")
+    require(format != "nir" or not frames, f"frames: a NIR graph has one frame for every time step anyway, got {path}")
+    require(not (frames and images), "images: a film has no image files to check on")
     require(not path.is_dir(), f"out: expected a file, got the folder {path}")
     writable_folder(path.parent, "out")
     preprocessing = model.preprocessing or Preprocessing.usual(*model.input_size[:2])
-    shape = (model.in_channels, preprocessing.size, preprocessing.size)
-    real = real_images(preprocessing, images)
+    film = (model.time_steps,) if frames else ()
+    shape = (*film, model.in_channels, preprocessing.size, preprocessing.size)
+    real = [] if frames else real_images(preprocessing, images)
     own: dict[str, dict[str, Any]] = {
         "executorch": {"most_images": most_images},
         "nir": {"time_step_s": TIME_STEP, "dense": dense},
     }
     facts = model_facts(model, weights) | own.get(format, {})
+    if frames:
+        facts |= {"frames": model.time_steps, "preprocessing": None, "preprocessing_assumed": False}
     model = copy.deepcopy(model).float().cpu()  # the caller's stays where it is
-    form = model if format == "nir" else exportable_model(model, shape[1:])
+    form = model if format == "nir" else exportable_model(model, shape[-2:])
     ways: dict[str, tuple[Any, Any]] = {
         "onnx": (write_onnx, OnnxRunner),
         "executorch": (write_executorch, ExecutorchRunner),
@@ -218,10 +227,12 @@ def run_batches(run: Runner, images: np.ndarray, most: int | None) -> np.ndarray
 
 @torch.inference_mode()
 def torch_logits(model: SpikingModel, images: np.ndarray) -> np.ndarray:
-    """PyTorch's logits `[N, classes]` of images `[N, C, H, W]`, in float64 whatever the type of the model."""
+    """PyTorch's logits `[N, classes]` of images `[N, C, H, W]` or films `[N, T, C, H, W]`, in float64 whatever the type
+    of the model."""
     like = next(model.parameters())
     parts = torch.from_numpy(images).to(like.device, like.dtype).split(BATCH)
-    return torch.cat([model(part) for part in parts]).double().cpu().numpy()
+    logits = [model(part.transpose(0, 1) if part.dim() == 5 else part) for part in parts]
+    return torch.cat(logits).double().cpu().numpy()
 
 
 def _compare(found: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[np.ndarray, int, float]:

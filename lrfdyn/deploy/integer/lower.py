@@ -1,15 +1,13 @@
 """From the modules of a network to integer operations.
 
-A `Signal` is a value of the program and what 1 of it stands for in each channel. Layers are looked up by their exact
-class: one that is not known here, or that somebody changed in a class of their own, is refused rather than guessed.
+Layers are looked up by their exact class: one that is not known here, or that somebody changed in a class of their own,
+is refused rather than guessed.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,197 +16,16 @@ from torch import Tensor, nn
 from lrfdyn.attention.base import Attention
 from lrfdyn.attention.lrf_dyn import LRFDyn
 from lrfdyn.attention.ssa import LRFSSA, SDSA, SSA, VSA, CausalSSA, LocalReceptiveFields
-from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy.integer import operations as ops
-from lrfdyn.deploy.integer.operations import MOST, MOST16, Operation, Value, level_threshold, threshold_for
-from lrfdyn.deploy.integer.weights import quantize_dendrites, quantize_rows, quantize_stencils
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.deploy.integer.lowering import HEADROOM, LOWERINGS, Lower, Lowering, Signal, lower, lowers, refusal, refuse
+from lrfdyn.deploy.integer.operations import MOST16, Value
+from lrfdyn.deploy.integer.weights import quantize_dendrites, quantize_stencils
+from lrfdyn.errors import require
 from lrfdyn.models import qkformer, resnet, sdt_v1, sdt_v2, sdt_v3, spikformer
 from lrfdyn.models.metaformer import ConvBlock, MetaFormer
 from lrfdyn.models.transformer import PlainTransformer, Stem
 from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, SpikingConv
-from lrfdyn.nn.neurons import FoldedNorm, fused_dynamics, scale_and_shift
-from lrfdyn.ops.lif import Dynamics
-
-INT8 = 127
-NARROW = 2.0**-8  # the unit of potentials in 16 bits
-HEADROOM = 18  # bits that a bias may have, in the unit of its channel
-
-
-@dataclass(frozen=True)
-class Signal:
-    """Value `index` of the program, and the unit of each channel `[C]`, in float64."""
-
-    index: int
-    unit: Tensor
-
-
-class Lowering:
-    """A program in the making. `potential_bits` are those behind the point of potentials on shortcuts. The weights of
-    the modules are replaced by what the integers stand for."""
-
-    def __init__(self, shape: Sequence[int], time_steps: int, colours: Preprocessing, potential_bits: int) -> None:
-        zero = torch.zeros(shape[0], dtype=torch.int64)
-        self.time_steps, self.colours, self.potential_unit = time_steps, colours, 2.0**-potential_bits
-        self.operations: list[Operation] = []
-        self.values = [Value(zero, zero + 255, shape[1], shape[2], timed=False)]
-        self.scale = 1.0
-
-    def emit(self, operation: Operation, unit: Tensor) -> Signal:
-        self.operations.append(operation)
-        self.values.append(operation.infer([self.values[i] for i in operation.inputs], self.time_steps))
-        return Signal(len(self.operations), unit)
-
-    def value(self, x: Signal) -> Value:
-        return self.values[x.index]
-
-    def pixels(self) -> Signal:
-        return Signal(0, 1 / (255 * torch.tensor(self.colours.std, dtype=torch.float64)))
-
-    def conv(self, name: str, x: Signal, conv: Any) -> Signal:
-        """A convolution with its norm folded in."""
-        plain = type(conv) is nn.Conv2d and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
-        shape = (conv.stride, conv.padding) if plain else ((0, 1), (0, 1))
-        square = all(a == b for a, b in shape) and conv.dilation == (1, 1)
-        _refuse(plain and square, name, conv, "it is no plain convolution with the same stride and padding both ways")
-        if self.value(x).kind == "int":
-            x = self.narrow(name, x)
-        width = conv.weight.shape[1]
-        units = x.unit.unflatten(0, (conv.groups, width)).repeat_interleave(len(conv.weight) // conv.groups, 0)
-        weight = conv.weight * units[..., None, None]
-        bias = conv.weight.new_zeros(len(weight)) if conv.bias is None else conv.bias.clone()
-        border, dark = None, torch.zeros(())
-        if x.index == 0:
-            mean, std = (torch.tensor(v, dtype=torch.float64) for v in (self.colours.mean, self.colours.std))
-            border = (255 * mean).round().to(torch.uint8)
-            _refuse(conv.groups == 1, name, conv, "the first convolution has groups")
-            bias -= (conv.weight.sum((2, 3)) * (mean / std)).sum(1)
-        whole, unit = quantize_rows(weight, INT8, least=bias.abs() * 2.0**-HEADROOM)
-        offset = (bias / unit).round()
-        conv.weight.copy_(whole * unit.reshape(-1, 1, 1, 1) / units[..., None, None])
-        if x.index == 0:
-            dark = (conv.weight.sum((2, 3)) * (mean / std)).sum(1)
-        conv.bias = nn.Parameter(offset * unit + dark, requires_grad=False)
-        made = ops.Conv(
-            name, (x.index,), whole.to(torch.int8), offset.int(), conv.stride[0], conv.padding[0], conv.groups, border
-        )
-        return self.emit(made, unit)
-
-    def fire(self, name: str, x: Signal, neuron: nn.Module) -> Signal:
-        """The spikes of a neuron."""
-        dynamics = fused_dynamics(neuron)
-        if dynamics is None:
-            raise _refusal(name, neuron, "its class has no integer form")
-        if not isinstance(dynamics, Dynamics):
-            units = x.unit.tolist()
-            rows = [[level_threshold(d, unit) for d in range(1, dynamics.levels + 1)] for unit in units]
-            levels = ops.Levels(name, (x.index,), torch.tensor(rows, dtype=torch.int32))
-            return self.emit(levels, torch.full_like(x.unit, dynamics.scale))
-        kept = 1.0 if self.time_steps == 1 else dynamics.leak * dynamics.decay
-        shift = -math.log2(kept) if kept > 0 else 0.5
-        known = shift >= 0 and shift == int(shift) and dynamics.v_reset == 0 and dynamics.gain > 0
-        what = "an integer neuron keeps 1, 1/2, 1/4, ... of its membrane and resets to 0"
-        _refuse(known, name, neuron, f"{what}; this one keeps {kept:g} and resets to {dynamics.v_reset:g}")
-        bits = int(shift) * (self.time_steps - 1)
-        level = Fraction(dynamics.threshold) / Fraction(dynamics.gain) * 2**bits
-        threshold = [threshold_for(level, unit, dynamics.strict) for unit in x.unit.tolist()]
-        made = ops.Fire(name, (x.index,), torch.tensor(threshold, dtype=torch.int32), int(shift), dynamics.strict)
-        return self.emit(made, torch.ones_like(x.unit))
-
-    def spare_bits(self, neuron: nn.Module) -> int:
-        """How many of 31 bits a neuron's input may take: the others are its fraction and what it keeps."""
-        dynamics = fused_dynamics(neuron)
-        if not isinstance(dynamics, Dynamics) or self.time_steps == 1:
-            return 30
-        kept = max(dynamics.leak * dynamics.decay, 2.0**-30)
-        grows = math.log2(sum(kept**n for n in range(self.time_steps)))
-        return 30 - math.ceil(-math.log2(kept) * (self.time_steps - 1) + grows)
-
-    def rescale(self, name: str, x: Signal, unit: float, limit: int = MOST) -> Signal:
-        """`x` in one unit for all channels."""
-        ratio = x.unit / unit
-        shift = (23 - ratio.log2().floor()).clamp(0, 62)
-        multiplier = (ratio * 2**shift).round()
-        made = ops.Rescale(name, (x.index,), multiplier.int(), shift.int(), limit)
-        return self.emit(made, torch.full_like(x.unit, unit))
-
-    def narrow(self, name: str, x: Signal) -> Signal:
-        """Potentials in 16 bits, for a convolution without a neuron before it."""
-        value = self.value(x)
-        if int(torch.maximum(-value.low, value.high).max()) <= MOST16:
-            return x
-        return self.rescale(f"{name}.input", x, NARROW, MOST16)
-
-    def add(self, name: str, x: Signal, y: Signal) -> Signal:
-        """The sum of spikes, or of potentials in their common unit."""
-        if not torch.equal(x.unit, y.unit):
-            x, y = (self.to_potential(name, each) for each in (x, y))
-        return self.emit(ops.Add(name, (x.index, y.index)), x.unit)
-
-    def to_potential(self, name: str, x: Signal) -> Signal:
-        same = bool((x.unit == self.potential_unit).all())
-        return x if same else self.rescale(name, x, self.potential_unit)
-
-    def pool(self, name: str, x: Signal) -> Signal:
-        return self.emit(ops.MaxPool(name, (x.index,)), x.unit)
-
-    def gate(self, name: str, x: Signal, y: Signal, bias: Tensor | None = None) -> Signal:
-        channels = max(len(x.unit), len(y.unit))
-        unit, other = (each.unit.repeat_interleave(channels // len(each.unit)) for each in (x, y))
-        offset = None if bias is None else (bias / (unit * other)).round().int()
-        return self.emit(ops.Gate(name, (x.index, y.index), offset), unit * other)
-
-    def sum_tokens(self, name: str, x: Signal) -> Signal:
-        return self.emit(ops.SumTokens(name, (x.index,)), x.unit)
-
-    def head(self, name: str, x: Signal, heads: Sequence[Any]) -> None:
-        """The classifier on the mean over tokens and time, or the mean of several."""
-        for layer in heads:
-            _refuse(type(layer) is nn.Linear, name, layer, "the classifier is no linear layer")
-        weight = torch.stack([layer.weight for layer in heads]).mean(0)
-        bias = torch.stack([layer.bias for layer in heads]).mean(0)
-        value, unit = self.value(x), float(x.unit[0])
-        assert torch.equal(x.unit, torch.full_like(x.unit, unit))
-        count = value.tokens * (self.time_steps if value.timed else 1)
-        largest = (weight.abs() * value.high).sum(1) * count + bias.abs() * count / unit
-        step = max(float(weight.abs().max()) / MOST16, float(largest.max()) / (0.99 * MOST), 1e-30)
-        self.scale = step * unit / count
-        whole, offset = (weight / step).round(), (bias / self.scale).round()
-        for layer in heads:
-            layer.weight.copy_(whole * step)
-            layer.bias.copy_(offset * self.scale)
-        self.emit(ops.Head(name, (x.index,), whole.to(torch.int16), offset.int()), x.unit)
-
-
-Lower = Callable[..., Signal]
-LOWERINGS: dict[type[nn.Module], Lower] = {}
-
-
-def lowers(*kinds: type[nn.Module]) -> Callable[[Lower], Lower]:
-    """Registers how modules of exactly these classes are lowered: `(lowering, module, name, x)` to a signal."""
-
-    def register(function: Lower) -> Lower:
-        LOWERINGS.update(dict.fromkeys(kinds, function))
-        return function
-
-    return register
-
-
-def lower(b: Lowering, module: nn.Module, name: str, x: Signal) -> Signal:
-    """What a module makes of `x`."""
-    if type(module) not in LOWERINGS:
-        raise _refusal(name, module, "its class has no integer form")
-    return LOWERINGS[type(module)](b, module, name, x)
-
-
-def _refusal(name: str, module: nn.Module, reason: str) -> LrfdynError:
-    return LrfdynError(f"model: {name} ({type(module).__name__}) cannot be computed in integers: {reason}")
-
-
-def _refuse(fits: bool, name: str, module: nn.Module, reason: str) -> None:
-    if not fits:
-        raise _refusal(name, module, reason)
-
+from lrfdyn.nn.neurons import FoldedNorm, scale_and_shift
 
 # Layers
 
@@ -227,7 +44,7 @@ def _sequence(b: Lowering, module: Any, name: str, x: Signal) -> Signal:
 
 @lowers(ConvBN, resnet.SEWStem)
 def _conv(b: Lowering, module: Any, name: str, x: Signal) -> Signal:
-    _refuse(isinstance(module.bn, FoldedNorm), f"{name}.bn", module.bn, "it is no batch norm with running statistics")
+    refuse(isinstance(module.bn, FoldedNorm), f"{name}.bn", module.bn, "it is no batch norm with running statistics")
     return b.conv(f"{name}.conv", x, module.conv)
 
 
@@ -303,7 +120,7 @@ def _rep_conv(b: Lowering, module: Any, name: str, x: Signal) -> Signal:
     """The chain of linear layers as the one 3x3 convolution that it equals."""
     conv, chain = module.conv, [module.conv.bn1, module.conv.bn2, module.bn]
     for norm in chain:
-        _refuse(type(norm) is nn.BatchNorm2d, name, norm, "it is no batch norm with running statistics")
+        refuse(type(norm) is nn.BatchNorm2d, name, norm, "it is no batch norm with running statistics")
     (first, shift1), (second, shift2), (third, shift3) = map(scale_and_shift, chain)
     inner = conv.conv1.weight.flatten(1) * first.unsqueeze(1)  # [middle, in]
     outer = conv.conv2.weight.flatten(1) * (second * third).unsqueeze(1)  # [out, middle]
@@ -362,14 +179,14 @@ def _ssa(b: Lowering, module: Any, name: str, projected: list[Signal]) -> Signal
 
 def _add_stencils(b: Lowering, module: LRFSSA, name: str, v: Signal, mixed: Signal) -> Signal:
     """The unit of a channel is that of the other term divided by a whole number, so that the sum is exact."""
-    weight, shift = _stencils(module.lrf, name)
+    weight, shift, dilations = _stencils(module.lrf, name, b.value(v))
     weight, shift = module.lrf_scale * weight, module.lrf_scale * shift
     most = 2.0 ** b.spare_bits(module.fire) / (b.value(mixed).high.clamp(min=1) * 2)
     most = torch.minimum(most, 2.0**HEADROOM * mixed.unit / shift.abs().clamp(min=1e-30))
     whole, divisor = quantize_stencils(weight * (v.unit / mixed.unit).reshape(-1, 1, 1), most)
     unit = mixed.unit / divisor
     offset = (shift / unit).round()
-    made = ops.Stencils(f"{name}.lrf", (v.index,), whole.to(torch.int16), offset.int(), module.lrf.dilations)
+    made = ops.Stencils(f"{name}.lrf", (v.index,), whole.to(torch.int16), offset.int(), dilations)
     local = b.emit(made, unit)
     added = ops.ScaleAdd(f"{name}.sum", (mixed.index, local.index), divisor.int())
     module.lrf.weight.copy_(whole * (unit / v.unit).reshape(-1, 1, 1))
@@ -378,23 +195,32 @@ def _add_stencils(b: Lowering, module: LRFSSA, name: str, v: Signal, mixed: Sign
     return b.emit(added, unit)
 
 
-def _stencils(lrf: LocalReceptiveFields, name: str) -> tuple[Tensor, Tensor]:
-    """Weights `[D, C, 3, 3]` and what the norm adds, `[C]`."""
+def _stencils(lrf: LocalReceptiveFields, name: str, grid: Value) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Weights `[D, C, 3, 3]`, without those that only meet pixels outside this grid, what the norm adds, `[C]`, and the
+    dilations, of which none reaches farther than it must."""
     norm: Any = lrf.norm
     known = norm is None or isinstance(norm, FoldedNorm)
-    _refuse(known, f"{name}.lrf", lrf, "its norm is no batch norm with running statistics")
-    return lrf.weight, lrf.weight.new_zeros(lrf.weight.shape[1]) if norm is None else norm.shift
+    refuse(known, f"{name}.lrf", lrf, "its norm is no batch norm with running statistics")
+    weight = lrf.weight.clone()
+    for stencil, dilation in zip(weight, lrf.dilations, strict=True):
+        if dilation >= grid.height:
+            stencil[:, ::2] = 0
+        if dilation >= grid.width:
+            stencil[..., ::2] = 0
+    farthest = max(grid.height, grid.width)
+    shift = weight.new_zeros(weight.shape[1]) if norm is None else norm.shift
+    return weight, shift, tuple(min(dilation, farthest) for dilation in lrf.dilations)
 
 
 def _sdsa(b: Lowering, module: Any, name: str, projected: list[Signal]) -> Signal:
-    _refuse(not module.host.window_maxima, name, module, "its maxima over windows are no operation here")
+    refuse(not module.host.window_maxima, name, module, "its maxima over windows are no operation here")
     q, k, v = projected
     mixed = b.sum_tokens(f"{name}.mix", b.gate(f"{name}.kv", k, v))
     return b.gate(f"{name}.gate", q, b.fire(f"{name}.fire", mixed, module.fire))
 
 
 def _lrf_dyn(b: Lowering, module: Any, name: str, projected: list[Signal]) -> Signal:
-    _refuse(isinstance(module.norm, FoldedNorm), name, module.norm, "it is no batch norm with running statistics")
+    refuse(isinstance(module.norm, FoldedNorm), name, module.norm, "it is no batch norm with running statistics")
     u = projected[0] if module.token == "value" else b.gate(f"{name}.kv", projected[1], projected[2])
     value, spare, shift = b.value(u), b.spare_bits(module.fire), module.norm.shift
     modes = module.dendrites.modes_by_direction(value.width)
@@ -406,10 +232,9 @@ def _lrf_dyn(b: Lowering, module: Any, name: str, projected: list[Signal]) -> Si
         for reverse, tensors in enumerate(quantized)
     ]
     soma = somas[0] if len(somas) == 1 else b.add(f"{name}.dendrites.sum", *somas)
-    weight, own_shift = _stencils(module.lrf, name)
-    assert not own_shift.any()
-    dilations = module.lrf.dilations or (1,)
-    weight = weight.clone() if len(weight) else weight.new_zeros(1, len(unit), 3, 3)
+    weight, _, dilations = _stencils(module.lrf, name, value)
+    if not dilations:
+        weight, dilations = weight.new_zeros(1, len(unit), 3, 3), (1,)
     weight[0, :, 1, 1] += 1  # X itself
     held = b.value(soma)
     reach = torch.maximum(-held.low, held.high).clamp(min=1) * weight.abs().sum((0, 2, 3))
@@ -430,7 +255,7 @@ for kind, mix in ((SSA, _ssa), (LRFSSA, _ssa), (CausalSSA, _ssa), (SDSA, _sdsa),
 
 @lowers(VSA)
 def _vsa(b: Lowering, module: Any, name: str, x: Signal) -> Signal:
-    raise _refusal(name, module, "its softmax has no exact integer form")
+    raise refusal(name, module, "its softmax has no exact integer form")
 
 
 @lowers(qkformer.TokenAttention)

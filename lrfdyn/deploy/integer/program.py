@@ -17,6 +17,7 @@ from lrfdyn.deploy.integer.reference import run
 from lrfdyn.errors import LrfdynError, first_line, require, require_integer, shown
 from lrfdyn.files import expanded
 from lrfdyn.io.weights import checksum, load_tensors, save_tensors
+from lrfdyn.models.base import LIMITS
 
 FORMAT = 1
 BATCH = 16  # images that the reference computes together
@@ -48,8 +49,9 @@ class IntegerModel:
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         self.shape, self.time_steps, self.scale, self.facts = tuple(shape), time_steps, scale, dict(facts or {})
-        require(len(self.shape) == 3 and min(self.shape) >= 1, f"shape: expected [C, H, W], got {shown(shape)}")
-        require_integer("time_steps", time_steps, 1)
+        known = len(self.shape) == 3 and min(self.shape) >= 1 and max(self.shape) <= LIMITS["image_size"][1]
+        require(known, f"shape: expected [C, H, W], got {shown(shape)}")
+        require_integer("time_steps", time_steps, *LIMITS["time_steps"])
         require(scale > 0, f"scale: expected a positive number, got {scale}")
         self.operations = tuple(operations)
         self.values = infer_values(self.shape, time_steps, self.operations)

@@ -12,10 +12,12 @@ from lrfdyn.checks import checked
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy.export.write import model_facts
-from lrfdyn.deploy.integer.lower import Lowering, lower_model
-from lrfdyn.deploy.integer.operations import RangeError
+from lrfdyn.deploy.integer.lower import lower_model
+from lrfdyn.deploy.integer.lowering import Lowering
+from lrfdyn.deploy.integer.operations import RangeError, Rescale
 from lrfdyn.deploy.integer.program import IntegerModel
-from lrfdyn.errors import require
+from lrfdyn.errors import LrfdynError, require
+from lrfdyn.io.weights import not_finite
 from lrfdyn.models import SpikingModel
 
 POTENTIAL_BITS = (14, 12, 10, 8, 6)  # behind the point, tried in turn until no sum can leave 32 bits
@@ -50,6 +52,10 @@ def quantize_with_twin(model: SpikingModel, weights: str | None = None) -> tuple
     preprocessing = model.preprocessing or Preprocessing.usual(*model.input_size[:2])
     shape = (model.in_channels, preprocessing.size, preprocessing.size)
     require(preprocessing.channels == shape[0], f"model: expected a mean of all {shape[0]} channels")
+    level = all(0 <= mean <= 1 for mean in preprocessing.mean)
+    require(level, f"model: expected a mean from 0 to 1, a level of pixels outside, got {preprocessing.mean}")
+    for name in not_finite(model.state_dict()):
+        raise LrfdynError(f"model: {name} holds numbers that are not finite")
     folded = fold_batch_norm(copy.deepcopy(model).cpu().double()).requires_grad_(False)
     for bits in POTENTIAL_BITS:
         twin = copy.deepcopy(folded)
@@ -61,7 +67,9 @@ def quantize_with_twin(model: SpikingModel, weights: str | None = None) -> tuple
         except RangeError:
             if bits == POTENTIAL_BITS[-1]:
                 raise
-    facts = {**model_facts(model, weights), "integer": True, "potential_bits": bits}
+    facts = {**model_facts(model, weights), "integer": True}
+    if any(isinstance(operation, Rescale) for operation in lowering.operations):
+        facts["potential_bits"] = bits
     return IntegerModel(shape, model.time_steps, lowering.scale, lowering.operations, facts), twin
 
 
