@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from docs.parts import ROOT, deployment, findings, models, mutants, performance, readme, results, segmentation
+from docs.parts import ROOT, deployment, edge, findings, models, mutants, performance, readme, results, segmentation
 
-MODULES = (deployment, findings, models, mutants, performance, readme, results, segmentation)
+MODULES = (deployment, edge, findings, models, mutants, performance, readme, results, segmentation)
 PARTS: dict[str, Callable[[], str]] = {name: part for module in MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"(<!-- fill: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not options.check:
                 page.write_text(filled, encoding="utf-8")
     if options.figures:
-        for module in (deployment, findings, results):
+        for module in (deployment, edge, findings, results):
             module.draw()
     if options.check and stale:
         print(f"not current: {', '.join(str(page.relative_to(ROOT)) for page in stale)}; run: python docs/fill.py")

@@ -16,7 +16,7 @@ import yaml
 
 import lrfdyn
 from docs import fill
-from docs.parts import findings, segmentation
+from docs.parts import edge, findings, segmentation
 from lrfdyn.cli import build_parser
 from lrfdyn.data.base import check_options
 from lrfdyn.training.recipes import load_recipe
@@ -92,6 +92,21 @@ def test_one_seed_decides_no_accuracy():
 
 def test_pages_say_what_is_not_measured_yet(tmp_path):
     assert segmentation.subset(tmp_path) == "Not measured yet."
+    for part in (edge.cpu, edge.factors, edge.firing, edge.layers, edge.boards):
+        assert part([]).startswith("Not measured yet")
+
+
+def test_the_c_engine_is_compared_on_one_core_with_runtimes_of_the_same_model():
+    facts = {"model": "m", "attention": "ssa", "image_size": 8, "ram_kib": None, "file_mib": 1.0, "trained": False}
+    facts |= {"images": None, "top1": None, "firing_rate": 0.05, "machine": {"cpu": "a CPU"}}
+    times = {("lrfdyn C", 1): 10.0, ("other", 1): 25.0, ("other", 2): 12.0}
+    rows = [{**facts, "runtime": name, "threads": n, "ms": ms, "bit_exact": None} for (name, n), ms in times.items()]
+    rows.append({**rows[0], "attention": "lrf_dyn", "ms": 5.0, "bit_exact": True})  # which the other does not run
+    assert edge.factors(rows).splitlines()[2:] == [
+        "| lrfdyn C, ms | 10.0 | 5.0 |",
+        "| times faster than other | 2.5 |  |",
+    ]
+    assert "| m, lrf_dyn, 8 | lrfdyn C | 1 | 5.0 |  | 1.0 |  | yes |" in edge.cpu(rows)
 
 
 @pytest.mark.parametrize("page", ["index.md", "own_networks.md"])
