@@ -318,6 +318,8 @@ def test_command_writes_integers_that_predict_reads(tmp_path: Path, capsys: pyte
     assert [found[i] for i in range(5)] == pytest.approx(scores[0].tolist())
     assert main(["export", saved, "--integer", "--format", "nir", "--out", str(out)]) == 2
     assert "integer: only for ONNX" in capsys.readouterr().err
+    assert main(["export", saved, "--integer", "--dense", "--out", str(out)]) == 2
+    assert "dense: only for NIR files" in capsys.readouterr().err
 
 
 def pictures_of(size: int) -> np.ndarray:
