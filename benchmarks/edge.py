@@ -13,8 +13,8 @@ files left out. `file_mib` is the file that is shipped: for C the compiled libra
 are the same bits as those of the definition: for what runs in integers the integer model, for the others PyTorch in
 float32 on one core, of which itself it is not said. The runtimes:
 
-- onnxruntime float32, executorch float32: the files of `lrfdyn export`; ExecuTorch only of the first model and on one
-  core, as it takes long
+- onnxruntime float32, executorch float32: the files of `lrfdyn export`; ExecuTorch only of the first model, if it is
+  trained, and on one core, as it takes long
 - onnxruntime int8: the float file, convolutions quantised by ONNX Runtime (QDQ, weights per channel, calibrated on test
   images); openvino int8 is the same file
 - onnxruntime integer: the file of `lrfdyn export --integer`
@@ -26,8 +26,9 @@ A package that is not installed is said and left out. Names of models stand for 
 statistics of random images; they see random pictures and have no top1. `firing_rate` is the share of 1 among all spikes
 of the integer model on the timed images.
 
-Beside the file of --json, NAME_firing.json gets the time of the first model at other firing rates, for which all of its
-thresholds are multiplied by a factor, and NAME_layers.json where the time of the C goes, kernel by kernel.
+Beside the file of --json, NAME_firing.json gets the time of the first model, if it is trained, at other firing rates,
+for which all of its thresholds are multiplied by a factor, and NAME_layers.json where the time of the C goes, kernel by
+kernel. Files are written after every model; what they hold of other models is kept.
 """
 
 from __future__ import annotations
@@ -152,7 +153,9 @@ RUNTIMES = {
     "executorch float32": Runtime(
         "executorch", "model.pte", lambda path, threads: ExecutorchRunner(path), most_threads=1
     ),
-    "lrfdyn C": Runtime("lrfdyn", "c", lambda path, threads: NativeModel(path, OPTIONS), integer=True, most_threads=1),
+    "lrfdyn C": Runtime(
+        "lrfdyn", "model.c", lambda path, threads: NativeModel(path, OPTIONS), integer=True, most_threads=1
+    ),
 }
 
 
@@ -242,8 +245,8 @@ def write_files(model: SpikingModel, integer: IntegerModel, folder: Path, levels
         write_integer_onnx(integer, folder / "integer.onnx", levels[:1])
     if "model.pte" in files:
         export_model(model, folder / "model.pte", random_images=1, most_images=1)
-    written = write_c(integer, folder / "c", levels[:1])
-    build_library(folder / "c", OPTIONS)
+    written = write_c(integer, folder / "model.c", levels[:1])
+    build_library(folder / "model.c", OPTIONS)
     return written.memory_bytes
 
 
@@ -259,12 +262,12 @@ def version(package: str) -> str:
     """Of a package; of our own C, the compiler and its options."""
     if package != "lrfdyn":
         return importlib.metadata.version(package)
-    said = subprocess.run([find_compiler(), "--version"], capture_output=True, text=True).stdout
+    said = subprocess.run([str(find_compiler()), "--version"], capture_output=True, text=True).stdout
     return " ".join([said.partition("\n")[0], *OPTIONS])
 
 
 def file_bytes(path: Path) -> int:
-    return (path / "liblrfdyn.so" if path.is_dir() else path).stat().st_size
+    return (build_library(path, OPTIONS) if path.is_dir() else path).stat().st_size
 
 
 def compare(folder: Path, name: str, threads: int, definition: np.ndarray) -> bool | None:
@@ -283,7 +286,7 @@ def logits_of(folder: Path, name: str, threads: int) -> np.ndarray:
 
 def measure_model(source: str, names: Sequence[str], folder: Path, options: Any) -> list[dict[str, Any]]:
     """All of the runtimes `names` on one model."""
-    found = find_source(source)
+    found, started = find_source(source), time.perf_counter()
     model = found.load().float().eval()
     if not found.trained:
         settle_norms(model)
@@ -305,7 +308,11 @@ def measure_model(source: str, names: Sequence[str], folder: Path, options: Any)
             if path.is_dir():
                 record["ram_kib"] = arena / 1024
             rows.append({**facts, "runtime": name, **record})
-            print(common.table(rows[-1:], COLUMNS[:-2]).splitlines()[-1], flush=True)
+            print(
+                f"{time.perf_counter() - started:4.0f} s",
+                common.table(rows[-1:], COLUMNS[:-2]).splitlines()[-1],
+                flush=True,
+            )
     for row in rows:
         name, threads = row["runtime"], row["threads"]
         row["bit_exact"] = compare(folder, name, threads, definition)
@@ -364,7 +371,7 @@ def firing(folder: Path, facts: dict[str, Any], timed: int, seconds: float) -> l
     model, images = load_integer(folder / "integer.safetensors"), np.load(folder / "levels.npy")[:timed]
     records = []
     for factor in FACTORS:
-        other, place = with_thresholds(model, factor), folder / f"firing {factor}"
+        other, place = with_thresholds(model, factor), folder / f"firing_{factor}.c"
         shown = torch.from_numpy(images)
         write_c(other, place, shown[:1])
         record = {**facts, "threshold_factor": factor, "firing_rate": firing_rate(other, shown)}
@@ -382,7 +389,7 @@ def firing(folder: Path, facts: dict[str, Any], timed: int, seconds: float) -> l
 def layers(folder: Path, facts: dict[str, Any], timed: int, seconds: float) -> list[dict[str, Any]]:
     """Milliseconds of every call of a kernel in the C, which a clock between the calls tells."""
     model, images = load_integer(folder / "integer.safetensors"), np.load(folder / "levels.npy")[:timed]
-    calls, place = Planner(model).plan().calls, folder / "layers"
+    calls, place = Planner(model).plan().calls, folder / "layers.c"
     write_c(model, place, torch.from_numpy(images[:1]))
     source = place / SOURCES[0]
     numbers = iter(range(len(calls)))
@@ -436,14 +443,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     details: dict[str, list[dict[str, Any]]] = {"firing": [], "layers": []}
     for i, source in enumerate(options.models):
         with common.attempt(source), tempfile.TemporaryDirectory() as place:
-            names = [name for name in options.runtimes if i == 0 or RUNTIMES[name].package != "executorch"]
+            first = i == 0 and find_source(source).trained
+            names = [name for name in options.runtimes if first or RUNTIMES[name].package != "executorch"]
             rows = measure_model(source, names, Path(place), options)
             records += rows
             save(records, options.json)
             facts = {key: rows[0][key] for key in ("model", "attention", "trained", "image_size")}
             os.sched_setaffinity(0, {min(cores)})
             details["layers"] += layers(Path(place), facts, options.timed, options.seconds)
-            if i == 0:
+            if first:
                 details["firing"] += firing(Path(place), facts, options.timed, options.seconds)
             os.sched_setaffinity(0, cores)
             for name, found in details.items():
@@ -454,7 +462,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def save(records: list[dict[str, Any]], path: Path | None) -> None:
-    common.write(records, None if path is None else str(path))
+    """Writes the records, and those of other models that the file has."""
+    if path is not None:
+        known = json.loads(path.read_text()) if path.is_file() else []
+        models = [model_of(record) for record in records]
+        common.write([*(record for record in known if model_of(record) not in models), *records], str(path))
+
+
+def model_of(record: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(record[key] for key in ("model", "attention", "image_size"))
 
 
 if __name__ == "__main__":

@@ -153,6 +153,19 @@ def test_settings_that_only_one_version_knows_do_not_count():
     page.comparison([run("ssa", 70.0), new])
 
 
+def test_a_run_with_the_loss_of_every_step_stands_apart():
+    """Also from runs of before, whose recipes do not know that loss."""
+    tet = run("ssa", 70.0, seed=1)
+    tet.recipe["loss"] = {"tet": 0.001}
+    plain = run("ssa", 70.0, seed=2)
+    plain.recipe["loss"] = {"tet": None}
+    assert plain.settings == ""
+    assert tet.settings == ", other settings"
+    page.comparison([run("ssa", 70.0), plain])
+    with pytest.raises(LrfdynError, match=r"do not compare: loss.tet: None there, 0.001 here"):
+        page.comparison([run("ssa", 70.0), tet])
+
+
 def test_the_papers_conclusions_are_held_against_our_runs():
     runs = [run("ssa", 70.0), run("lrf_ssa_5", 70.3), run("causal_ssa", 71.0), run("lrf_dyn_0", 69.0)]
     table = rows(page.readings(runs))

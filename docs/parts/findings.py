@@ -94,7 +94,7 @@ def locality(name: str) -> str:
 
 
 def field_square(kinds: Entries) -> tuple[int, int]:
-    """Pixels a side of the square that is compared, and of the image. The square is the least that contains, with the
+    """Pixels a side of the square that is judged, and of the image. The square is the least that contains, with the
     pixels of their tokens, the taps of all stencils that lie on the grid as seen from its centre."""
     pixels = next(iter(kinds.values()))["receptive_field"]
     side = pixels["pixels_per_cell"] * len(pixels["map"])
@@ -113,14 +113,20 @@ def inside(field: dict[str, Any], square: int) -> float:
 def fields(name: str) -> str:
     kinds = {kind: entry for kind, entry in entries(name).items() if entry.get("receptive_field")}
     square, side = field_square(kinds)
+    sizes = (s["side"] for s in next(iter(kinds.values()))["receptive_field"]["share_inside"])
+    smaller = next(size for size in sizes if 2 * size >= side)
     body = []
     for entry in kinds.values():
         field = entry["receptive_field"]
         cut = field.get("without_attention") or {}
-        left = [percent(cut["gradient"]), percent(inside(cut, square))] if cut.get("gradient") is not None else ["", ""]
-        body.append([entry["label"], percent(inside(field, square)), str(field["half_side"]), *left])
-    header = ["attention", f"gradient inside {square} x {square} of {side} x {side} pixels", "side that holds half"]
-    return table([*header, "gradient that passes around attention", "of that inside the square"], body)
+        left = (
+            [percent(cut["gradient"]), percent(inside(cut, smaller))] if cut.get("gradient") is not None else ["", ""]
+        )
+        shares = [percent(inside(field, size)) for size in (square, smaller)]
+        body.append([entry["label"], *shares, str(field["half_side"]), *left])
+    judged = f"gradient inside {square} x {square} of {side} x {side} pixels"
+    header = ["attention", judged, f"inside {smaller} x {smaller}", "side that holds half"]
+    return table([*header, "gradient that passes around attention", f"of that inside {smaller} x {smaller}"], body)
 
 
 def accuracy(name: str) -> str:

@@ -23,7 +23,7 @@ from lrfdyn.attention import attention_label, attention_options
 from lrfdyn.errors import require
 from lrfdyn.files import read_json_lines
 from lrfdyn.paper import TABLE3, TABLE3_DILATIONS
-from lrfdyn.training.config import ATTENTION_KEYS
+from lrfdyn.training.config import ATTENTION_KEYS, LATER_KEYS
 from lrfdyn.training.recipes import load_recipe
 
 FOLDER = RESULTS / "cifar100"
@@ -170,11 +170,12 @@ def complete(runs: list[Run]) -> bool:
 
 
 def flat(recipe: dict[str, Any]) -> dict[str, Any]:
-    """`section.key` of every setting that can decide a result."""
-    decide = ("model", "augmentation", "optimizer", "schedule", "distill")
+    """`section.key` of every setting that can decide a result. Those of later versions say nothing in older recipes."""
+    decide = ("model", "augmentation", "optimizer", "schedule", "loss", "distill")
     found = {f"{section}.{key}": value for section in decide for key, value in recipe.get(section, {}).items()}
     kept = ("batch_size", "accumulate", "precision", "seed")
-    return found | {f"run.{key}": recipe["run"][key] for key in kept if key in recipe["run"]}
+    found |= {f"run.{key}": recipe["run"][key] for key in kept if key in recipe["run"]}
+    return dict.fromkeys(LATER_KEYS) | found
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -191,7 +192,7 @@ def published(length: int, model: str = MODEL) -> dict[str, Any]:
 
 def changes(run: Run) -> list[tuple[str, Any, Any]]:
     """The settings of a run that are not the published ones: key, published value, value here."""
-    sections = ("augmentation", "optimizer", "schedule", "run.batch_size")
+    sections = ("augmentation", "optimizer", "schedule", "loss", "run.batch_size")
     # A rate by knots has no warm-up and cool-down of its own; the heading says how long the run is.
     course = ("epochs", "warmup_epochs", "cooldown_epochs") if run.recipe["schedule"].get("rates") else ()
     unused = {f"schedule.{key}" for key in course}

@@ -104,3 +104,14 @@ def test_the_least_time_of_every_image_counts(monkeypatch):
 def test_memory_that_work_takes_is_seen():
     taken = edge.peak_kib(lambda: bytes(bytearray(b"1") * 2**25))
     assert taken is None or taken >= 2**15
+
+
+def test_records_of_other_models_are_kept(tmp_path):
+    path = tmp_path / "edge.json"
+
+    def row(model, ms):
+        return {"model": model, "attention": "ssa", "image_size": 8, "ms": ms, "machine": {}}
+
+    edge.save([row("a", 1), row("b", 2)], path)
+    edge.save([row("b", 3), row("b", 4)], path)
+    assert [(r["model"], r["ms"]) for r in json.loads(path.read_text())] == [("a", 1), ("b", 3), ("b", 4)]
