@@ -327,6 +327,8 @@ def test_bad_input(arguments, message, place, tmp_path, monkeypatch, capsys):
         ("{}", "the description of .* says no num_classes"),
         ('{"num_classes": 2, "class_names": "ab"}', "class_names: expected a list of names"),
         ('{"num_classes": 5}', "preprocessing: expected an object, got None"),
+        ('{"num_classes": 5, "integer": true}', "the description of .* says no scale of its integers"),
+        ('{"num_classes": 5, "integer": true, "scale": 0}', "the description of .* says no scale of its integers"),
     ],
 )
 def test_foreign_onnx_file(description, message, place, tmp_path):

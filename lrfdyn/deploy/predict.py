@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -48,9 +49,9 @@ class TorchRunner:
         return self.model(torch.from_numpy(images).to(self.device)).cpu().numpy()
 
 
-def run_integers(run: Runner, preprocessing: Preprocessing, facts: dict[str, Any], images: np.ndarray) -> np.ndarray:
+def run_integers(run: Runner, preprocessing: Preprocessing, scale: float, images: np.ndarray) -> np.ndarray:
     """Logits of images `[B, C, H, W]`, from a model in integers that takes levels."""
-    return run(preprocessing.levels(images)) * float(facts["scale"])
+    return run(preprocessing.levels(images)) * float(scale)
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,11 @@ class Predictor:
         count: Any = facts.get("num_classes")
         require(isinstance(count, int) and count >= 1, f"model: the description of {model} says no num_classes")
         names = class_names_of(facts, count, f"model: {model}") or tuple(f"class {i}" for i in range(count))
+        integer, scale = facts.get("integer") or wanted == "native", facts.get("scale")
+        scaled = isinstance(scale, int | float) and 0 < scale < math.inf
+        require(scaled or not integer, f"model: the description of {model} says no scale of its integers")
         preprocessing = Preprocessing.from_dict(facts.get("preprocessing"), f"model: {model}")
-        run: Runner = partial(run_integers, runner, preprocessing, facts) if facts.get("integer") else runner
+        run: Runner = partial(run_integers, runner, preprocessing, scale) if integer else runner
         return cls(wanted, facts, preprocessing, names, run)
 
     @checked

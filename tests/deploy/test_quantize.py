@@ -30,6 +30,7 @@ from lrfdyn.errors import LrfdynError
 from lrfdyn.models import SpikingModel
 from lrfdyn.nn.neurons import LIF, IntegerSpike, Neuron
 from lrfdyn.ops.dendrite import dendrite
+from tests.deploy.programs import Builder
 from tests.deploy.small import KINDS, side, small
 
 MEAN, STD = 102 / 255, 0.25  # a colour that is a whole level, so that the border is exact
@@ -142,6 +143,21 @@ def test_stencils_beyond_the_grid_cost_nothing() -> None:
         assert torch.allclose(integer(levels).double() * integer.scale, twin(x), atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["lrf_dyn", "lrf_dyn_qkv"])
+def test_a_channel_of_which_only_the_shift_is_left(kind: str) -> None:
+    """Training may leave hardly anything of a norm's gain: the channel then fires always or never."""
+    model = trained("spikformer", kind)
+    norm: Any = model.blocks[0].attn.norm  # type: ignore[index, union-attr]
+    with torch.no_grad():
+        norm.weight[:3] = torch.tensor([1e-9, 1e-9, 1e-6])
+        norm.bias[:3] = torch.tensor([4.0, -4.0, 4.0])
+    integer = quantize(model)
+    (fire,) = (i + 1 for i, op in enumerate(integer.operations) if op.name == "blocks.0.attn.fire")
+    spikes = integer.run(pictures(model)[0], keep=[fire])[0]
+    assert [spikes[:, :, c].double().mean() for c in range(3)] == [1, 0, 1]
+    assert 0 < spikes[:, :, 3:].double().mean() < 1
+
+
 def test_rows_keep_to_their_units() -> None:
     weight = torch.tensor([[3.0, -1.0, 0.5], [0.0, 0.0, 0.0], [1e-9, 0.0, 0.0]], dtype=torch.float64)
     whole, unit = quantize_rows(weight, 127, least=torch.tensor([0.0, 0.0, 1e-3], dtype=torch.float64))
@@ -165,7 +181,7 @@ def test_dendrites_in_integers_are_those_of_the_modes(directions: int, real: boo
         modes.append((decay.unsqueeze(-1).expand(*shape, 2) if real else decay, frequency, weight))
     u = (torch.rand(2, 1, 5, width, width, dtype=torch.float64, generator=generator) < 0.2).long()
     units, high = torch.full((5,), 0.5, dtype=torch.float64), torch.ones(5, dtype=torch.int64)
-    quantized, unit = quantize_dendrites(modes, units, high, width * width, 2**15 - 1)
+    quantized, unit = quantize_dendrites(modes, units, high, width * width, 2**15 - 1, 0 * units)
     total = torch.zeros(2, 64, 5, dtype=torch.float64)
     expected = torch.zeros_like(total)
     for reverse, (tensors, mode) in enumerate(zip(quantized, modes, strict=True)):
@@ -320,6 +336,20 @@ def test_command_writes_integers_that_predict_reads(tmp_path: Path, capsys: pyte
     assert "integer: only for ONNX" in capsys.readouterr().err
     assert main(["export", saved, "--integer", "--dense", "--out", str(out)]) == 2
     assert "dense: only for NIR files" in capsys.readouterr().err
+
+
+def test_onnx_takes_no_convolution_of_more_than_16_bits(tmp_path: Path) -> None:
+    b = Builder(0, 1, (2, 4, 4))
+    currents = b.conv(0, 9, kernel=1)
+    assert b.values[currents].high.max() > 2**15
+    with pytest.raises(LrfdynError, match="expected inputs of 16 bits in ONNX"):
+        write_integer_onnx(b.done(b.conv(currents, 4, kernel=1)), tmp_path / "model.onnx")
+
+
+def test_too_many_time_steps_are_said() -> None:
+    message = r"^model: operation stem.stages.0.neuron \(Fire\): .* beyond 32 bits, of which 24 time steps take 23$"
+    with pytest.raises(RangeError, match=message):
+        quantize(trained("spikformer", "ssa", time_steps=24))
 
 
 def pictures_of(size: int) -> np.ndarray:

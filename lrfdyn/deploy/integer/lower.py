@@ -226,7 +226,8 @@ def _lrf_dyn(b: Lowering, module: Any, name: str, projected: list[Signal]) -> Si
     modes = module.dendrites.modes_by_direction(value.width)
     # With many time steps the neuron's fraction leaves fewer bits to the somas; the stencils get 11 at least.
     most = min(MOST16, 2 ** max(spare - 11, 4))
-    quantized, unit = quantize_dendrites(modes, u.unit, value.high, value.tokens, most)
+    least = shift.abs() * 2.0 ** (2 - spare)  # where hardly anything but the shift of the norm is left of a channel
+    quantized, unit = quantize_dendrites(modes, u.unit, value.high, value.tokens, most, least)
     somas = [
         b.emit(ops.Dendrites(f"{name}.dendrites", (u.index,), *tensors, modes[0][1] is None, reverse == 1), unit)
         for reverse, tensors in enumerate(quantized)

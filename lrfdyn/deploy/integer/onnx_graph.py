@@ -128,6 +128,8 @@ def _(operation: ops.Conv, g: Graph, xs: list[str], values: list[Value], out: Va
         if values[0].kind != "int":
             y = _matmul(g, x, weight, 0, int(values[0].high.max()))
         else:  # 16 bits as two bytes, the upper one around 128
+            narrow = int(values[0].low.min()) >= -SIGN and int(values[0].high.max()) < SIGN
+            operation.check(narrow, "inputs of 16 bits in ONNX")
             moved = g("Add", x, g.constant(SIGN))
             upper = g("Div", moved, g.constant(256))
             lower = g.cast(g("Sub", moved, g("Mul", upper, g.constant(256))), "uint8")

@@ -75,12 +75,12 @@ class Operation:
         self.check(value.dtype == dtype and value.shape == shape, f"{what} {list(shape)} of {dtype}")
         return value.long()
 
-    def within(self, low: Tensor, high: Tensor, least: int = LEAST, most: int = MOST) -> tuple[Tensor, Tensor]:
-        """An interval that fits."""
-        if len(low) and (int(low.min()) < least or int(high.max()) > most):
+    def within(self, low: Tensor, high: Tensor, most: int = MOST, of: str = "") -> tuple[Tensor, Tensor]:
+        """An interval that fits; `of` says more about 32 bits."""
+        if len(low) and (int(low.min()) < LEAST or int(high.max()) > most):
             found = f"from {int(low.min())} to {int(high.max())}"
             raise RangeError(
-                f"operation {self.name} ({type(self).__name__}): integers could go {found}, beyond 32 bits"
+                f"operation {self.name} ({type(self).__name__}): integers could go {found}, beyond 32 bits{of}"
             )
         return low, high
 
@@ -176,13 +176,14 @@ class Fire(Operation):
         threshold = self.tensor(self.threshold, "threshold", torch.int32, x.channels)
         bits = self.fraction_bits(time_steps)
         self.check(self.kept_shift >= 0, "kept_shift >= 0")
+        taken = f", of which {time_steps} time steps take {bits}"
         if max(bits, self.kept_shift) > 31:
-            raise RangeError(f"operation {self.name} (Fire): {bits} fraction bits or the kept_shift are beyond 32 bits")
+            raise RangeError(f"operation {self.name} (Fire): the membrane is beyond 32 bits{taken}")
         below = threshold if self.strict else threshold - 1  # the largest membrane that does not fire
         low = high = torch.zeros_like(threshold)
         for _ in range(time_steps):
             low, high = (x.low << bits) + (low >> self.kept_shift), (x.high << bits) + (high >> self.kept_shift)
-            self.within(low, high, most=MOST - 1)  # a threshold of MOST is never reached
+            self.within(low, high, MOST - 1, taken)  # a threshold of MOST is never reached
             low, high = low.clamp(max=0), high.minimum(below).clamp(min=0)
         return Value(torch.zeros_like(low), torch.ones_like(low), x.height, x.width, True)
 

@@ -64,9 +64,9 @@ def quantize_with_twin(model: SpikingModel, weights: str | None = None) -> tuple
             with torch.no_grad():
                 lower_model(twin, lowering)
             break
-        except RangeError:
+        except RangeError as error:
             if bits == POTENTIAL_BITS[-1]:
-                raise
+                raise RangeError(f"model: {error}") from None
     facts = {**model_facts(model, weights), "integer": True}
     if any(isinstance(operation, Rescale) for operation in lowering.operations):
         facts["potential_bits"] = bits

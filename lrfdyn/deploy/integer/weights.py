@@ -45,11 +45,11 @@ def quantize_stencils(weight: Tensor, most_divisor: Tensor) -> tuple[Tensor, Ten
 
 
 def quantize_dendrites(
-    modes: Sequence[Modes], units: Tensor, highest: Tensor, tokens: int, most: int
+    modes: Sequence[Modes], units: Tensor, highest: Tensor, tokens: int, most: int, least: Tensor
 ) -> tuple[list[tuple[Tensor, Tensor, Tensor, Tensor]], Tensor]:
     """Coefficients, shifts, weights and output shifts of `operations.Dendrites` for every direction, and the unit of
     the somas `[C]`, whose sum over the directions is at most about `most`. The input is from 0 to `highest` `[C]` in
-    `units` `[C]`."""
+    `units` `[C]`. No unit is below `least` `[C]`."""
     prepared, reach = [], torch.zeros_like(units)
     for decay, frequency, weight in modes:
         real = frequency is None
@@ -67,7 +67,8 @@ def quantize_dendrites(
         kernel = (impulse(coefficient, tokens, real) * (readout * 2 ** shift.unsqueeze(-1))).sum((2, 3))
         reach += kernel.abs().sum(0) * highest + (readout.abs() * errors).sum((1, 2))
         prepared.append((coefficient, shift, readout, states))
-    unit = torch.where(reach > 0, reach / (0.97 * most), 1.0)  # of a soma, in inputs
+    unit = torch.maximum(reach / (0.97 * most), least / units)  # of a soma, in inputs
+    unit = torch.where(unit > 0, unit, 1.0)
     quantized = []
     for coefficient, shift, readout, states in prepared:
         gain = readout / unit.reshape(-1, 1, 1)
