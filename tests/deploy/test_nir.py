@@ -265,7 +265,8 @@ def test_bad_files(tmp_path):
         NirRunner(path)
 
     def edited(node, **metadata):
-        graph = nir.NIRGraph.from_list(nir.Input(np.array([2])), node, nir.Output(np.array([2])))
+        nodes = {"input": nir.Input(np.array([2])), "node": node, "output": nir.Output(np.array([2]))}
+        graph = nir.NIRGraph(nodes, [("input", "node"), ("node", "output")], type_check=False)
         graph.metadata = metadata
         nir.write(path, graph)
         return NirRunner(path)
@@ -280,5 +281,8 @@ def test_bad_files(tmp_path):
     assert edited(layer, **facts)(np.ones((1, 2), np.float32)).tolist() == [[3, 3]]
     with pytest.raises(LrfdynError, match=r"model\.nir cannot be run"):
         edited(layer, **facts)(np.ones((1, 3), np.float32))
+    same = nir.Conv2d((2, 2), np.ones((1, 1, 1, 1), np.float32), (1, 1), "same", (1, 1), 1, np.ones(1, np.float32))
+    with pytest.raises(LrfdynError, match=r"model\.nir cannot be run"):
+        edited(same, **facts)(np.ones((1, 1, 2, 2), np.float32))
     with pytest.raises(LrfdynError, match="a node of the kind Scale, which lrfdyn does not write"):
         edited(nir.Scale(np.ones(2, np.float32)), **facts)(np.ones((1, 2), np.float32))

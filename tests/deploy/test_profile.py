@@ -142,13 +142,13 @@ def test_command_measures_one_layer_on_several_sizes(capsys, tmp_path):
     options = {"dim": 16, "depth": 1, "heads": 2, "image_size": 16, "time_steps": 1}
     create_model("spikformer_4_384", attention="lrf_dyn", **options).save_pretrained(tmp_path)
     given, plot = ["profile", str(tmp_path), "--batch", "1", "--device", "cpu"], tmp_path / "sizes.png"
-    assert main([*given, "--sizes", "16", "32", "--json", "--plot", str(plot)]) == 0
+    assert main([*given, "--sizes", "16", "29", "--json", "--plot", str(plot)]) == 0
     records = json.loads(capsys.readouterr().out)
     found = [(r["form"], r["image_size"], r["grid"]) for r in records]
-    assert found == [(form, size, grid) for size, grid in ((16, [4, 4]), (32, [8, 8])) for form in FORMS]
+    assert found == [(form, size, grid) for size, grid in ((16, [4, 4]), (29, [8, 8])) for form in FORMS]
     assert all(r["peak_bytes"] > r["state_bytes"] for r in records)
     assert plot.read_bytes().startswith(b"\x89PNG")
-    show_sizes(records, Namespace(plot=None, json=False, sizes=[16, 32]))
+    show_sizes(records, Namespace(plot=None, json=False, sizes=[16, 29]))
     table = capsys.readouterr().out
     assert all(f"{r['peak_bytes'] / 2**20:.2f}" in table for r in records)
 
@@ -157,6 +157,7 @@ def test_command_measures_one_layer_on_several_sizes(capsys, tmp_path):
     ("arguments", "message"),
     [
         ([*SMALL, "--sizes", "0"], "sizes: expected an integer >= 1, got 0"),
+        ([*SMALL, "--sizes", "64", "8"], "sizes: sdt_v3_t takes images of at least 16 pixels a side, got 8"),
         (["profile", "spikformer"], "model: 'spikformer' is no file or folder here"),
         (["profile", "sew_resnet18"], "model: expected one with attention, got sew_resnet18"),
         ([*SMALL, "--batch", "0"], "batch: expected integers >= 1, got 0"),

@@ -179,9 +179,14 @@ def profile_attention(
     layer = next((module for module in model.modules() if isinstance(module, Attention)), None)
     require(layer is not None, f"model: expected one with attention layers, got {type(model).__name__}")
     assert layer is not None
+    least, own, rows = model.smallest_image, model.input_size[1], layer.grid[0]
+    for size in sizes:
+        require(size >= least, f"sizes: {title} takes images of at least {least} pixels a side, got {size}")
+    strides = (info.stride for info in model.feature_info if -(-own // info.stride) == rows)
+    stride = next(strides, own / rows)
     records = []
     for size in sizes:
-        height, width = (max(1, round(size * side / model.input_size[1])) for side in layer.grid)
+        height = width = math.ceil(size / stride)
         terms = layer.state_terms((height, width))
         for batch in batches:
             for form in ("parallel", "streaming")[: 2 if layer.streams else 1]:

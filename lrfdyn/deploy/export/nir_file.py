@@ -62,7 +62,9 @@ class NirRunner:
     def __call__(self, images: np.ndarray) -> np.ndarray:
         try:
             outputs = [values["output"] for values in self.steps(torch.from_numpy(images))]
-        except (KeyError, RuntimeError, TypeError) as error:
+        except LrfdynError:
+            raise
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise LrfdynError(f"model: {self.path} cannot be run ({first_line(error)})") from None
         return torch.stack(outputs).mean(0).numpy()
 
