@@ -2,7 +2,7 @@
 #include "board.h"
 
 #define PAINT 0xA5A5A5A5u
-#define PAINTED 65536 /* bytes of stack that are watched */
+#define PAINTED 65536 /* bytes of stack that are watched at most */
 
 extern uint32_t data_stored[], data_start[], data_end[], bss_start[], bss_end[], stack_top[];
 
@@ -30,9 +30,14 @@ static void fault(void) {
 
 void board_write(const char *text) { semihosting(0x04, text); }
 
+/* Where the stack that is watched ends: not below what variables take. */
+static uint32_t *stack_end(void) {
+    return (uint32_t)stack_top - (uint32_t)bss_end < PAINTED ? bss_end : stack_top - PAINTED / 4;
+}
+
 /* The stack grows down into memory that was painted: where the paint is gone it was used. */
 uint32_t board_stack(void) {
-    const uint32_t *lowest = stack_top - PAINTED / 4;
+    const uint32_t *lowest = stack_end();
     while (lowest < stack_top && *lowest == PAINT) lowest++;
     return (uint32_t)((const char *)stack_top - (const char *)lowest);
 }
@@ -48,7 +53,7 @@ void reset(void) {
     for (volatile uint32_t *to = data_start; to < data_end;) *to++ = *from++;
     for (volatile uint32_t *to = bss_start; to < bss_end;) *to++ = 0;
     uint32_t *here = (uint32_t *)__builtin_frame_address(0) - 16; /* what this function itself uses stays */
-    for (volatile uint32_t *to = stack_top - PAINTED / 4; to < here;) *to++ = PAINT;
+    for (volatile uint32_t *to = stack_end(); to < here;) *to++ = PAINT;
     systick[1] = 0xFFFFFF;
     systick[2] = 0;
     systick[0] = 5; /* on, with the clock of the processor */
