@@ -208,6 +208,14 @@ def test_a_damaged_library_is_named(tmp_path):
         NativeModel(folder)
 
 
+@needs_compiler
+def test_options_behind_the_name_of_a_compiler(tmp_path, monkeypatch):
+    """As make takes them; `ccache gcc` is a compiler too."""
+    monkeypatch.setenv("CC", f"{COMPILER} -no-such-option")
+    with pytest.raises(LrfdynError, match="cannot compile .*no-such-option"):
+        write_c(tiny_model(), tmp_path / "model.c", verify=True)
+
+
 def test_names_of_operations_and_classes_are_no_code(tmp_path):
     model = tiny_model()
     named = [replace(operation, name="*/ int x; /*\n\ud800") for operation in model.operations]

@@ -27,9 +27,9 @@ SIZES_FIT = 1  # what lrfdyn_run_checked says of null pointers where the sizes a
 
 
 def find_compiler() -> str | None:
-    """The C compiler that `CC` names, or the first that is installed."""
-    wanted = os.environ.get("CC")
-    return next(filter(None, map(shutil.which, [wanted] if wanted else COMPILERS)), None)
+    """The C compiler that `CC` names, which may have options behind it, or the first that is installed."""
+    wanted = os.environ.get("CC", "").split()[:1]
+    return next(filter(None, map(shutil.which, wanted or COMPILERS)), None)
 
 
 def library_of(folder: Path, options: Sequence[str] | None = None) -> Path:
@@ -61,7 +61,7 @@ def build_library(folder: Path, options: Sequence[str] | None = None) -> Path:
         raise LrfdynError(f"runtime: native needs a C compiler, and there is no {missing}")
     made = library.with_suffix(f".{os.getpid()}.so")  # whole before it has its name
     flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", *(OPTIONS if options is None else options), "-fPIC", "-shared"]
-    command = [compiler, *flags, *map(str, sources), "-o", str(made)]
+    command = [compiler, *os.environ.get("CC", "").split()[1:], *flags, *map(str, sources), "-o", str(made)]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
