@@ -40,9 +40,9 @@ WEIGHTS_ENDING = ".safetensors"
 class Source:
     """One model that `find_source` has found; `load` and `weights` read it.
 
-    `kind` is "name", "hub", "saved" (a folder of `save_pretrained`), "weights", "checkpoint", "onnx", "executorch"
-    or "nir". `run` is the folder of the run that it is part of; `seed`, `accuracy` (0 to 1), `curve` (a record per
-    epoch) and `train_seconds` are those of its training, where they are known.
+    `kind` is "name", "hub", "saved" (a folder of `save_pretrained`), "weights", "checkpoint", "onnx", "executorch",
+    "nir" or "native" (a folder of C). `run` is the folder of the run that it is part of; `seed`, `accuracy` (0 to 1),
+    `curve` (a record per epoch) and `train_seconds` are those of its training, where they are known.
     """
 
     origin: str  # the path or name

@@ -270,6 +270,8 @@ def test_what_could_leave_32_bits_is_refused(operation: Operation, value: int) -
     [
         ops.Fire("f", (0,), torch.zeros(1).int(), -1, False),
         ops.Fire("f", (0,), torch.zeros(1).int(), 32, False),
+        ops.Conv("c", (0,), torch.zeros(1, 1, 0, 1).to(torch.int8), torch.zeros(1).int()),
+        ops.Conv("c", (0,), torch.zeros(0, 1, 1, 1).to(torch.int8), torch.zeros(0).int()),
         ops.Levels("l", (0,), torch.zeros(1, 0).int()),
         ops.Stencils("s", (0,), torch.zeros(0, 1, 3, 3).short(), torch.zeros(1).int(), ()),
         ops.Ssa("a", (0, 1, 1), 1, False),

@@ -22,7 +22,16 @@ from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy import IntegerModel, Predictor, load_integer, quantize, write_integer_onnx
 from lrfdyn.deploy.export.formats import OnnxRunner
 from lrfdyn.deploy.integer import onnx_graph
-from lrfdyn.deploy.integer.operations import Dendrites, Fire, Head, Levels, RangeError, Stencils
+from lrfdyn.deploy.integer.operations import (
+    Dendrites,
+    Fire,
+    Head,
+    Levels,
+    RangeError,
+    Rescale,
+    ScaleAdd,
+    Stencils,
+)
 from lrfdyn.deploy.integer.quantize import quantize_with_twin
 from lrfdyn.deploy.integer.reference import run
 from lrfdyn.deploy.integer.weights import quantize_dendrites, quantize_rows
@@ -344,6 +353,14 @@ def test_onnx_takes_no_convolution_of_more_than_16_bits(tmp_path: Path) -> None:
     assert b.values[currents].high.max() > 2**15
     with pytest.raises(LrfdynError, match="expected inputs of 16 bits in ONNX"):
         write_integer_onnx(b.done(b.conv(currents, 4, kernel=1)), tmp_path / "model.onnx")
+
+
+def test_onnx_takes_no_products_of_more_than_61_bits(tmp_path: Path) -> None:
+    b = Builder(0, 1, (1, 1, 1))
+    large = b.add(ScaleAdd, (0, 0), torch.tensor([2**23]).int())
+    x = b.add(Rescale, (large,), torch.tensor([2**31 - 1]).int(), torch.tensor([50]).int())
+    with pytest.raises(LrfdynError, match="products of at most 61 bits in ONNX"):
+        write_integer_onnx(b.done(x), tmp_path / "model.onnx")
 
 
 def test_too_many_time_steps_are_said() -> None:

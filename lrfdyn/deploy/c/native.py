@@ -79,8 +79,8 @@ class NativeModel:
     `[B, classes]` in int32, one after the other on one core. Its memory is static, so that one thread at a time can
     use it.
 
-        write_c(integer, "model_c")
-        logits = NativeModel("model_c")(images)
+        write_c(integer, "model.c")
+        logits = NativeModel("model.c")(images)
     """
 
     @checked

@@ -220,6 +220,8 @@ def _(operation: ops.ScaleAdd, g: Graph, xs: list[str], values: list[Value], out
 def _(operation: ops.Rescale, g: Graph, xs: list[str], values: list[Value], out: Value) -> str:
     shift = operation.shift.long()
     operation.check(int(shift.max()) <= 60, "shifts of at most 60 in ONNX")
+    reach = torch.maximum(-values[0].low, values[0].high) * operation.multiplier.long()
+    operation.check(int(reach.max()) < 2**61, "products of at most 61 bits in ONNX")
     x = g("Mul", g.cast(xs[0], "int64"), g.constant(operation.multiplier, "int64"))
     # ONNX has no shift of numbers with a sign, and division cuts towards zero: from above zero it rounds down.
     x = g("Add", x, g.constant(((1 << shift) >> 1) + 2**61, "int64"))

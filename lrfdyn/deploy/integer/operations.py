@@ -115,6 +115,7 @@ class Conv(Operation):
         self.check(self.weight.dim() == 4 and self.weight.dtype in (torch.int8, torch.int16), "weight of int8 or int16")
         out, each, *kernel = self.weight.shape
         self.check(self.stride >= 1 and self.padding >= 0 and self.groups >= 1, "a stride, padding and groups")
+        self.check(out >= 1 and min(kernel) >= 1, "a kernel of at least one weight")
         self.check(each * self.groups == x.channels and out % self.groups == 0, f"{each} x {self.groups} channels")
         bias = self.tensor(self.bias, "bias", torch.int32, out)
         if self.border is not None:
