@@ -212,7 +212,7 @@ def test_a_damaged_library_is_named(tmp_path):
 def test_options_behind_the_name_of_a_compiler(tmp_path, monkeypatch):
     """As make takes them; `ccache gcc` is a compiler too."""
     monkeypatch.setenv("CC", f"{COMPILER} -no-such-option")
-    with pytest.raises(LrfdynError, match="cannot compile .*no-such-option"):
+    with pytest.raises(LrfdynError, match=r"cannot compile .*no-such-option"):
         write_c(tiny_model(), tmp_path / "model.c", verify=True)
 
 
