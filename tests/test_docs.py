@@ -107,6 +107,8 @@ def test_the_c_engine_is_compared_on_one_core_with_runtimes_of_the_same_model():
         "| times faster than other | 2.5 |  |",
     ]
     assert "| m, lrf_dyn, 8 | lrfdyn C | 1 | 5.0 |  | 1.0 |  | yes |" in edge.cpu(rows)
+    shown = edge.firing([{**r, "threshold_factor": 2} for r in rows])  # a table for each model
+    assert [shown.count(text) for text in ("m, ssa, 8", "m, lrf_dyn, 8", "| 2 | 5.0")] == [1, 1, 4]
 
 
 @pytest.mark.parametrize("page", ["index.md", "own_networks.md"])

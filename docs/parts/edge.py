@@ -26,6 +26,11 @@ def title(record: Record) -> str:
     return f"{record['model']}, {record['attention']}, {record['image_size']}"
 
 
+def by_title(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records of each model, in their order."""
+    return {name: [r for r in records if title(r) == name] for name in dict.fromkeys(map(title, records))}
+
+
 def cpu(rows: Sequence[Record]) -> str:
     """All runtimes of all models."""
     if not rows:
@@ -64,19 +69,21 @@ def firing(records: Sequence[Record]) -> str:
     """Time against the firing rate, as a figure where it was drawn, and as a table."""
     if not records:
         return missing("edge_cpu_firing")
-    body = [
-        [
-            f"{r['threshold_factor']:g}",
-            percent(r["firing_rate"]),
-            f"{r['ms']:.1f}",
-            f"{r['onnxruntime_integer_ms']:.1f}" if "onnxruntime_integer_ms" in r else "",
-        ]
-        for r in records
-    ]
     head = ["thresholds times", "of all spikes are 1", "C, ms", "the same integers in ONNX Runtime, ms"]
-    figure = f"![Milliseconds of an image against the firing rate]({FIGURE})\n\n"
-    drawn = figure if (ROOT / "docs" / FIGURE).is_file() else ""
-    return f"{title(records[0])}, one core:\n\n{drawn}{table(head, body, numbers=True)}"
+    figure = f"![Milliseconds of an image against the firing rate]({FIGURE})"
+    parts = [figure] if (ROOT / "docs" / FIGURE).is_file() else []
+    for name, own in by_title(records).items():
+        body = [
+            [
+                f"{r['threshold_factor']:g}",
+                percent(r["firing_rate"]),
+                f"{r['ms']:.1f}",
+                f"{r['onnxruntime_integer_ms']:.1f}" if "onnxruntime_integer_ms" in r else "",
+            ]
+            for r in own
+        ]
+        parts += [f"{name}, one core:", table(head, body, numbers=True)]
+    return "\n\n".join(parts)
 
 
 def layers(records: Sequence[Record]) -> str:
@@ -84,8 +91,8 @@ def layers(records: Sequence[Record]) -> str:
     if not records:
         return missing("edge_cpu_layers")
     parts = []
-    for name in dict.fromkeys(map(title, records)):
-        own = sorted((r for r in records if title(r) == name), key=lambda r: -r["ms"])
+    for name, unsorted in by_title(records).items():
+        own = sorted(unsorted, key=lambda r: -r["ms"])
         rest = own[LAYERS:]
         body = [[f"`{r['operation']}`", f"{r['ms']:.2f}", percent(r["share"])] for r in own[:LAYERS]]
         last = [f"{len(rest)} others", f"{sum(r['ms'] for r in rest):.2f}", percent(sum(r["share"] for r in rest))]
@@ -121,12 +128,14 @@ def draw() -> None:
     plt = pyplot("plot")
     lines = {"ms": "C", "onnxruntime_integer_ms": "the same integers in ONNX Runtime"}
     with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(5.2, 2.8))
-        for key, label in lines.items():
-            shown = [r for r in records if key in r]
-            axis.plot([100 * r["firing_rate"] for r in shown], [r[key] for r in shown], marker="o", label=label)
+        figure, axis = plt.subplots(figsize=(6.2, 3.2))
+        for name, own in by_title(records).items():
+            for key, label in lines.items():
+                shown = [r for r in own if key in r]
+                rates, times = [100 * r["firing_rate"] for r in shown], [r[key] for r in shown]
+                axis.plot(rates, times, marker="o", label=f"{name}: {label}")
         axis.set(xlabel="spikes that are 1, %", ylabel="ms per image, one core", ylim=(0, None))
-        axis.legend()
+        axis.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1.02))
         figure.savefig(ROOT / "docs" / FIGURE, dpi=150)
         plt.close(figure)
 
