@@ -4,5 +4,18 @@ from lrfdyn.data import decode, resident, shards  # noqa: F401  they register th
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.base import DATA, Batch, DataSource, create_data, data_class, register_data
 from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.data.recordings import Events, integrate, read_events
 
-__all__ = ["DATA", "Augmentation", "Batch", "DataSource", "Preprocessing", "create_data", "data_class", "register_data"]
+__all__ = [
+    "DATA",
+    "Augmentation",
+    "Batch",
+    "DataSource",
+    "Events",
+    "Preprocessing",
+    "create_data",
+    "data_class",
+    "integrate",
+    "read_events",
+    "register_data",
+]

@@ -20,6 +20,8 @@ from lrfdyn.data.randaugment import OPERATIONS, rand_augment
 from lrfdyn.errors import require, unknown_name
 
 Levels = tuple[float, ...]  # one number per channel
+# What may happen to a recording; the order is part of the definition of every run.
+EVENT_OPERATIONS = ("identity", "shear_x", "shift_x", "shift_y", "rotate", "cut_out")
 ATTEMPTS = 10  # at a rectangle that fits, before the image is left alone
 
 
@@ -51,11 +53,16 @@ class Augmentation:
     repeats: Annotated[int, "Augmentations of every image in a global batch [3]; more: fewer images per epoch."] = 1
     scale: Annotated[tuple[float, float], "Of images with masks: the short side over the crop [0.5, 2]."] = (1.0, 1.0)
     photometric: Annotated[bool, "Of images with masks: random brightness, contrast, saturation and hue."] = False
+    event_operations: Annotated[
+        tuple[str, ...] | None,
+        f"Of recordings: every one gets one of these, the same for all frames ({', '.join(EVENT_OPERATIONS)}).",
+    ] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        pairs, operations = ("crop_scale", "crop_ratio", "erase_area", "scale"), "rand_augment_operations"
-        for name in pairs if self.rand_augment_operations is None else (*pairs, operations):
+        pairs = ("crop_scale", "crop_ratio", "erase_area", "scale")
+        operations = {"rand_augment_operations": OPERATIONS, "event_operations": EVENT_OPERATIONS}
+        for name in (*pairs, *(name for name in operations if getattr(self, name) is not None)):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # lists, as configuration files have them
         probabilities = ("flip", "erase", "mix_probability", "cutmix_share", "rand_augment_probability")
         amounts = ("crop_padding", "rand_augment_layers", "rand_augment_deviation", "mixup", "cutmix")
@@ -65,7 +72,7 @@ class Augmentation:
             (probabilities, lambda v: 0 <= v <= 1, "a probability"),
             (amounts, lambda v: v >= 0, "a number >= 0"),
             (["rand_augment_magnitude"], lambda v: 0 <= v <= 10, "0..10"),
-            ([operations], lambda v: v is None or len(v) > 0, "at least one name"),
+            ([*operations], lambda v: v is None or len(v) > 0, "at least one name"),
             (["label_smoothing"], lambda v: 0 <= v < 1, "0 <= x < 1"),
             (["repeats"], lambda v: v >= 1, "an integer >= 1"),
         )
@@ -73,9 +80,10 @@ class Augmentation:
             for name in names:
                 value = getattr(self, name)
                 require(fits(value), f"{name}: expected {expected}, got {value!r}")
-        for name in self.rand_augment_operations or ():
-            if name not in OPERATIONS:
-                raise unknown_name(operations, name, OPERATIONS)
+        for setting, known in operations.items():
+            for name in getattr(self, setting) or ():
+                if name not in known:
+                    raise unknown_name(setting, name, known)
 
     @property
     def mixes(self) -> bool:
@@ -84,10 +92,7 @@ class Augmentation:
 
 def augment_images(levels: Tensor, settings: Augmentation, keys: Keys, mean: Levels, deviation: Levels) -> Tensor:
     """Normalised channels-last images of images with levels 0..255: all that happens to an image by itself."""
-    if settings.crop == "pad" or settings.flip:
-        padding = settings.crop_padding if settings.crop == "pad" else 0
-        offsets = np.floor(keys.uniform(CROP, 2) * (2 * padding + 1)).astype(np.int64)
-        levels = crop_flip(levels, offsets, keys.uniform(FLIP, 1)[:, 0] < settings.flip, padding)
+    levels = random_window(levels, settings, keys)
     if settings.rand_augment_layers:
         levels = rand_augment(levels.float(), keys, settings, [round(255 * m) for m in mean])
     images = normalise(levels, mean, deviation)
@@ -95,7 +100,16 @@ def augment_images(levels: Tensor, settings: Augmentation, keys: Keys, mean: Lev
         boxes = erase_boxes(keys, settings.erase, settings.erase_area, *levels.shape[-2:])
         noise = keys.bits(ERASE_NOISE)[:, 0].view(np.int64) if settings.erase_fill == "noise" else None
         images = erase(images, boxes, noise)
-    return images.contiguous(memory_format=torch.channels_last)
+    return laid_out(images)
+
+
+def random_window(images: Tensor, settings: Augmentation, keys: Keys) -> Tensor:
+    """The windows and mirror images that the settings `crop` and `flip` ask for."""
+    if settings.crop != "pad" and not settings.flip:
+        return images
+    padding = settings.crop_padding if settings.crop == "pad" else 0
+    offsets = np.floor(keys.uniform(CROP, 2) * (2 * padding + 1)).astype(np.int64)
+    return crop_flip(images, offsets, keys.uniform(FLIP, 1)[:, 0] < settings.flip, padding)
 
 
 @lru_cache
@@ -120,12 +134,15 @@ def crop_flip(images: Tensor, offsets: np.ndarray, flipped: np.ndarray, padding:
     return padded[sample, r[:, :, None], c[:, None, :]].permute(0, 3, 1, 2)
 
 
-def erase_boxes(keys: Keys, probability: float, area: tuple[float, float], height: int, width: int) -> np.ndarray:
-    """`[B, 4]` top, bottom, left, right; empty where nothing is erased (Zhong et al., 2020)."""
+def erase_boxes(
+    keys: Keys, probability: float, area: tuple[float, float], height: int, width: int, narrowest: float = 0.3
+) -> np.ndarray:
+    """`[B, 4]` top, bottom, left, right; empty where nothing is erased (Zhong et al., 2020). `narrowest` is the least
+    ratio of two sides; 1: squares."""
     u = keys.uniform(ERASE, 1 + 4 * ATTEMPTS)
     chosen, u = u[:, 0] < probability, u[:, 1:].reshape(len(u), ATTEMPTS, 4)
     target = (area[0] + (area[1] - area[0]) * u[..., 0]) * height * width
-    ratio = np.exp(math.log(0.3) + (math.log(1 / 0.3) - math.log(0.3)) * u[..., 1])
+    ratio = np.exp(math.log(narrowest) + (math.log(1 / narrowest) - math.log(narrowest)) * u[..., 1])
     h, w = np.rint(np.sqrt(target * ratio)).astype(int), np.rint(np.sqrt(target / ratio)).astype(int)
     fits = (h < height) & (w < width)
     pick = np.arange(len(u)), fits.argmax(1)
@@ -178,17 +195,22 @@ def draw_mix(settings: Augmentation, seed: int, epoch: int, step: int, height: i
 
 
 def mix(images: Tensor, targets: Tensor, how: Mix) -> tuple[Tensor, Tensor]:
-    """Images 2i and 2i+1 are each other's partners (the batch is even)."""
+    """Images 2i and 2i+1 are each other's partners (the batch is even), `[B, C, H, W]` or frames `[T, B, C, H, W]`."""
     if how.weight == 1:
         return images, targets
-    partner, other = (x.unflatten(0, (-1, 2)).flip(1).flatten(0, 1) for x in (images, targets))
+    partner, other = images.unflatten(-4, (-1, 2)).flip(-4).flatten(-5, -4), targets.unflatten(0, (-1, 2)).flip(1)
     if how.box is None:
         images = how.weight * images + (1 - how.weight) * partner
     else:
         top, bottom, left, right = how.box
         images = images.clone()
-        images[:, :, top:bottom, left:right] = partner[:, :, top:bottom, left:right]
-    return images.contiguous(memory_format=torch.channels_last), how.weight * targets + (1 - how.weight) * other
+        images[..., top:bottom, left:right] = partner[..., top:bottom, left:right]
+    return laid_out(images), how.weight * targets + (1 - how.weight) * other.flatten(0, 1)
+
+
+def laid_out(images: Tensor) -> Tensor:
+    """In memory as the models like it: images channels-last; frames `[T, B, C, H, W]` have no such form."""
+    return images.contiguous(memory_format=torch.channels_last if images.dim() == 4 else torch.contiguous_format)
 
 
 def smooth_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:

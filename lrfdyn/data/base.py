@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lrfdyn.checks import checked
-from lrfdyn.data.augment import Augmentation, augment_images, draw_mix, mix, normalise, smooth_targets
+from lrfdyn.data.augment import Augmentation, augment_images, draw_mix, laid_out, mix, normalise, smooth_targets
 from lrfdyn.data.hashed_random import Keys, permutation
 from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
 from lrfdyn.files import expanded
@@ -49,7 +49,8 @@ class DataSource:
 
     task: ClassVar[str] = "classification"  # what a run on this data trains for, by its name among the tasks
     needs_root: ClassVar[bool] = True  # whether it is read from a folder
-    unused_settings: ClassVar[Sequence[str]] = ("scale", "photometric")  # of the augmentation: those for masks
+    # Of the augmentation: those for masks and for recordings.
+    unused_settings: ClassVar[Sequence[str]] = ("scale", "photometric", "event_operations")
     num_classes: int
     image_size: int
     in_channels: int
@@ -79,6 +80,14 @@ class DataSource:
         """Images as levels 0..255 `[B, C, H, W]` (any dtype) and labels `[B]` of every step's `samples`, on the device.
         `split` is "train" or "test"; a test may leave out images that cannot be read."""
         raise NotImplementedError
+
+    def augmented(self, levels: Tensor, keys: Keys) -> Tensor:
+        """What training sees of loaded images."""
+        return augment_images(levels, self.augment, keys, self.mean, self.deviation)
+
+    def normalised(self, levels: Tensor) -> Tensor:
+        """What a test sees of loaded images."""
+        return normalise(levels, self.mean, self.deviation)
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
         """The samples of an epoch in the order in which they are used."""
@@ -130,9 +139,9 @@ class DataSource:
     def _train(self, steps: Sequence[Keys], size: int, device: torch.device, number: int) -> Iterator[Batch]:
         """Batches of `size` images from step `number` on; `steps` holds a few together where they are small."""
         for keys, (levels, labels) in zip(steps, self.load("train", steps, device), strict=True):
-            images = augment_images(levels, self.augment, keys, self.mean, self.deviation)
+            images = self.augmented(levels, keys).split(size, -4)  # of frames [T, B, C, H, W] too
             targets = smooth_targets(labels, self.num_classes, self.augment.label_smoothing)
-            for x, y, t in zip(*(part.split(size) for part in (images, labels, targets)), strict=True):
+            for x, y, t in zip(images, labels.split(size), targets.split(size), strict=True):
                 if self.augment.mixes:
                     x, t = mix(x, t, draw_mix(self.augment, keys.seed, keys.epoch, number, *x.shape[-2:]))
                 yield Batch(x, y, t, size)
@@ -162,8 +171,7 @@ class DataSource:
         steps = [Keys(0, 0, indices, np.zeros_like(indices)) for indices in slices]
         for levels, labels in self.load("test", steps, device):
             fill = (0, batch_size - len(labels))
-            images = F.pad(normalise(levels, self.mean, self.deviation), (0, 0) * 3 + fill)
-            images, padded = images.contiguous(memory_format=torch.channels_last), F.pad(labels, fill)
+            images, padded = laid_out(F.pad(self.normalised(levels), (0, 0) * 3 + fill)), F.pad(labels, fill)
             yield Batch(images, padded, smooth_targets(padded, self.num_classes, 0.0), len(labels))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # What a number is for. The values are part of the definition of every run: append, never renumber.
-ORDER, CROP, FLIP, RAND_AUGMENT, ERASE, ERASE_NOISE, MIX, SHARD_ORDER, PHOTOMETRIC = range(9)
+ORDER, CROP, FLIP, RAND_AUGMENT, ERASE, ERASE_NOISE, MIX, SHARD_ORDER, PHOTOMETRIC, EVENT_OPERATION = range(10)
 
 GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # splitmix64 (Steele, Lea and Flood, 2014)

@@ -139,24 +139,45 @@ def affine_matrices(operation: np.ndarray, strength: np.ndarray, height: int, wi
         ("translate_y", 1, 2, 0.45 * height),
     ):
         matrices[:, row, column] += np.where(operation == OPERATIONS.index(name), most * strength, 0)
-    turned, centre = operation == OPERATIONS.index("rotate"), np.array([width / 2, height / 2])
-    angle = math.radians(30) * strength[turned]
-    cos, sin = np.cos(angle), np.sin(angle)
-    rotation = np.array([[cos, -sin], [sin, cos]]).transpose(2, 0, 1)
-    matrices[turned] = np.concatenate((rotation, (centre - rotation @ centre)[..., None]), 2)
+    turned = operation == OPERATIONS.index("rotate")
+    matrices[turned] = about_centre(rotations(math.radians(30) * strength[turned]), height, width)
     return matrices
+
+
+def rotations(angles: np.ndarray) -> np.ndarray:
+    """`[n, 2, 2]` of angles `[n]`."""
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.array([[cos, -sin], [sin, cos]]).transpose(2, 0, 1)
+
+
+def about_centre(linear: np.ndarray, height: int, width: int) -> np.ndarray:
+    """`[n, 2, 3]` of maps `[n, 2, 2]` that leave the centre of the image where it is."""
+    centre = np.array([width / 2, height / 2])
+    return np.concatenate((linear, (centre - linear @ centre)[..., None]), 2)
+
+
+def old_points(matrices: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """The points `[B, H, W]` of the old images, their x and y, that come to the middles of the pixels."""
+    columns = torch.arange(width, device=matrices.device) + 0.5
+    rows = torch.arange(height, device=matrices.device)[:, None] + 0.5
+    m = matrices[..., None, None]
+    old_x = m[:, 0, 0] * columns + m[:, 0, 1] * rows + m[:, 0, 2]
+    old_y = m[:, 1, 0] * columns + m[:, 1, 1] * rows + m[:, 1, 2]
+    return old_x, old_y
+
+
+def sample(x: Tensor, old_x: Tensor, old_y: Tensor, mode: str, outside: str) -> Tensor:
+    """The images at these points, by `mode` "bilinear" or "nearest"; `outside` of them "border" or "zeros"."""
+    height, width = x.shape[-2:]
+    grid = torch.stack((old_x * (2 / width) - 1, old_y * (2 / height) - 1), -1)
+    return F.grid_sample(x, grid, mode=mode, padding_mode=outside, align_corners=False)
 
 
 def affine(x: Tensor, matrices: Tensor, fill: Sequence[int]) -> Tensor:
     """Bilinear; what lies outside the old image gets the colour `fill`."""
     height, width = x.shape[-2:]
-    columns = torch.arange(width, device=x.device) + 0.5
-    rows = torch.arange(height, device=x.device)[:, None] + 0.5
-    m = matrices[..., None, None]
-    old_x = m[:, 0, 0] * columns + m[:, 0, 1] * rows + m[:, 0, 2]
-    old_y = m[:, 1, 0] * columns + m[:, 1, 1] * rows + m[:, 1, 2]
-    grid = torch.stack((old_x * (2 / width) - 1, old_y * (2 / height) - 1), -1)
-    moved = F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False).round()
+    old_x, old_y = old_points(matrices, height, width)
+    moved = sample(x, old_x, old_y, "bilinear", "border").round()
     outside = (old_x < 0) | (old_x >= width) | (old_y < 0) | (old_y >= height)
     # One number per channel is an argument of the kernel; a tensor of them would be copied from the host first.
     return torch.stack([moved[:, c].masked_fill(outside, level) for c, level in enumerate(fill)], 1)

@@ -233,7 +233,7 @@ FREE_KEYS = (
 # Keys that came after the first recorded runs: where they say nothing, a run is the one that it was without them.
 LATER_KEYS = (
     "model.directions", "model.coupling", "model.norm", "model.scale_lrf", "model.train_qk", "data.held_out",
-    "optimizer.muon_rate", "schedule.rates", "schedule.stages", "loss.tet",
+    "optimizer.muon_rate", "schedule.rates", "schedule.stages", "loss.tet", "augmentation.event_operations",
 )  # fmt: skip
 # Of data.options. A run that a damaged image ended met none before it, and may go on without it.
 FREE_OPTIONS = ("workers", "on_corrupt")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 from lrfdyn.training.config import OptimizerConfig, ScheduleConfig
@@ -119,12 +119,22 @@ def matrix_directions(optimizer: Optimizer, group: dict[str, Any], parameters: l
     wide = [step.flatten(1).mT if high else step.flatten(1) for step, high in zip(steps, upright, strict=True)]
     for shape in dict.fromkeys(matrix.shape for matrix in wide):
         chosen = [i for i, matrix in enumerate(wide) if matrix.shape == shape]
-        stack = orthogonalize(torch.stack([wide[i] for i in chosen])) * (AS_LONG_AS_ADAMW * math.sqrt(shape[1]))
+        stack = torch.stack([wide[i] for i in chosen])
+        if isinstance(stack, DTensor):
+            stack = stack.full_tensor()  # gathered once: the products of shards would be, each time
+        stack = orthogonalize(stack) * (AS_LONG_AS_ADAMW * math.sqrt(shape[1]))
         for i, step in zip(chosen, stack, strict=True):
-            step, weight = (step.mT if upright[i] else step).reshape(steps[i].shape), parameters[i]
-            steps[i] = step.redistribute(placements=weight.placements) if isinstance(step, DTensor) else step
+            steps[i] = in_shards_of(parameters[i], (step.mT if upright[i] else step).reshape(steps[i].shape))
     rate, like = group["lr"], parameters[0]
     return steps, rate.to(like.device, like.dtype) if isinstance(rate, Tensor) else rate
+
+
+def in_shards_of(like: Tensor, whole: Tensor) -> Tensor:
+    """`whole`, which every process has, in the shards of `like`; as it is where that is in none."""
+    if not isinstance(like, DTensor):
+        return whole
+    everywhere = [Replicate()] * like.device_mesh.ndim
+    return DTensor.from_local(whole, like.device_mesh, everywhere).redistribute(placements=like.placements)
 
 
 def orthogonalize(stack: Tensor) -> Tensor:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lrfdyn.data import create_data
-from tests.data.make import EVERYTHING, write_cifar, write_folder
+from lrfdyn.data import Augmentation, create_data
+from lrfdyn.data.augment import EVENT_OPERATIONS
+from lrfdyn.data.event_augment import augment_frames
+from tests.data.make import EVERYTHING, keys, write_cifar, write_folder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -54,3 +56,16 @@ def test_decoded_images(workers: int, tmp_path: Path) -> None:
         assert ours.images.is_cuda
         assert torch.equal(ours.labels.cpu(), theirs.labels)
         assert ((ours.images.cpu() - theirs.images).abs() > 1e-3).float().mean() < 0.02
+
+
+def test_event_frames_as_on_the_cpu_without_waiting() -> None:
+    frames = torch.poisson(torch.full((3, 48, 2, 34, 34), 0.7))
+    settings = Augmentation(flip=0.5, event_operations=EVENT_OPERATIONS)
+    there = frames.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        augmented = augment_frames(there, settings, keys(48))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    # A point in the middle between two pixels may come to either.
+    assert (augmented.cpu() != augment_frames(frames, settings, keys(48))).float().mean() < 1e-3

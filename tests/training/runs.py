@@ -91,7 +91,8 @@ def launch(module: str, *arguments: str) -> str:
 
 
 def start(module: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
+    usual = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    given = {**os.environ, **usual, **environment}
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.Popen(
         command, env=given, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
