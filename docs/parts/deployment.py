@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from statistics import mean
 from typing import Any
 
-from docs.parts import ROOT, kib, listing, read, table
+from docs.parts import RESULTS, ROOT, kib, listing, read, table
+from lrfdyn.analysis.measure.exits import choose_exit
 from lrfdyn.analysis.measure.inference import attention_state
 from lrfdyn.attention import attention_label
 from lrfdyn.attention.row_stream import BUFFERS
@@ -120,6 +123,41 @@ def export_runs() -> str:
     return listing(load("export_runs"), columns, numbers=True)
 
 
+def exits_digits() -> str:
+    """Means over the seeds of what a threshold gives that was chosen on held-out images."""
+    body = []
+    for name, label in (("mean", "of the mean logits"), ("tet", "of every step (TET)")):
+        runs = [json.loads(p.read_text("utf-8")) for p in sorted((RESULTS / "digits" / "exit").glob(f"{name}_*.json"))]
+        for points in (0.2, 1.0) if runs else ():
+            chosen = [choose_exit(run["chosen_on"]["curve"], points)["threshold"] for run in runs]
+            tested = [row for run, t in zip(runs, chosen, strict=True) for row in run["curve"] if row["threshold"] == t]
+            one, all_steps = ([run["steps"][step]["top1"] for run in runs] for step in (0, -1))
+            accuracies = [f"{mean(values):.1f} %" for values in ([row["top1"] for row in tested], all_steps, one)]
+            steps = f"{mean(row['mean_steps'] for row in tested):.2f}"
+            body.append([label, f"{points:g}", ", ".join(f"{t:g}" for t in chosen), steps, *accuracies])
+    head = ["loss", "points", "thresholds", "mean steps", "accuracy", "with all 4 steps", "with one step"]
+    return table(head, body) if body else "Not measured yet (`results/digits/exit`)."
+
+
+def exits_cifar100() -> str:
+    """Accuracy and mean steps at some thresholds, and with a fixed number of steps."""
+    runs = {
+        "SSA": read("cifar100/exit/ssa_strong_70.json"),
+        "LRF-Dyn": read("cifar100/exit/lrf_dyn_omega5_strong_70.json"),
+    }
+    if not all(runs.values()):
+        return "Not measured yet (`results/cifar100/exit`)."
+    head = ["", *(f"{name}, {what}" for name in runs for what in ("accuracy", "mean steps"))]
+    rows = {f"threshold {t:g}": [row for found in runs.values() for row in found["curve"] if row["threshold"] == t]
+            for t in (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)}  # fmt: skip
+    rows |= {
+        f"{step} of 4 steps for all": [found["steps"][step - 1] for found in runs.values()] for step in range(1, 5)
+    }
+    cells = {name: [f for row in found for f in (f"{row['top1']:.2f} %", f"{row['mean_steps']:.2f}")]
+             for name, found in rows.items()}  # fmt: skip
+    return table(head, [[name, *found] for name, found in cells.items()], numbers=True)
+
+
 def draw() -> None:
     from lrfdyn.analysis.report.drawings import plot_memory
 
@@ -143,4 +181,6 @@ PARTS = {
     "export_cpu": export_cpu,
     "export_matrix": export_matrix,
     "export_runs": export_runs,
+    "exits_digits": exits_digits,
+    "exits_cifar100": exits_cifar100,
 }

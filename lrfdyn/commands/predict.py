@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--runtime", metavar="torch|onnx|executorch|nir|native", help="default: by the ending of --model")
     add("--top", type=int, default=5, help="how many classes to name")
     add("--batch", type=int, default=16, help="images at once")
+    add("--exit", type=float, metavar="0..1", help="torch: stop at the time step at which this confidence is passed")
     add("--device", help="of PyTorch; default: the GPU where there is one")
     add("--json", metavar="FILE|-", help="write JSON to a file, or to the output instead of text")
     add("--task", default="classification", metavar="classification|segmentation", help="what the model does")
@@ -53,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
                 print(f"lrfdyn predict: cannot read {record['image']} ({record['error']})", file=sys.stderr)
             elif args.json != "-":
                 best = (f"{p['name']} {p['score']:.1%}" for p in record.get("predictions", ()))
-                print(f"{record['image']}: {record.get('overlay') or ', '.join(best)}")
+                steps = f" (time step {record['steps']})" if "steps" in record else ""
+                print(f"{record['image']}: {record.get('overlay') or ', '.join(best)}{steps}")
     result = {"model": args.model, "task": args.task, "unreadable": bad, "images": records}
     if args.json == "-":
         print_json(result)
@@ -70,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
 def classify(args: argparse.Namespace, paths: list[Path]) -> Iterator[dict[str, Any]]:
     for option in ("out", "flip", "window"):
         require(not getattr(args, option), f"{option}: only with --task segmentation")
-    predictor = Predictor.open(args.model, args.runtime, args.device)
+    sure = args.exit is None or 0 <= args.exit <= 1
+    require(sure, f"exit: expected a number from 0 to 1, got {args.exit}")
+    predictor = Predictor.open(args.model, args.runtime, args.device, exit=args.exit)
     if predictor.facts.get("preprocessing_assumed"):
         taken = predictor.preprocessing.as_dict()
         print(f"lrfdyn predict: the model does not say how images are preprocessed; taken is {taken}", file=sys.stderr)
@@ -80,6 +84,7 @@ def classify(args: argparse.Namespace, paths: list[Path]) -> Iterator[dict[str, 
 def segment(args: argparse.Namespace, paths: list[Path]) -> Iterator[dict[str, Any]]:
     require(args.out is not None, "out: --task segmentation needs the folder that the maps go to")
     require(args.runtime in (None, "torch"), f"runtime: segmentation runs in torch, got {args.runtime!r}")
+    require(args.exit is None, "exit: only with --task classification")
     how = {"device": args.device, "flip": args.flip, "window": args.window}
     return predict_segmentation(args.model, paths, args.out, **how)
 

@@ -4,6 +4,7 @@ integers, and as files that run elsewhere."""
 from lrfdyn.attention.row_stream import RowStream
 from lrfdyn.deploy.c.native import NativeModel
 from lrfdyn.deploy.c.write import WrittenC, write_c
+from lrfdyn.deploy.early_exit import EarlyExit
 from lrfdyn.deploy.export.write import Exported, export_model
 from lrfdyn.deploy.integer.onnx_graph import write_integer_onnx
 from lrfdyn.deploy.integer.program import IntegerModel, load_integer
@@ -13,6 +14,7 @@ from lrfdyn.deploy.predict import Predictor
 from lrfdyn.deploy.streaming_attention import StreamingAttention
 
 __all__ = [
+    "EarlyExit",
     "Exported",
     "IntegerModel",
     "LowMemoryModel",

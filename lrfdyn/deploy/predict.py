@@ -19,6 +19,7 @@ from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.data.decode import ENDINGS
 from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
 from lrfdyn.deploy.c.native import NativeModel
+from lrfdyn.deploy.early_exit import EarlyExit
 from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner
 from lrfdyn.deploy.export.nir_file import NirRunner
 from lrfdyn.deploy.export.write import Runner, model_facts
@@ -33,9 +34,12 @@ PICTURES = (*ENDINGS, ".gif", ".tif", ".tiff")  # of the files in a folder; file
 
 
 class TorchRunner:
-    """Images `[B, C, H, W]` to logits `[B, classes]` in PyTorch, with norms folded."""
+    """Images `[B, C, H, W]` to logits `[B, classes]` in PyTorch, with norms folded. With `exit` each of them stops at
+    the time step at which the model is surer than that, and `steps` says at which, `[B]`."""
 
-    def __init__(self, source: Source, device: str | None) -> None:
+    steps: np.ndarray | None = None
+
+    def __init__(self, source: Source, device: str | None, exit: float | None = None) -> None:
         self.device = choose_device(device)
         require(source.trained, f"model: {source.origin} names a model without weights; expected a trained one")
         model = source.load().float()
@@ -43,10 +47,16 @@ class TorchRunner:
         require(classifies, f"task: {source.origin} is a segmentation model; pass --task segmentation")
         self.facts = model_facts(model, source.origin)
         self.model = fold_batch_norm(model).to(self.device)
+        self.early = None if exit is None else EarlyExit(self.model, exit)
 
     @torch.inference_mode()
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        return self.model(torch.from_numpy(images).to(self.device)).cpu().numpy()
+        shown = torch.from_numpy(images).to(self.device)
+        if self.early is None:
+            return self.model(shown).cpu().numpy()
+        logits, steps = self.early(shown)
+        self.steps = steps.cpu().numpy()
+        return logits.cpu().numpy()
 
 
 def run_integers(run: Runner, preprocessing: Preprocessing, scale: float, images: np.ndarray) -> np.ndarray:
@@ -66,12 +76,19 @@ class Predictor:
 
     @classmethod
     @checked
-    def open(cls, model: str, runtime: str | None = None, device: str | None = None, threads: int = 0) -> Predictor:
+    def open(
+        cls,
+        model: str,
+        runtime: str | None = None,
+        device: str | None = None,
+        threads: int = 0,
+        exit: float | None = None,
+    ) -> Predictor:
         """Opens the trained model or exported file that a path or name stands for (see `lrfdyn.sources`).
 
         `runtime` is "torch", "onnx", "executorch", "nir" or "native" (a folder of C, which is compiled when it is first
         opened); without it the ending of the file says what runs it. `device` is PyTorch's, `threads` ONNX Runtime's
-        (0: as many as there are).
+        (0: as many as there are). `exit` is a confidence at which PyTorch stops (see `EarlyExit`).
 
             for record in Predictor.open("runs/cifar100").predict([Path("cat.png")], top=3):
                 print(record["predictions"])
@@ -82,8 +99,10 @@ class Predictor:
         wanted = runtime or (source.kind if source.kind in EXPORTED else "torch")
         runner: Any
         if wanted == "torch":
-            runner = TorchRunner(source, device)
+            runner = TorchRunner(source, device, exit)
         else:
+            whole = f"exit: only in torch, got {wanted}, which computes all time steps of a layer at once"
+            require(exit is None, whole)
             ending = EXPORTED[wanted]
             made_by = f"lrfdyn export MODEL --format {wanted} --out FILE{ending} makes one"
             require(source.kind == wanted, f"runtime: {wanted} runs {ending} files, got {model}; {made_by}")
@@ -105,8 +124,8 @@ class Predictor:
 
     @checked
     def predict(self, paths: Sequence[Path], top: int = 5, batch: int = 16) -> Iterator[dict[str, Any]]:
-        """A record for every image, in order: its `predictions`, best first, or the `error` that kept it from being
-        read."""
+        """A record for every image, in order: its `predictions`, best first, where the model stops when it is sure also
+        how many time `steps` it took, or the `error` that kept the image from being read."""
         require_integer("top", top, 1)
         require_integer("batch", batch, 1)
         require(len(paths) > 0, "images: expected at least one file")
@@ -126,12 +145,14 @@ class Predictor:
             found = f"gives {list(logits.shape)} for {shape[0]} images"
             require(logits.shape == shape, f"model: its description says {shape[1]} classes, and it {found}")
             require(bool(np.isfinite(logits).all()), f"model: its logits of {some[0]} or those after it are not finite")
-            for record, row in zip((r for r in records if "error" not in r), logits, strict=True):
+            read = [record for record in records if "error" not in record]
+            steps = getattr(self.run, "steps", None)  # of a runner that may stop early
+            for record, row, taken in zip(read, logits, [None] * len(read) if steps is None else steps, strict=True):
                 scores = np.exp(row.astype(np.float64) - row.max())
                 scores /= scores.sum()
                 best = np.argsort(-scores, kind="stable")[:top]
                 named = [{"class": int(i), "name": self.class_names[i], "score": float(scores[i])} for i in best]
-                record["predictions"] = named
+                record |= {"predictions": named} if taken is None else {"steps": int(taken), "predictions": named}
             yield from records
 
 

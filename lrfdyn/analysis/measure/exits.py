@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lrfdyn.checks import checked
 from lrfdyn.data import data_class
+from lrfdyn.deploy.early_exit import require_alone
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
 from lrfdyn.training.config import TrainConfig
@@ -85,8 +86,7 @@ def check_steps(model: SpikingModel, images: Tensor) -> None:
     name = type(model).__name__
     known = "each_step" in signature(model.head_input).parameters
     require(known, f"exit: head_input of {name} has no each_step: no logits of every time step")
-    alone = not model.config.get("legacy_neuron_axis")
-    require(alone, "exit: with legacy_neuron_axis=True an image needs those before it in the batch, and none can leave")
+    require_alone(model)
     frames = model.to_time_major(images[..., :1, :, :, :]).clone()
     require(len(frames) > 1, f"exit: {name} has one time step here, and can stop no earlier")
     before = model.forward_steps(frames)
