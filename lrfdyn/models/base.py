@@ -140,10 +140,15 @@ class SpikingModel(HubMixin):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits `[B, classes]` of the last feature map, or with `pre_logits` what the classifier takes, `[B, C]`."""
-        each_step = self.training and self.step_logits and not pre_logits
-        features = self.head_input(x, True) if each_step else self.head_input(x)
+        if self.training and self.step_logits and not pre_logits:
+            return self.head_steps(x)
+        features = self.head_input(x)
         y = features if pre_logits else self.head(features)
-        return y.mean(0) if y.dim() == 3 and not each_step else y
+        return y.mean(0) if y.dim() == 3 else y
+
+    def head_steps(self, x: Tensor) -> Tensor:
+        """Logits `[T, B, classes]` of every time step of the last feature map, whose mean `forward_head` gives."""
+        return self.head(self.head_input(x, True))
 
     def forward_features(self, images: Tensor) -> Tensor:
         """The last feature map, `[T, B, C, H, W]`."""
@@ -156,6 +161,11 @@ class SpikingModel(HubMixin):
     def forward(self, images: Tensor) -> Tensor:
         """Logits `[B, classes]` of images `[B, C, H, W]`, shown `time_steps` times, or of frames `[T, B, C, H, W]`."""
         return self.forward_head(self.forward_features(images))
+
+    def forward_steps(self, images: Tensor) -> Tensor:
+        """Logits `[T, B, classes]` of every time step by itself. The mean of the first k is what the model
+        gives when it sees k steps."""
+        return self.head_steps(self.forward_features(images))
 
     def to_time_major(self, images: Tensor) -> Tensor:
         """Checked images as `[T, B, C, H, W]` in channels-last memory; the steps of static ones share their memory."""

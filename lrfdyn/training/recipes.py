@@ -96,13 +96,15 @@ def parse_config(
         key = SHORT_NAMES.get(short, short)
         if key not in key_types():
             raise unknown_name("option", f"--{key}", [f"--{known}" for known in (*key_types(), *SHORT_NAMES)])
-        section, name = key.split(".")
+        (section, name), kind = key.split("."), key_types()[key]
         if isinstance(value, str):
             try:
-                value = parse_yaml(value)
+                parsed = parse_yaml(value)
             except _yaml().YAMLError:
                 raise LrfdynError(f"--{key}: cannot read {shown(value)} as YAML") from None
-        convert(value, key_types()[key], f"--{key}")
+            number = kind in (str, str | None) and isinstance(parsed, (int, float))  # a folder may be called 2024
+            value = value if number else parsed
+        convert(value, kind, f"--{key}")
         old = values.get(section) or {}
         require(isinstance(old, Mapping), f"{source}: {section}: expected keys with values, got {shown(old)}")
         values = merge(values, {section: merge(old, {name: value})})

@@ -248,3 +248,8 @@ def test_schedule_in_fewer_epochs(tmp_path, capsys):
     assert (facts["epochs"], facts["recipe"]["schedule"]["epochs"]) == (31, 30)
     assert main(["train", "cifar100_spikformer", "--epochs", "0", "--dry-run"]) == 2
     assert "epochs: expected an integer >= 1, got 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["2024", "1e3", "true"])
+def test_a_text_that_reads_like_a_number_stays_a_text(folder):
+    assert load_recipe("digits", {"data.root": folder}).data.root == folder
