@@ -132,6 +132,12 @@ class SpikingModel(HubMixin):
         # Channels moved last, so that the gradient of the mean is laid out like x.
         return x.permute(0, 1, 3, 4, 2).mean((2, 3) if each_step else (0, 2, 3))
 
+    def head_map(self, x: Tensor) -> Tensor | None:
+        """The map of spikes `[T, B, C, H, W]` whose mean over grid and time the classifier takes of the last feature
+        map; None where logits of every step are averaged instead, and where a host does not say. `TimeStream` adds it
+        up step by step. A call runs the neuron of the head, as `head_input` does."""
+        return None
+
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits `[B, classes]` of the last feature map, or with `pre_logits` what the classifier takes, `[B, C]`."""
         if self.training and self.step_logits and not pre_logits:
