@@ -33,7 +33,10 @@ def measure(model: Any, batches: list[tuple[Tensor, Tensor]], thresholds: list[f
     def plain(images: Tensor) -> tuple[Tensor, Tensor]:
         return model(images), torch.full((images.shape[-4],), model.time_steps)
 
-    ways: dict[float | None, Any] = {None: plain, **{threshold: EarlyExit(model, threshold) for threshold in thresholds}}
+    ways: dict[float | None, Any] = {
+        None: plain,
+        **{threshold: EarlyExit(model, threshold) for threshold in thresholds},
+    }
     sums = {way: [0.0, 0, 0] for way in ways}  # seconds, steps, right
     for run in ways.values():
         run(batches[0][0])  # what is made at the first call

@@ -89,6 +89,18 @@ def test_exported_file(place, capsys):
         assert [by_class[i] for i in range(5)] == pytest.approx(row.tolist(), abs=1e-4)
 
 
+def test_stops_when_sure(place, capsys):
+    found = predict(capsys, place / "images", "--model", place / "run")
+    for threshold, steps in (("0", 1), ("1", 2)):
+        early = predict(capsys, place / "images", "--model", place / "run", "--exit", threshold, "--batch", "5")
+        assert {record.pop("steps") for record in early["images"]} == {steps}
+        scores, others = ([p["score"] for r in each["images"] for p in r["predictions"]] for each in (found, early))
+        assert (scores == pytest.approx(others, abs=1e-5)) == (threshold == "1")
+    image = next((place / "images").iterdir())
+    assert main(["predict", str(image), "--model", str(place / "run"), "--exit", "0"]) == 0
+    assert "(time step 1)" in capsys.readouterr().out
+
+
 def test_example_without_torch(place, tmp_path):
     """In a process in which torch and lrfdyn cannot be imported."""
     paths = sorted((place / "images").iterdir())
@@ -303,6 +315,12 @@ def test_inputs(place, tmp_path, monkeypatch):
         (["--model", "run", "--task", "detection"], "task: unknown name 'detection'"),
         (["--model", "run", "--flip"], "flip: only with --task segmentation"),
         (["--model", "run", "--task", "segmentation"], "out: --task segmentation needs the folder"),
+        (["--model", "model.onnx", "--exit", "0.9"], "exit: only in torch, got onnx, which computes all time steps"),
+        (["--model", "run", "--exit", "90"], "exit: expected a number from 0 to 1, got 90.0"),
+        (
+            ["--model", "x", "--exit", "1", "--task", "segmentation", "--out", "x"],
+            "exit: only with --task classification",
+        ),
         (["--model", "run", "--json", "notes.txt/x.json"], "json: cannot write in the folder notes.txt"),
     ],
 )

@@ -6,15 +6,9 @@ import torch
 from torch import Tensor
 
 from lrfdyn.checks import checked
-from lrfdyn.deploy.time_stream import TimeStream
+from lrfdyn.deploy.time_stream import TimeStream, require_alone
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
-
-
-def require_alone(model: SpikingModel) -> None:
-    """An error where the neurons of an image need those of others in the batch."""
-    alone = not model.config.get("legacy_neuron_axis")
-    require(alone, "exit: with legacy_neuron_axis=True an image needs those before it in the batch, and none can leave")
 
 
 class EarlyExit:

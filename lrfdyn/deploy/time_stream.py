@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from lrfdyn.attention import Attention, StateTerm
 from lrfdyn.checks import checked
 from lrfdyn.deploy.streaming_attention import StreamingAttention
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import LrfdynError, require, shown
 from lrfdyn.models import SpikingModel
 from lrfdyn.models.qkformer import BatchAsTimeLIF
 from lrfdyn.nn.neurons import IntegerSpike, Neuron, SpikingNeuron
@@ -126,6 +126,18 @@ class TimeStream:
         self.steps += 1
         return logits
 
+    def keep(self, chosen: Tensor) -> None:
+        """Goes on with the images of the batch that the mask `chosen`, `[B]`, names, and forgets the others."""
+        require_alone(self._model)
+        require(self.steps > 0, "chosen: the stream has seen no frame yet")
+        assert self._shape is not None
+        assert self._total is not None
+        mask = isinstance(chosen, Tensor) and chosen.dtype == torch.bool and chosen.shape == self._shape[:1]
+        require(mask, f"chosen: expected a mask [{self._shape[0]}], got {shown(chosen)}")
+        self._held, self._total = [membrane[chosen] for membrane in self._held], self._total[chosen]
+        self.step_logits = None if self.step_logits is None else self.step_logits[chosen]
+        self._shape = torch.Size((len(self._total), *self._shape[1:]))
+
     @torch.no_grad()
     def _pass(
         self, frame: Tensor, held: list[Tensor], total: Tensor | None, steps: int
@@ -163,6 +175,12 @@ class TimeStream:
             held, total, *_ = self._pass(frame, [], None, 1)
         named = zip([*self._membranes.names, "classifier"], [*held, total], strict=True)
         return [StateTerm(name, " x ".join(map(str, x.shape)), x.numel(), 8 * x.itemsize) for name, x in named]
+
+
+def require_alone(model: SpikingModel) -> None:
+    """An error where the neurons of an image go on from those of others in the batch."""
+    alone = not model.config.get("legacy_neuron_axis")
+    require(alone, "model: with legacy_neuron_axis=True an image needs those before it in the batch; none can leave")
 
 
 def looks_ahead(attention: Attention) -> bool:

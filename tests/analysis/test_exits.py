@@ -124,7 +124,7 @@ def test_models_that_cannot_stop_are_refused():
         with pytest.raises(LrfdynError, match="exit: Spikformer has one time step here"):
             check_steps(model, images)
         legacy = small_model("qkformer_cifar", legacy_neuron_axis=True).eval()
-        with pytest.raises(LrfdynError, match="exit: with legacy_neuron_axis=True"):
+        with pytest.raises(LrfdynError, match="model: with legacy_neuron_axis=True"):
             check_steps(legacy, torch.rand(1, 3, 32, 32))
         model.head_input = lambda x: x.mean((3, 4))
         with pytest.raises(LrfdynError, match="exit: head_input of Spikformer has no each_step"):

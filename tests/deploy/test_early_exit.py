@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lrfdyn.analysis import exit_curve
-from lrfdyn.deploy import EarlyExit
+from lrfdyn.deploy import EarlyExit, TimeStream
 from lrfdyn.errors import LrfdynError
 from tests.models.host_checks import lively, small_model
 
@@ -54,7 +54,27 @@ def test_thresholds_at_the_ends():
 
 def test_bad_arguments():
     model = small_model("spikformer_cifar").eval()
-    with pytest.raises(LrfdynError, match="threshold: expected a number from 0 to 1, got 1.5"):
+    with pytest.raises(LrfdynError, match="threshold: expected a number from 0 to 1"):
         EarlyExit(model, 1.5)
-    with pytest.raises(LrfdynError, match="exit: with legacy_neuron_axis=True"):
+    with pytest.raises(LrfdynError, match="model: with legacy_neuron_axis=True"):
         EarlyExit(small_model("qkformer_cifar", legacy_neuron_axis=True).eval(), 0.5)
+
+
+def test_a_stream_keeps_some_of_its_batch():
+    torch.manual_seed(0)
+    frames = torch.randn(3, 4, 3, 32, 32, dtype=torch.float64)
+    model = lively(small_model("sdt_v1").double(), frames)
+    stream, chosen = TimeStream(model), torch.tensor([True, False, False, True])
+    with pytest.raises(LrfdynError, match="chosen: the stream has seen no frame yet"):
+        stream.keep(chosen)
+    stream.step(frames[0])
+    whole = stream.nbytes
+    for wrong in (chosen[:3], chosen.long(), [True] * 4):
+        with pytest.raises(LrfdynError, match=r"chosen: expected a mask \[4\]"):
+            stream.keep(wrong)
+    stream.keep(chosen)
+    assert stream.nbytes == whole // 2
+    for frame in frames[1:]:
+        logits = stream.step(frame[chosen])
+    with torch.no_grad():
+        torch.testing.assert_close(logits, model(frames[:, chosen]), rtol=0, atol=1e-12)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lrfdyn.checks import checked
 from lrfdyn.data import data_class
-from lrfdyn.deploy.early_exit import require_alone
+from lrfdyn.deploy.time_stream import require_alone
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
 from lrfdyn.training.config import TrainConfig
