@@ -1,6 +1,7 @@
 """Measurements of attention, spikes, energy and memory, the theorems, and the report that shows them."""
 
 from lrfdyn.analysis.analyze import analyze, measure_model, sources_for
+from lrfdyn.analysis.measure.exits import choose_exit, exit_curve
 from lrfdyn.analysis.measure.inference import attention_peak, attention_state, inference_peak
 from lrfdyn.analysis.measure.locality import locality, receptive_field, receptive_field_record, share_inside
 from lrfdyn.analysis.measure.maps import attention_maps
@@ -16,7 +17,9 @@ __all__ = [
     "attention_maps",
     "attention_peak",
     "attention_state",
+    "choose_exit",
     "energy",
+    "exit_curve",
     "firing_rates",
     "inference_peak",
     "load_images",

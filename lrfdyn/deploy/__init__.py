@@ -1,5 +1,5 @@
-"""Trained models outside of training: in little memory (attention row by row, whole models piece by piece), in
-integers, and as files that run elsewhere."""
+"""Trained models outside of training: in little memory (attention row by row, whole models piece by piece), frame by
+frame along a camera, in integers, and as files that run elsewhere."""
 
 from lrfdyn.attention.row_stream import RowStream
 from lrfdyn.deploy.c.native import NativeModel
@@ -11,6 +11,7 @@ from lrfdyn.deploy.integer.quantize import quantize
 from lrfdyn.deploy.lowmem import LowMemoryModel, compile_for_inference
 from lrfdyn.deploy.predict import Predictor
 from lrfdyn.deploy.streaming_attention import StreamingAttention
+from lrfdyn.deploy.time_stream import TimeStream
 
 __all__ = [
     "Exported",
@@ -20,6 +21,7 @@ __all__ = [
     "Predictor",
     "RowStream",
     "StreamingAttention",
+    "TimeStream",
     "WrittenC",
     "compile_for_inference",
     "export_model",

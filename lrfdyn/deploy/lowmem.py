@@ -21,10 +21,11 @@ from lrfdyn.checks import checked
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.deploy.feature_maps import FeatureMap, buffer_bytes, place_maps
 from lrfdyn.deploy.streaming_attention import StreamingAttention, call_lock
-from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
+from lrfdyn.deploy.time_stream import replace_neurons
+from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.models import SpikingModel
 from lrfdyn.nn.layers import is_repeated
-from lrfdyn.nn.neurons import IntegerSpike, Neuron, SpikingNeuron
+from lrfdyn.nn.neurons import Neuron, SpikingNeuron
 from lrfdyn.nn.sections import Section
 from lrfdyn.ops.lif import Dynamics
 
@@ -61,13 +62,14 @@ def step_neurons(model: nn.Module) -> dict[nn.Module, Tensor]:
     """Puts `SteppedNeuron` in the place of every neuron with a membrane, and returns what they hold: emptied, they
     start from rest. Streaming layers see all steps and stay."""
     membranes: dict[nn.Module, Tensor] = {}
-    modules = dict(model.named_modules(remove_duplicate=False))
-    streaming = tuple(f"{path}." for path, module in modules.items() if isinstance(module, StreamingAttention))
-    for path, neuron in modules.items():
-        if isinstance(neuron, Neuron) and not isinstance(neuron, IntegerSpike) and not path.startswith(streaming):
-            if not isinstance(neuron, SpikingNeuron) or type(neuron).forward is not SpikingNeuron.forward:
-                raise LrfdynError(f"model: neuron {type(neuron).__name__} cannot be run step by step")
-            model.set_submodule(path, SteppedNeuron(neuron.dynamics, membranes))
+    modules = model.named_modules(remove_duplicate=False)
+    streaming = tuple(f"{path}." for path, module in modules if isinstance(module, StreamingAttention))
+
+    def stepped(_path: str, neuron: SpikingNeuron) -> Neuron | None:
+        known = type(neuron).forward is SpikingNeuron.forward
+        return SteppedNeuron(neuron.dynamics, membranes) if known else None
+
+    replace_neurons(model, stepped, but=streaming)
     return membranes
 
 

@@ -132,12 +132,23 @@ class SpikingModel(HubMixin):
         # Channels moved last, so that the gradient of the mean is laid out like x.
         return x.permute(0, 1, 3, 4, 2).mean((2, 3) if each_step else (0, 2, 3))
 
+    def head_map(self, x: Tensor) -> Tensor | None:
+        """The map of spikes `[T, B, C, H, W]` whose mean over grid and time the classifier takes of the last feature
+        map; None where logits of every step are averaged instead, and where a host does not say. `TimeStream` adds it
+        up step by step. A call runs the neuron of the head, as `head_input` does."""
+        return None
+
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits `[B, classes]` of the last feature map, or with `pre_logits` what the classifier takes, `[B, C]`."""
-        each_step = self.training and self.step_logits and not pre_logits
-        features = self.head_input(x, True) if each_step else self.head_input(x)
+        if self.training and self.step_logits and not pre_logits:
+            return self.head_steps(x)
+        features = self.head_input(x)
         y = features if pre_logits else self.head(features)
-        return y.mean(0) if y.dim() == 3 and not each_step else y
+        return y.mean(0) if y.dim() == 3 else y
+
+    def head_steps(self, x: Tensor) -> Tensor:
+        """Logits `[T, B, classes]` of every time step of the last feature map, whose mean `forward_head` gives."""
+        return self.head(self.head_input(x, True))
 
     def forward_features(self, images: Tensor) -> Tensor:
         """The last feature map, `[T, B, C, H, W]`."""
@@ -150,6 +161,11 @@ class SpikingModel(HubMixin):
     def forward(self, images: Tensor) -> Tensor:
         """Logits `[B, classes]` of images `[B, C, H, W]`, shown `time_steps` times, or of frames `[T, B, C, H, W]`."""
         return self.forward_head(self.forward_features(images))
+
+    def forward_steps(self, images: Tensor) -> Tensor:
+        """Logits `[T, B, classes]` of every time step by itself. The mean of the first k is what the model
+        gives when it sees k steps."""
+        return self.head_steps(self.forward_features(images))
 
     def to_time_major(self, images: Tensor) -> Tensor:
         """Checked images as `[T, B, C, H, W]` in channels-last memory; the steps of static ones share their memory."""

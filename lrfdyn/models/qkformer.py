@@ -203,6 +203,9 @@ class QKFormer(SpikingModel):
                 "have it: build the model with legacy_neuron_axis=True to compute what the official code does"
             )
 
+    def head_map(self, x: Tensor) -> Tensor:
+        return x
+
     def sections(self) -> Iterator[Section]:
         if isinstance(self.stem, PooledConv):
             yield self.stem.section("stem")

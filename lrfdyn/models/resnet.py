@@ -87,6 +87,12 @@ class SpikingResNet(SpikingModel):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
+    def head_map(self, x: Tensor) -> Tensor:
+        return x
+
+    def head_input(self, x: Tensor, each_step: bool = False) -> Tensor:
+        return self.head_map(x).mean((3, 4) if each_step else (0, 3, 4))
+
 
 class SEWStem(ConvBN):
     """Convolution and batch norm of a static image run once, so that its statistics do not count the time steps."""
@@ -115,9 +121,6 @@ class SEWResNet(SpikingResNet):
     def forward_stages(self, x: Tensor, only_last: bool = False) -> list[Tensor]:
         return self.run_stages(max_pool(self.neuron(self.stem(x))), only_last)
 
-    def head_input(self, x: Tensor, each_step: bool = False) -> Tensor:
-        return x.mean((3, 4) if each_step else (0, 3, 4))
-
 
 @register_model("ms_resnet18", depths=(2, 2, 2, 2))
 @register_model("ms_resnet34", depths=(3, 4, 6, 3))
@@ -140,5 +143,5 @@ class MSResNet(SpikingResNet):
         (r"^fc\.", "head."),
     )
 
-    def head_input(self, x: Tensor, each_step: bool = False) -> Tensor:
-        return self.neuron(x).mean((3, 4) if each_step else (0, 3, 4))
+    def head_map(self, x: Tensor) -> Tensor:
+        return self.neuron(x)

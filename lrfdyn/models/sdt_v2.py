@@ -129,3 +129,9 @@ class SDTV2(MetaFormer):
         spikes = self.head_input(x)
         logits, distilled = self.head(spikes).mean(0), self.distillation_head(spikes).mean(0)
         return (logits, distilled) if self.training else (logits + distilled) / 2
+
+    def head_steps(self, x: Tensor) -> Tensor:
+        if self.distillation_head is None:
+            return super().head_steps(x)
+        spikes = self.head_input(x)
+        return (self.head(spikes) + self.distillation_head(spikes)) / 2

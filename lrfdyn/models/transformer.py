@@ -142,6 +142,9 @@ class PlainTransformer(SpikingModel):
     def head_input(self, x: Tensor, each_step: bool = False) -> Tensor:
         return super().head_input(x, each_step) if self.neuron is None else self.neuron(x.mean((3, 4)))
 
+    def head_map(self, x: Tensor) -> Tensor | None:
+        return x if self.spiking and self.neuron is None else None
+
     def sections(self) -> Iterator[Section]:
         yield from self.stem.sections("stem")
         yield from sections_of("blocks", self.blocks)

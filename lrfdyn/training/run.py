@@ -18,6 +18,7 @@ from lrfdyn.devices import device_name
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import sole_user, write_atomic, write_json, write_table
 from lrfdyn.io.weights import check_fit, check_usable, find_checkpoint, list_checkpoints, model_weights, read_checkpoint
+from lrfdyn.models import SpikingModel
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.logs import Reporter, discard_run
 from lrfdyn.training.processes import Stop, Stopped, build_accelerator, gather, launch_name
@@ -163,11 +164,12 @@ def _finish(trainer: Trainer, records: list[dict[str, Any]], recipe: str, comman
     return summary
 
 
-def evaluate_weights(
+def prepare_test(
     config: TrainConfig, weights: Mapping[str, Tensor], name: Path, progress: Callable[[int, int], None]
-) -> dict[str, Any]:
-    """The accuracy of weights in the model and on the data of a configuration. `progress` is called behind every batch
-    with the number of its images, over all processes, and with that of all images."""
+) -> tuple[SpikingModel, TestRun, dict[str, Any]]:
+    """The model of a configuration with these weights, its test images, and what a record of the test begins with.
+    `progress` is called behind every batch with the number of its images, over all processes, and with that of all
+    images."""
     accelerator, source = build_accelerator(config.run), build_data(config)
     model = data_model(config, source)
     check_usable(name, weights)
@@ -181,7 +183,15 @@ def evaluate_weights(
     factor, total = accelerator.num_processes, source.test_images
     run = TestRun(source, config.run.test_batch_size, accelerator, dtype, lambda n: progress(n * factor, total))
     facts = {"device": device_name(accelerator.device), "precision": config.run.precision}
+    return model, run, {"num_classes": source.num_classes, **facts, **held_out(config)}
+
+
+def evaluate_weights(
+    config: TrainConfig, weights: Mapping[str, Tensor], name: Path, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """The accuracy of weights in the model and on the data of a configuration; arguments as those of `prepare_test`."""
+    model, run, facts = prepare_test(config, weights, name, progress)
     tested = task_of(config.data.name).test(model, run)
     loss = tested.get("test_loss", 0.0)
     require(math.isfinite(loss), f"weights: {name} is of no use: the loss on the test images is {loss}")
-    return {"num_classes": source.num_classes, **facts, **held_out(config), **tested}
+    return {**facts, **tested}

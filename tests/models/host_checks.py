@@ -157,6 +157,34 @@ def check_step_logits(model: SpikingModel, size: tuple[int, int]) -> None:
         assert model.eval()(frames).shape == mean.shape
 
 
+def lively(model: SpikingModel, x: torch.Tensor) -> SpikingModel:
+    """In evaluation, with the statistics of `x` in its norms, so that neurons of all layers fire for it."""
+    randomize(model)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():
+        model.train()(x)
+    return model.eval()
+
+
+def check_first_steps(model: SpikingModel, size: tuple[int, int]) -> None:
+    """The mean of the first k logits of all steps is what the model gives for k steps, of films and of images."""
+    film = torch.randn(4, 2, model.in_channels, *size, dtype=torch.float64)
+    model = lively(model.double(), film)
+    with torch.no_grad():
+        model.time_steps = 4
+        assert not torch.equal(model.forward_steps(film)[0], model.forward_steps(1 - film)[0])
+        for x in (film, film[0]):
+            steps = model.forward_steps(x)
+            torch.testing.assert_close(steps.mean(0), model(x), rtol=0, atol=1e-12)
+            for k in range(1, 4):
+                model.time_steps = k
+                expected = model(x[:k] if x is film else x)
+                torch.testing.assert_close(steps[:k].mean(0), expected, rtol=0, atol=1e-12)
+            model.time_steps = 4
+
+
 def check_event_frames(model: SpikingModel, size: tuple[int, int]) -> None:
     """A static image is the same as a film of it."""
     model = randomize(model).double().eval()

@@ -15,6 +15,7 @@ from tests.models.host_checks import (
     check_drop_path,
     check_event_frames,
     check_feature_maps,
+    check_first_steps,
     check_rule,
     check_step_logits,
     check_trains,
@@ -144,6 +145,16 @@ def test_event_frames(host):
 @pytest.mark.parametrize("host", HOSTS)
 def test_logits_of_every_step(host):
     check_step_logits(small_model(host), size_of(host))
+
+
+IN_TIME = [("spikformer_cifar", kind) for kind in lrfdyn.ATTENTIONS] + [(host, None) for host in HOSTS]
+
+
+@pytest.mark.parametrize(("host", "attention"), IN_TIME)
+def test_first_steps_need_no_later_ones(host, attention):
+    torch.manual_seed(0)
+    kind = {} if attention is None else {"attention": attention}
+    check_first_steps(small_model(host, **kind), size_of(host))
 
 
 @pytest.mark.parametrize("host", HOSTS)

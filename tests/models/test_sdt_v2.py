@@ -49,6 +49,7 @@ def test_distillation_head():
         spikes = plain.head_input(plain.forward_features(x))
         distilled = F.linear(spikes, second["head_kd.weight"], second["head_kd.bias"]).mean(0)
         torch.testing.assert_close(average, (logits + distilled) / 2)
+        torch.testing.assert_close(model.forward_steps(x).mean(0), average)
     both = model.train()(x)
     assert isinstance(both, tuple)
     torch.testing.assert_close(both[0], plain.train()(x))

@@ -491,3 +491,24 @@ def plot_sizes(records: Sequence[dict[str, Any]], path: Path) -> None:
         axes[0].legend()
         write_atomic(path, partial(figure.savefig, dpi=200, format=path.suffix[1:]))
     plt.close(figure)
+
+
+def plot_exits(result: dict[str, Any], path: Path) -> None:
+    """Draw what `evaluate_exits` gives into the file `path`: accuracy against mean steps, and when images leave."""
+    plt = pyplot("plot")
+    curve, threshold = result["curve"], result["exit"]
+    (chosen,) = (row for row in curve if row["threshold"] == threshold)
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(2 * WIDTH, 2.4), width_ratios=(1.6, 1))
+        for rows, place, name in ((curve, 0, "stop when sure"), (result["steps"], 1, "so many steps for all")):
+            look = _line({"place": place, "label": name}, linestyle="-" if place == 0 else "none")
+            left.plot([row["mean_steps"] for row in rows], [row["top1"] for row in rows], **look)
+        mark = {"color": "#1c2126", "markersize": 9, "markerfacecolor": "none", "linestyle": "none"}
+        left.plot(chosen["mean_steps"], chosen["top1"], "o", label=f"threshold {threshold:g}", **mark)
+        left.set(xlabel="mean time steps", ylabel="accuracy (%)")
+        left.legend(loc="lower right")
+        steps = range(1, len(chosen["exits"]) + 1)
+        right.bar(steps, [100 * count / result["images"] for count in chosen["exits"]], color=COLOURS[0])
+        right.set(xlabel="time step", ylabel=f"% of images that stop at {threshold:g}", xticks=steps)
+        write_atomic(path, partial(figure.savefig, dpi=200, format=path.suffix[1:]))
+    plt.close(figure)
