@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -197,6 +198,15 @@ def sole_user(*folders: Path) -> Iterator[None]:
             free = _lock(stack.enter_context(_opened(writable_folder(path, "out")))) is not False
             require(free, f"out: another process is using {path}; wait for it, or take another folder")
             remove_abandoned(path, "*/")
+        yield
+
+
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """One process after the other, of those that ask for a folder in this way."""
+    with _opened(folder) as handle:
+        while _lock(handle) is False:
+            time.sleep(0.05)
         yield
 
 

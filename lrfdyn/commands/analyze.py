@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", default=RANDOM, help=f"test images of {', '.join(DATA)}, or {RANDOM} noise")
     add("--data-root", type=Path, help="folder of the data's files")
     add("--image-size", type=int, help="pixels a side; default the data's, or for noise the model's")
+    add("--frames", type=int, help="of every recording, which must be the model's time steps; default 16")
     add("--images", type=int, default=64, help="how many, at equal steps through the test set")
     add("--batch-size", type=int, default=16, help="images at a time")
     many = "attention maps of so many of the images, or of image files; results.json then holds these pictures"
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     energy = EnergyModel(args.accumulate_pj, args.mac_pj, tuple(args.mac_layers), args.repeat_first)
     queries = parse_queries(args.queries)
     require(bool(args.maps) or not queries, "queries: only with --maps, which asks for attention maps")
-    images = load_images(args.data, args.data_root, args.images, args.batch_size, device, args.image_size)
+    images = load_images(args.data, args.data_root, args.images, args.batch_size, device, args.image_size, args.frames)
     sources = [source for text in args.models for source in sources_for(text, images)]
     with sole_user(args.out):
         console = plain_console(100)

@@ -1,6 +1,6 @@
 """Data sets."""
 
-from lrfdyn.data import decode, resident, shards  # noqa: F401  they register themselves
+from lrfdyn.data import decode, events, resident, shards  # noqa: F401  they register themselves
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.base import DATA, Batch, DataSource, create_data, data_class, register_data
 from lrfdyn.data.preprocess import Preprocessing

@@ -22,6 +22,7 @@ from torch import Tensor
 from lrfdyn.checks import checked
 from lrfdyn.data.augment import Augmentation, augment_images, draw_mix, laid_out, mix, normalise, smooth_targets
 from lrfdyn.data.hashed_random import Keys, permutation
+from lrfdyn.data.recordings import Framing
 from lrfdyn.errors import LrfdynError, require, require_integer, unknown_name
 from lrfdyn.files import expanded
 from lrfdyn.registry import Registry
@@ -33,7 +34,7 @@ Device = torch.device | str
 class Batch:
     """Images with their labels and targets, on the device."""
 
-    images: Tensor  # [B, C, H, W] float, normalised, on the device, channels-last
+    images: Tensor  # [B, C, H, W] float, normalised, on the device, channels-last; or frames [T, B, C, H, W]
     labels: Tensor  # [B] class indices
     targets: Tensor  # [B, classes] smoothed and mixed for training, one-hot for evaluation
     count: int  # images that are real: an evaluation batch is filled up to its size behind them
@@ -49,6 +50,7 @@ class DataSource:
 
     task: ClassVar[str] = "classification"  # what a run on this data trains for, by its name among the tasks
     needs_root: ClassVar[bool] = True  # whether it is read from a folder
+    framed: ClassVar[bool] = False  # whether a batch has frames [T, B, C, H, W]; T is then the option `frames`
     # Of the augmentation: those for masks and for recordings.
     unused_settings: ClassVar[Sequence[str]] = ("scale", "photometric", "event_operations")
     num_classes: int
@@ -60,6 +62,7 @@ class DataSource:
     mean: tuple[float, ...]  # of the levels 0..1
     deviation: tuple[float, ...]
     class_names: Sequence[str] | None = None  # not every data set has them
+    framing: Framing | None = None  # of recordings: how their frames are made
     images_at_once = 0  # small batches are augmented together up to this size: launching costs the same for all
 
     def __init__(self, root: Path | None, augment: Augmentation, **options: Any) -> None:

@@ -158,15 +158,15 @@ class DecodedData(DataSource):
 
 
 class FolderImages(Images):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, endings: tuple[str, ...] = ENDINGS, what: str = "images") -> None:
         require(folder.is_dir(), f"root: no such folder {folder}")
         try:
             self.classes = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
             require(bool(self.classes), f"root: {folder} has no class folders")
             files, labels = [], []
             for label, name in enumerate(self.classes):
-                found = sorted(e.name for e in os.scandir(folder / name) if e.name.lower().endswith(ENDINGS))
-                require(bool(found), f"root: the class folder {folder / name} has no images")
+                found = sorted(e.name for e in os.scandir(folder / name) if e.name.lower().endswith(endings))
+                require(bool(found), f"root: the class folder {folder / name} has no {what}")
                 files += [os.fsencode(f"{name}/{file}") for file in found]
                 labels += [label] * len(found)
         except OSError as error:

@@ -10,12 +10,14 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch.nn.functional as F
+from torch import Tensor, from_numpy
 
 from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, explain, require, require_integer
@@ -26,7 +28,7 @@ ATIS_OVERFLOW, ATIS_PERIOD = 240, 2**13  # a row that the camera does not have: 
 POLARITY_PACKET = 1  # of AEDAT 3.1, which has other kinds too
 LIKE_DVS128 = 0x7FFF  # the largest address; 0x8000 is the bit of a signal from outside
 SAYS_NO_SIZE = 65535  # pixels, stands for the size that a file does not say
-MOST_STEPS = 2**16
+MOST_STEPS = MOST_PIXELS = 2**16
 # A damaged file can end the process that faery reads it in, so that is one of its own.
 FAERY = f"""
 import sys, numpy, faery
@@ -117,6 +119,52 @@ def integrate(
     place = ((frame * 2 + events.p) * size[0] + events.y) * size[1] + events.x
     counts = np.bincount(place, minlength=steps * 2 * size[0] * size[1])
     return counts.astype(np.float32).reshape(steps, 2, size[0], size[1])
+
+
+@checked
+@dataclass(frozen=True)
+class Framing:
+    """How a model's frames are made of a recording: so many `steps`, `by` number or time, of a `sensor` of (height,
+    width), and at last `size` pixels a side."""
+
+    steps: int
+    by: Literal["number", "time"]
+    sensor: tuple[int, int]
+    size: int
+
+    def __post_init__(self) -> None:
+        for name, value, most in (("steps", self.steps, MOST_STEPS), ("size", self.size, MOST_PIXELS)):
+            require_integer(name, value, 1, most)
+        object.__setattr__(self, "sensor", tuple(self.sensor))
+        fits = all(1 <= side <= MOST_PIXELS for side in self.sensor)
+        require(fits, f"sensor: expected sides of 1 to {MOST_PIXELS} pixels, got {self.sensor}")
+
+    @classmethod
+    def from_dict(cls, values: Any, where: str) -> Framing:
+        """From JSON; a wrong value is an error that names `where` it is."""
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise LrfdynError(f"{where}: framing: {error}") from None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def counts(self, events: Events) -> np.ndarray:
+        """Frames `[T, 2, H, W]` of the sensor's size, float32."""
+        return integrate(events, self.steps, by=self.by, size=self.sensor)
+
+    def scaled(self, counts: Tensor) -> Tensor:
+        """Frames `[..., 2, H, W]` of the sensor's size as the model takes them, `[..., 2, size, size]`, float32."""
+        counts, square = counts.float(), (self.size, self.size)
+        if self.sensor == square:
+            return counts
+        images = F.interpolate(counts.flatten(0, -4), square, mode="bilinear", antialias=True)
+        return images.unflatten(0, counts.shape[:-3])
+
+    def frames(self, events: Events) -> Tensor:
+        """Frames `[T, 2, size, size]` of a recording, as the model takes them."""
+        return self.scaled(from_numpy(self.counts(events)))
 
 
 @checked

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from lrfdyn.attention import attention_label
 from lrfdyn.checks import checked, fits
 from lrfdyn.data.preprocess import Preprocessing
+from lrfdyn.data.recordings import Framing
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import LrfdynError, explain, first_line, require, unknown_name
 from lrfdyn.files import expanded, plain_file, read_json, writable_folder, write_atomic, write_json
@@ -48,6 +49,7 @@ class HubMixin(nn.Module):
     name: str | None = None  # in the registry
     class_names: tuple[str, ...] | None = None  # what the logits stand for
     preprocessing: Preprocessing | None = None  # of image files
+    framing: Framing | None = None  # of recordings of an event camera
     described: Mapping[str, str] = {}  # the text of its card, and which weights and options that is about
 
     @classmethod
@@ -208,6 +210,7 @@ def model_config(model: HubMixin) -> dict[str, Any]:
         "options": model.config,
         "class_names": model.class_names,
         "preprocessing": None if model.preprocessing is None else model.preprocessing.as_dict(),
+        "framing": None if model.framing is None else model.framing.as_dict(),
     }
     try:
         stated = {key: value for key, value in config.items() if value is not None}
@@ -249,6 +252,8 @@ def _build(config: dict[str, Any], options: dict[str, Any], wanted: type[Host], 
     model.class_names = class_names_of(config, model.num_classes, f"source: {path}")
     if config.get("preprocessing") is not None:
         model.preprocessing = Preprocessing.from_dict(config["preprocessing"], f"source: {path}")
+    if config.get("framing") is not None:
+        model.framing = Framing.from_dict(config["framing"], f"source: {path}")
     return model
 
 

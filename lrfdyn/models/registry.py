@@ -49,10 +49,15 @@ def model_class(name: str) -> type[SpikingModel]:
     return _HOSTS[name]
 
 
+def model_defaults(name: str) -> dict[str, Any]:
+    """The options of a model with their defaults."""
+    return {**model_class(name).options(), **_PRESETS[_HOSTS.name_of(name)]}
+
+
 def host_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `create_model` as the host class takes them: those of its attention in `attention_options`. An
     unknown one is an error that names those who take it, or the near matches."""
-    known = {**model_class(name).options(), **_PRESETS[_HOSTS.name_of(name)]}
+    known = model_defaults(name)
     host, config_class = dict(options), cast(Any, model_class(name).config_class)
     check_types({key: host[key] for key in ("attention", "attention_options") if key in host}, hints_of(config_class))
     if host.get("attention") is not None:

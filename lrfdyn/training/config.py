@@ -61,7 +61,7 @@ class ModelConfig(Section):
     norm: Annotated[bool | None, "LRF-SSA has a batch norm on the sum of its stencils."] = None
     scale_lrf: Annotated[bool | None, "LRF-SSA's scale is on both terms, the stencils too."] = None
     train_qk: Annotated[bool | None, "false: the weights of q and k stay as they were drawn."] = None
-    time_steps: Annotated[int | None, "How often a static image is shown."] = None
+    time_steps: Annotated[int | None, "How often a static image is shown; of recordings, their frames."] = None
     drop_path: Annotated[float | None, "Stochastic depth: the rate of the last block."] = None
     weights: Annotated[str | None, "A trained model to start from: folder, file or hub repository."] = None
     options: Annotated[dict[str, Any], "Further arguments, such as {dim: 64, depth: 2}."] = field(default_factory=dict)
@@ -86,7 +86,11 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """The data set, and where it lies."""
 
-    name: Annotated[str, "digits, cifar10, cifar100, imagenet, imagenette, folder, webdataset, ade20k or one's own."]
+    name: Annotated[
+        str,
+        "digits, cifar10, cifar100, imagenet, imagenette, folder, webdataset, ade20k, nmnist, cifar10dvs, "
+        "dvs128_gesture, ncaltech101, event_folder or one's own.",
+    ]
     root: Annotated[str | None, "The folder of its files."] = None
     image_size: Annotated[int | None, "Pixels a side that images are brought to; null: that of the data set."] = None
     held_out: Annotated[int | None, "Test on so many training images, the last of every class, instead.", COUNT] = None
@@ -236,7 +240,7 @@ LATER_KEYS = (
     "optimizer.muon_rate", "schedule.rates", "schedule.stages", "loss.tet", "augmentation.event_operations",
 )  # fmt: skip
 # Of data.options. A run that a damaged image ended met none before it, and may go on without it.
-FREE_OPTIONS = ("workers", "on_corrupt")
+FREE_OPTIONS = ("workers", "on_corrupt", "cache")
 
 
 @checked

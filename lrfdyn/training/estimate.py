@@ -95,7 +95,9 @@ def activation_bytes(model: nn.Module, stages: Sequence[Stage], channels: int, s
     config = stages[-1].config
     half, task, switch = config.run.precision in ("bf16", "fp16"), task_of(config.data.name), Switch(model, config)
 
-    def kept_bytes(images: int, side: int) -> int:
+    framed = data_class(config.data.name).framed
+
+    def kept_bytes(images: int, side: int, *frames: int) -> int:
         own = {p.untyped_storage()._cdata for p in model.parameters()}
         kept: dict[int, int] = {}
         alive: list[Tensor] = []  # a storage that is gone could lend its address to the next one
@@ -109,7 +111,7 @@ def activation_bytes(model: nn.Module, stages: Sequence[Stage], channels: int, s
 
         hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
         with hooks, torch.autocast("cpu", torch.bfloat16, enabled=half):
-            logits = model(torch.zeros(images, channels, side, side))
+            logits = model(torch.zeros(*frames, images, channels, side, side))
             task.loss(logits, task.blank_targets(logits))
         return sum(kept.values())
 
@@ -122,7 +124,8 @@ def activation_bytes(model: nn.Module, stages: Sequence[Stage], channels: int, s
             counted = []
             for part in (steps,) if steps <= MOST_STEPS else (MOST_STEPS // 2, MOST_STEPS):
                 switch.enter(dataclasses.replace(stage.settings, time_steps=part))
-                few, more = (kept_bytes(images, stage.settings.image_size or size) for images in (FEW, MORE))
+                side, frames = stage.settings.image_size or size, (part,) if framed else ()
+                few, more = (kept_bytes(images, side, *frames) for images in (FEW, MORE))
                 counted.append(few + (more - few) // (MORE - FEW) * (stage.micro_batch - FEW))
             each = (counted[-1] - counted[0]) // (MOST_STEPS // 2)
             most = max(most, counted[-1] + each * max(steps - MOST_STEPS, 0))

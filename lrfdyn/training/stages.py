@@ -65,10 +65,12 @@ class Switch:
         self.hosts = [(m, m.time_steps) for m in model.modules() if isinstance(m, SpikingModel)]
         self.neurons = [(m, m.dynamics) for m in model.modules() if isinstance(m, LIF)]
         name, spikes = config.model.name, any(isinstance(m, Neuron) for m in model.modules())
-        plain, least = data_class(config.data.name).task == "classification", self.hosts[0][0].smallest_image
+        data, least = data_class(config.data.name), self.hosts[0][0].smallest_image
+        plain, shown = data.task == "classification", not data.framed
         for stage in config.schedule.stages or ():
             for key, possible, why in (
                 ("time_steps", spikes, f"{name} has no spikes"),
+                ("time_steps", shown, f"is for images, and {config.data.name} has frames"),
                 ("tau", bool(self.neurons), f"{name} has no LIF neurons"),
                 ("image_size", plain, f"is for classification, and {config.data.name} is not"),
                 ("image_size", (stage.image_size or least) >= least, f"{name} needs {least} pixels a side"),

@@ -20,7 +20,7 @@ from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import require
 from lrfdyn.files import expanded
 from lrfdyn.models import SpikingModel, create_model
-from lrfdyn.models.registry import model_class
+from lrfdyn.models.registry import model_class, model_defaults
 from lrfdyn.models.timm_networks import create_timm
 from lrfdyn.registry import Registry
 from lrfdyn.training.config import DATA_FACTS, DistillConfig, TrainConfig
@@ -67,8 +67,8 @@ class Task(ABC):
         before the training that comes first."""
 
     def preprocessing(self, source: DataSource) -> Preprocessing | None:
-        """What a trained model does to image files; None where it takes them as they are."""
-        return Preprocessing.of_data(source)
+        """What a trained model does to image files; None where it takes them as they are, or takes none."""
+        return None if source.framed else Preprocessing.of_data(source)
 
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -157,7 +157,12 @@ def data_options(config: TrainConfig) -> dict[str, Any]:
     data = config.data
     for key in ("held_out", "image_size", "name", "root"):
         require(key not in data.options, f"data.options: {key} has a key of its own, data.{key}")
-    return {**data.options, **({} if data.image_size is None else {"image_size": data.image_size})}
+    options = {**data.options, **({} if data.image_size is None else {"image_size": data.image_size})}
+    if data_class(data.name).framed:
+        steps = config.model.time_steps or model_defaults(config.model.name)["time_steps"]
+        frames = options.setdefault("frames", steps)
+        require(frames == steps, f"data.options: frames: expected {steps}, the model's time steps, got {frames}")
+    return options
 
 
 def build_data(config: TrainConfig) -> DataSource:
@@ -179,7 +184,7 @@ def data_model(config: TrainConfig, source: DataSource) -> SpikingModel:
     task = task_of(config.data.name)
     model = task.build_model(config, **{fact: getattr(source, fact) for fact in DATA_FACTS})
     model.class_names = None if source.class_names is None else tuple(source.class_names)
-    model.preprocessing = task.preprocessing(source)
+    model.preprocessing, model.framing = task.preprocessing(source), source.framing
     return model
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lrfdyn.checks import checked
 from lrfdyn.data import Batch
+from lrfdyn.data.augment import laid_out
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io.hub import model_config
 from lrfdyn.io.weights import not_finite, read_checkpoint
@@ -205,8 +206,8 @@ class Trainer:
         for batch in batches:
             images, targets = batch.images, self.task.targets(batch, self.dtype)
             if size is not None:
-                images = F.interpolate(images, (size, size), mode="bilinear", antialias=True)
-                images = images.contiguous(memory_format=torch.channels_last)
+                scaled = F.interpolate(images.flatten(0, -4), (size, size), mode="bilinear", antialias=True)
+                images = laid_out(scaled.unflatten(0, images.shape[:-3]))
             if self.distill is not None:
                 with self.accelerator.autocast():  # the teacher in the precision of the run
                     targets = self.distill(images, targets)

@@ -106,11 +106,11 @@ def assert_equal(first: list[Batch], second: list[Batch]) -> None:
             assert torch.equal(x, y)
 
 
-def joined(parts: list[list[Batch]], axis: int = 0) -> list[Batch]:
-    """The batches of several ranks put together, step by step; `axis` is that of the images."""
+def joined(parts: list[list[Batch]]) -> list[Batch]:
+    """The batches of several ranks put together, step by step."""
     return [
         Batch(
-            torch.cat([b.images for b in step], axis),
+            torch.cat([b.images for b in step], -4),  # of frames [T, B, C, H, W] too
             torch.cat([b.labels for b in step]),
             torch.cat([b.targets for b in step]),
             sum(b.count for b in step),

@@ -49,6 +49,17 @@ def aedat3_head(kind: int, size: int, overflow: int, capacity: int, count: int, 
     return np.array([kind, 1], "<u2").tobytes() + np.array([size, 4, overflow, capacity, count, valid], "<u4").tobytes()
 
 
+def write_nmnist(root: Path, train: int = 4, test: int = 2) -> Path:
+    """The official folders, with so many recordings of every digit."""
+    for part, count in (("Train", train), ("Test", test)):
+        for digit in range(10):
+            folder = root / part / str(digit)
+            folder.mkdir(parents=True)
+            for i in range(count):
+                (folder / f"{i:05d}.bin").write_bytes(atis(recording(100 * digit + i + 50 * (part == "Test"), 200)))
+    return root
+
+
 def npz(events: Events) -> bytes:
     file = io.BytesIO()
     np.savez(file, t=events.t, x=events.x, y=events.y, p=events.p)

@@ -177,7 +177,7 @@ def test_batches_of_frames() -> None:
     whole = list(source.train_batches(**arguments, batch_size=8))
     assert [tuple(b.images.shape) for b in whole] == [(4, 8, 2, 8, 8)] * 2
     parts = [list(source.train_batches(**arguments, batch_size=4, rank=rank, world_size=2)) for rank in (0, 1)]
-    assert_equal(joined(parts, axis=1), whole)
+    assert_equal(joined(parts), whole)
     assert_equal(list(source.train_batches(**arguments, batch_size=8, start_step=1)), whole[1:])
     source.images_at_once = 16
     assert_equal(list(source.train_batches(**arguments, batch_size=8)), whole)

@@ -20,12 +20,14 @@ from lrfdyn.data.resident import ResidentData
 from lrfdyn.training.estimate import estimate
 from lrfdyn.training.recipes import load_recipe
 from tests.data.make import EVERYTHING, assert_equal, joined, write_cifar, write_folder, write_shards
+from tests.data.recordings import write_nmnist
 
 Create = Callable[..., DataSource]
 RESIZED = replace(EVERYTHING, crop="resized")
+MOVED = replace(EVERYTHING, rand_augment_layers=0, erase=0, event_operations=("identity", "shear_x", "cut_out"))
 
 
-@pytest.fixture(params=["digits", "cifar10", "cifar100", "imagenette", "webdataset"])
+@pytest.fixture(params=["digits", "cifar10", "cifar100", "imagenette", "webdataset", "nmnist"])
 def create(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Create:
     name = request.param
     if name.startswith("cifar"):
@@ -34,6 +36,9 @@ def create(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     if name == "digits":
         pytest.importorskip("sklearn")
         return lambda augment=EVERYTHING: create_data(name, None, augment)
+    if name == "nmnist":
+        write_nmnist(tmp_path)
+        return lambda augment=MOVED: create_data(name, tmp_path, augment, frames=3)
     pytest.importorskip("PIL")
     (write_folder if name == "imagenette" else write_shards)(tmp_path)
 
@@ -47,8 +52,9 @@ def test_batches(create: Create) -> None:
     data = create()
     batches = list(data.train_batches(epoch=0, seed=0, batch_size=8))[:5]
     for batch in batches:
-        assert batch.images.shape == (8, data.in_channels, data.image_size, data.image_size)
-        assert batch.images.is_contiguous(memory_format=torch.channels_last)
+        assert batch.images.shape[-4:] == (8, data.in_channels, data.image_size, data.image_size)
+        assert batch.images.shape[:-4] == ((3,) if data.framed else ())
+        assert data.framed or batch.images.is_contiguous(memory_format=torch.channels_last)
         assert batch.images.dtype == torch.float32
         assert batch.labels.dtype == torch.int64
         assert batch.targets.shape == (8, data.num_classes)
@@ -95,7 +101,8 @@ def test_held_out_images_are_the_last_of_every_class(create: Create) -> None:
     assert (data.train_images, data.test_images) == (len(labels) - share * classes, share * classes)
     for split, mask in (("train", ~held), ("test", held)):
         for there, here in zip(loaded(data, split, np.arange(mask.sum())), everything, strict=True):
-            assert torch.equal(there, here[torch.from_numpy(mask)])
+            rows = torch.from_numpy(np.flatnonzero(mask))
+            assert torch.equal(there, here.index_select(max(here.dim() - 4, 0), rows))
     assert sorted(data.order(0, 0)) == list(range(data.train_images))
     assert sum(batch.count for batch in data.test_batches(batch_size=8)) == share * classes
     with pytest.raises(LrfdynError, match=f"held_out: expected a multiple of the {classes} classes, got {classes + 1}"):
@@ -150,8 +157,9 @@ def test_every_test_image_once(create: Create, ranks: int) -> None:
     parts = [list(data.test_batches(batch_size=4, rank=r, world_size=ranks)) for r in range(ranks)]
     assert len({len(part) for part in parts}) == 1
     batches = [b for step in zip(*parts, strict=True) for b in step]
-    assert all(b.images.shape[0] == 4 for b in batches)
-    assert torch.equal(torch.cat([b.images[: b.count] for b in batches]), reference[0].images)
+    assert all(b.images.shape[-4] == 4 for b in batches)
+    images = torch.cat([b.images.narrow(-4, 0, b.count) for b in batches], -4)
+    assert torch.equal(images, reference[0].images)
     assert torch.equal(torch.cat([b.labels[: b.count] for b in batches]), reference[0].labels)
     assert torch.equal(reference[0].targets.argmax(1), reference[0].labels)
     assert (reference[0].targets.sum(1) == 1).all()
@@ -241,7 +249,7 @@ def test_unknown_names() -> None:
         create_data("digits", None, Augmentation(), workers=2)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet", "imagenette", "folder", "webdataset"])
+@pytest.mark.parametrize("name", [name for name in DATA if DATA[name].needs_root])
 def test_no_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(LrfdynError, match="root: "):
         create_data(name, None, Augmentation())

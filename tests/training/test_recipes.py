@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from lrfdyn.attention import Attention
 from lrfdyn.cli import main
+from lrfdyn.data import Augmentation
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import SDTV2
 from lrfdyn.models.summary import count_parameters, meta_model
@@ -52,6 +54,10 @@ EXPERIMENTS: dict[str, list[dict[str, Any]]] = {
     "imagenet_sdt_v2": sizes("sdt_v2_15m", "sdt_v2_55m", of=[{}]),
     **{name: [{}] for name in ("imagenet_sdt_v1", "imagenet_sew_resnet", "imagenet_ms_resnet")},
     **{f"imagenette_{host}": THREE for host in ("spikformer", "qkformer", "sdt_v3")},
+    "nmnist_spikformer": THREE,
+    **{f"{data}_qkformer": [*THREE, QKV] for data in ("cifar10dvs", "gesture")},
+    "cifar10dvs_spikformer": [*THREE, QKV],
+    **{f"{data}_sdt_v1": [{}, *THREE] for data in ("cifar10dvs", "gesture")},
     "ade20k_sdt_v3": sizes("sdt_v3_s", "sdt_v3_m", "sdt_v3_l", of=THREE),
     "ade20k_subset": THREE,
     "ade20k_ann": sizes(*(f"timm/{name}" for name in ("resnet18", "pvt_v2_b2", "poolformer_s12")), of=[{}]),
@@ -167,6 +173,46 @@ def test_two_classifiers_are_refused():
         estimate(config)
     with pytest.raises(LrfdynError, match="distillation: two classifiers need a loop of your own"):
         Classification().prepare(SDTV2(**options), config, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("cifar10dvs_spikformer", "spikformer_dvs_2_256_c10"),
+        ("cifar10dvs_qkformer", "qkformer_dvs_256_c10"),
+        ("gesture_qkformer", "qkformer_gesture_256_c11"),
+        ("cifar10dvs_sdt_v1", "sdt_v1_dvs_2_256_c10"),
+        ("gesture_sdt_v1", "sdt_v1_gesture_2_256_c11"),
+    ],
+)
+def test_recipes_of_recordings_have_the_official_settings(name: str, model: str):
+    """The notes beside the official parameter counts say them in words."""
+    notes = " ".join(json.loads((ROOT / "tests/golden" / f"params_{model}.json").read_text())["notes"])
+    config = load_recipe(name)
+    optimizer, schedule, run, augmentation = config.optimizer, config.schedule, config.run, config.augmentation
+    found = re.search(
+        r"Official training[^:]*: (\w+)(?: \(eps 1e-8)?, weight decay ([\d.e-]+)\)?, batch (\d+), T = (\d+), "
+        r"cosine schedule over (\d+) epochs plus (\d+) epochs at the minimum, warm-up (\d+) epochs from ([\d.e-]+), "
+        r"lr ([\d.e-]+), minimum lr ([\d.e-]+), mixed precision.* seed (\d+)",
+        notes,
+    )
+    assert found
+    rule, *numbers = found.groups()
+    assert [optimizer.name, run.precision, config.model.drop_path] == [rule.lower(), "fp16", None]
+    assert list(map(float, numbers)) == [
+        optimizer.weight_decay, run.batch_size, config.model.time_steps, schedule.epochs, schedule.cooldown_epochs,
+        schedule.warmup_epochs, schedule.warmup_rate, optimizer.learning_rate, schedule.minimum_rate, run.seed,
+    ]  # fmt: skip
+    assert "label smoothing 0.1" in notes
+    if "no mixup" in notes:
+        assert augmentation == Augmentation(label_smoothing=0.1)
+    else:
+        six = ("identity", "shear_x", "shift_x", "shift_y", "rotate", "cut_out")
+        mixed = {"mixup": 0.5, "mix_probability": 0.5, "label_smoothing": 0.1}
+        assert augmentation == Augmentation(flip=0.5, event_operations=six, **mixed)
+        assert schedule.mix_epochs == int(re.findall(r"switched off from epoch (\d+)", notes)[0]) == 75
+    assert config.loss.tet == (0.001 if "Official loss: TET" in notes else None)
+    assert config.data.image_size == (64 if "resized to 64 x 64" in notes else None)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*/recipe.yaml")), ids=lambda path: path.parent.name)

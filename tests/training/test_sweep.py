@@ -113,13 +113,16 @@ def test_table_3_is_one_recipe_and_three_seeds():
     assert len({run.config.fingerprint() for run in runs}) == len(runs) == 17
 
 
-def test_the_curves_of_qkformer_are_one_schedule():
-    values = read_yaml(BENCHMARKS / "qkformer.yaml")
+@pytest.mark.parametrize(
+    ("file", "model", "epochs"), [("qkformer.yaml", "qkformer_4_384", 40), ("nmnist.yaml", "spikformer_dvs_2_256", 20)]
+)
+def test_three_attentions_by_one_schedule(file, model, epochs):
+    values = read_yaml(BENCHMARKS / file)
     assert values["seeds"] == [0, 1, 2]
     first, *others = runs = plan_runs({**values, "seeds": [0]}, {"data.root": "/data"})
     assert [run.config.model.attention for run in runs] == ["ssa", "lrf_ssa", "lrf_dyn"]
-    assert {run.config.model.name for run in runs} == {"qkformer_4_384"}
-    assert {run.config.schedule.total_epochs for run in runs} == {40}
+    assert {run.config.model.name for run in runs} == {model}
+    assert {run.config.schedule.total_epochs for run in runs} == {epochs}
     for run in others:
         changed = {line.partition(":")[0] for line in differences(first.config.as_dict(), run.config.as_dict())}
         assert changed <= {"model.attention", "model.dilations", "model.norm"}

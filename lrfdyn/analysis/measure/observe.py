@@ -45,12 +45,16 @@ class Images:
     preprocessing: Preprocessing | None = None  # what was done to the images; None for noise
 
     def of(self, model: SpikingModel) -> list[Tensor]:
-        """Return the batches `[B, C, H, W]` for a model, which must be made for their channels and size."""
+        """Return the batches `[B, C, H, W]` (of recordings `[T, B, C, H, W]`) for a model, which must be made for their
+        channels, size and frames."""
         takes, made_for, _ = model.input_size
         channels, size = self.facts.get("in_channels", takes), self.facts.get("image_size", made_for)
         require(channels == takes, f"data: {self.name} has {channels} channels, the model takes {takes}")
         sizes = f"{self.name} has images of {size} pixels, the model was made for {made_for}; pass --image-size"
         require("image_size" not in model.config or size == made_for, f"data: {sizes}")
+        frames = self.facts.get("time_steps", model.time_steps)
+        steps = f"{self.name} has {frames} frames a recording, the model has {model.time_steps} time steps"
+        require(frames == model.time_steps, f"data: {steps}; pass --frames")
         if self.name != RANDOM:
             return self.batches
         noise = torch.randn(self.count, channels, size, size, generator=torch.Generator().manual_seed(0))
@@ -68,15 +72,24 @@ class Images:
 
 @checked
 def load_images(
-    name: str, root: Path | None, count: int, batch_size: int, device: torch.device, image_size: int | None = None
+    name: str,
+    root: Path | None,
+    count: int,
+    batch_size: int,
+    device: torch.device,
+    image_size: int | None = None,
+    frames: int | None = None,
 ) -> Images:
     """Load `count` test images of the data set `name` in the folder `root`, spread evenly as sorted sets begin with one
-    class, or noise for "random". `image_size` is that of the data set (for noise, of each model) without one."""
-    for argument, value in {"images": count, "batch_size": batch_size, "image_size": image_size}.items():
+    class, or noise for "random". `image_size` is that of the data set (for noise, of each model) without one, `frames`
+    the number of frames of a recording, for data sets of recordings."""
+    given = {"image_size": image_size, "frames": frames}
+    for argument, value in {"images": count, "batch_size": batch_size, **given}.items():
         require(value is None or value >= 1, f"{argument}: expected an integer >= 1, got {value}")
-    size = {} if image_size is None else {"image_size": image_size}
+    size = {key: value for key, value in given.items() if value is not None}
     if name.lower() == RANDOM:
         require(root is None, f"data-root: {RANDOM} images are read from no folder, got {root}")
+        require(frames is None, f"frames: {RANDOM} images have none, got {frames}")
         return Images(RANDOM, count, batch_size, device, size, [], [])
     if name.lower() not in map(str.lower, DATA):
         raise unknown_name("data", name, [*DATA, RANDOM])
@@ -85,8 +98,10 @@ def load_images(
     batch = source.pick_test_images(np.linspace(0, source.test_images - 1, count).round().astype(np.int64), device)
     require(batch.count > 0, f"data: no test image of {name} could be read")
     facts = {"num_classes": source.num_classes, "image_size": source.image_size, "in_channels": source.in_channels}
-    images, labels = (list(t[: batch.count].contiguous().split(batch_size)) for t in (batch.images, batch.labels))
-    how = Preprocessing.of_data(source)
+    facts |= {} if source.framing is None else {"time_steps": source.framing.steps}
+    images = list(batch.images.narrow(-4, 0, batch.count).contiguous().split(batch_size, -4))
+    labels = list(batch.labels[: batch.count].split(batch_size))
+    how = None if source.framed else Preprocessing.of_data(source)
     return Images(DATA.name_of(name), batch.count, batch_size, device, facts, images, labels, source.train_images, how)
 
 
