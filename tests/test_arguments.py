@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ from lrfdyn.ops import dendrite_step
 PAGES = Path(__file__).parent.parent / "docs" / "api"
 # What functions give back, abstract classes, and what a forward pass calls or a host builds.
 NOT_CALLED = {
-    "Attention", "Batch", "CausalSSA", "ConvBN", "DataSource", "Exported", "HubMixin",
+    "Attention", "Batch", "CausalSSA", "ConvBN", "DataSource", "EventData", "Exported", "HubMixin",
     "LRFDyn", "LRFSSA", "LowMemoryModel", "LrfdynError", "MembraneBlock", "MembraneConv", "MembraneMLP",
     "Neuron", "Operations", "Predictor", "Reporter", "RowStream", "SDSA", "SSA", "Source", "SpikingConv",
     "SpikingModel", "SpikingNeuron", "StateTerm", "SwapReport", "SweepReporter",
@@ -65,11 +66,14 @@ def cases() -> list[Any]:
 def good(hint: Any) -> Any:
     """A value that has a type and nothing more: the function itself never runs."""
     plain = {str: "x", int: 1, float: 1.0, bool: False, Any: None, Path: Path("x"), torch.Tensor: torch.zeros(1)}
+    plain[np.ndarray] = np.zeros(1, int)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint in plain:
         return plain[hint]
     if origin in UNIONS:
         return good(inner[0])
+    if origin is typing.Literal:
+        return inner[0]
     if origin is tuple and inner[-1] is not ...:
         return tuple(map(good, inner))
     if origin is not None:

@@ -43,6 +43,7 @@ numpy.save(out, numpy.concatenate(parts))
 """
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Events:
     """The events of a recording: four integer arrays `[n]`. Events that are not in the order of their times are put
@@ -55,7 +56,7 @@ class Events:
     size: tuple[int, int] | None = None  # height and width of the sensor, where they are known
 
     def __post_init__(self) -> None:
-        values = {name: np.asarray(getattr(self, name)) for name in "txyp"}
+        values = {name: getattr(self, name) for name in "txyp"}
         for name, array in values.items():
             fits = array.ndim == 1 and array.dtype.kind in "iub"
             require(fits, f"{name}: expected integers [n], got {array.dtype} {list(array.shape)}")

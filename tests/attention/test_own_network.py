@@ -47,12 +47,12 @@ def test_bad_arguments(kind, arguments, message):
         lrfdyn.create_attention(kind, **{"dim": 16, "heads": 4, "grid": (4, 4), **arguments})
 
 
-def test_example_learns_from_event_frames():
+def test_example_learns_from_recordings():
     command = [sys.executable, str(EXAMPLE), "--steps", "40"]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent)}
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert result.returncode == 0, result.stderr
-    accuracy = re.search(r"accuracy on new bars: ([\d.]+)%", result.stdout)
+    accuracy = re.search(r"accuracy on 128 new recordings: ([\d.]+)%", result.stdout)
     assert accuracy is not None
     assert float(accuracy[1]) > 80  # chance: 25
     assert "dendrites, k d: 1024 bytes" in result.stdout

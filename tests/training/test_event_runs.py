@@ -74,7 +74,12 @@ def test_analysis_of_recordings(root, whole):
     source = build_data(small(root))
     batch = source.pick_test_images(np.array([0, 5, 10, 14, 19]))
     assert torch.equal(torch.cat(images.batches, 1), batch.images)
-    (entry,) = analyze(sources_for(str(whole), images), images)["attentions"].values()
+    results = analyze(sources_for(str(whole), images), images, maps=["2"])
+    (entry,) = results["attentions"].values()
+    assert [picture["name"] for picture in results["pictures"]] == ["image 1", "image 5"]
+    assert len(entry["attention_maps"]["maps"]) == 2
+    with pytest.raises(LrfdynError, match=r"maps: expected a number of the recordings of nmnist, got a\.png"):
+        analyze(sources_for(str(whole), images), images, maps=["a.png"])
     assert entry["energy"]["energy_pj"] > 0
     assert entry["accuracy_on_images"] is not None
     (named,) = sources_for("spikformer_4_384", images)

@@ -105,7 +105,8 @@ def attention_maps(model: nn.Module, images: ImageTensors, queries: Sequence[Pla
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images that maps are laid over: as models take them, `[n, C, H, W]`, and as a page shows them."""
+    """Images that maps are laid over: as models take them, `[n, C, H, W]` or frames `[T, n, C, H, W]`, and as a page
+    shows them."""
 
     images: Tensor
     shown: list[dict[str, str]]  # `name` and `source`, the address of a PNG that holds the picture itself
@@ -113,20 +114,23 @@ class Pictures:
 
 def choose_pictures(images: Images, wanted: Sequence[str]) -> Pictures:
     """The pictures that `wanted` names: one number, so many of the analysed images at equal steps, or image files,
-    which are scaled and cropped as the test images are."""
+    which are scaled and cropped as the test images are. A recording is shown as the sum of its frames."""
     how = images.preprocessing
-    require(how is not None, f"maps: need images of a data set, got {RANDOM} noise")
-    assert how is not None
+    require(images.name != RANDOM, f"maps: need images of a data set, got {RANDOM} noise")
     if len(wanted) == 1 and wanted[0].isdecimal():
-        count, every = int(wanted[0]), torch.cat(images.batches)
-        require(1 <= count <= len(every), f"maps: expected 1 to {len(every)} of the images, or files, got {count}")
-        chosen = torch.linspace(0, len(every) - 1, count).round().long().tolist()
-        picked, names = every[chosen], [f"image {n + 1}" for n in chosen]
+        count, every = int(wanted[0]), torch.cat(images.batches, -4)
+        most = every.shape[-4]
+        require(1 <= count <= most, f"maps: expected 1 to {most} of the images, or files, got {count}")
+        chosen = torch.linspace(0, most - 1, count).round().long()
+        picked, names = every.index_select(-4, chosen.to(every.device)), [f"image {n + 1}" for n in chosen.tolist()]
     else:
+        if how is None:
+            raise LrfdynError(f"maps: expected a number of the recordings of {images.name}, got {wanted[0]}")
         require_pillow("maps: reading images")
         picked = torch.stack([_read(how, Path(path)) for path in wanted]).to(images.device)
         names = [Path(path).stem for path in wanted]
-    return Pictures(picked, [{"name": n, "source": _address(how, x)} for n, x in zip(names, picked, strict=True)])
+    shown = zip(names, picked.unbind(-4), strict=True)
+    return Pictures(picked, [{"name": n, "source": _address(_levels(how, x.cpu().float()))} for n, x in shown])
 
 
 def _read(how: Preprocessing, path: Path) -> Tensor:
@@ -136,10 +140,17 @@ def _read(how: Preprocessing, path: Path) -> Tensor:
         raise LrfdynError(f"maps: cannot read {path} ({reason(error)})") from None
 
 
-def _address(how: Preprocessing, image: Tensor) -> str:
-    """An image `[C, H, W]` as the data address of a PNG: grey of one or two channels, else the first three."""
+def _levels(how: Preprocessing | None, image: Tensor) -> Tensor:
+    """The levels `[C, H, W]` of a picture, uint8; of frames `[T, C, H, W]` of events their sum, the most is white."""
+    if how is None:
+        total = image.sum((0, 1)).unsqueeze(0)
+        return (total * (255 / total.max().clamp(min=1))).round().byte()
     mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (how.mean, how.std))
-    levels = ((image.cpu().float() * std + mean) * 255).round().clamp(0, 255).byte()
+    return ((image * std + mean) * 255).round().clamp(0, 255).byte()
+
+
+def _address(levels: Tensor) -> str:
+    """A picture `[C, H, W]` as the data address of a PNG: grey of one or two channels, else the first three."""
     levels = levels[: 3 if len(levels) >= 3 else 1].permute(1, 2, 0)
     height, width, channels = levels.shape
     rows = b"".join(b"\0" + bytes(row.flatten().tolist()) for row in levels)  # every row begins with its filter
