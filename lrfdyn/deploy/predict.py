@@ -40,11 +40,11 @@ PICTURES = (*ENDINGS, ".gif", ".tif", ".tiff")  # of the files in a folder; file
 class TorchRunner:
     """Images `[B, C, H, W]` or films `[B, T, C, H, W]` to logits `[B, classes]` in PyTorch, with norms folded.
 
-    With `exit` each image stops at the time step at which the model is surer than that, and `steps` says at which,
+    With `exit` each image stops at the time step at which the model is surer than that, and `taken` says at which,
     `[B]`. A model that takes recordings has a `stream`, where it can run frame by frame.
     """
 
-    steps: np.ndarray | None = None
+    taken: np.ndarray | None = None
     stream: TimeStream | None = None
     early: EarlyExit | None = None
 
@@ -70,7 +70,7 @@ class TorchRunner:
         if self.early is None:
             return self.model(shown.transpose(0, 1) if shown.dim() == 5 else shown).cpu().numpy()
         logits, steps = self.early(shown)
-        self.steps = steps.cpu().numpy()
+        self.taken = steps.cpu().numpy()
         return logits.cpu().numpy()
 
     def follow(self, frames: torch.Tensor, ends: np.ndarray, threshold: float | None) -> Iterator[Step]:
@@ -193,10 +193,10 @@ class Predictor:
             require(logits.shape == shape, f"model: its description says {shape[1]} classes, and it {found}")
             require(bool(np.isfinite(logits).all()), f"model: its logits of {some[0]} or those after it are not finite")
             read = [record for record in records if "error" not in record]
-            steps = getattr(self.run, "steps", None)  # of a runner that may stop early
-            for record, row, taken in zip(read, logits, [None] * len(read) if steps is None else steps, strict=True):
+            taken = getattr(self.run, "taken", None)  # of a runner that may stop early
+            for record, row, steps in zip(read, logits, [None] * len(read) if taken is None else taken, strict=True):
                 named = self.best(row, top)
-                record |= {"predictions": named} if taken is None else {"steps": int(taken), "predictions": named}
+                record |= {"predictions": named} if steps is None else {"steps": int(steps), "predictions": named}
             yield from records
 
     def _followed(self, path: Path, top: int, watch: Callable[[Step], object] | None) -> dict[str, Any]:
