@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,19 @@ def test_steps_are_told_as_they_come(place):
 
     list(predictor.predict([place / "in" / "0.bin"], watch=watch))
     assert seen == [1, 2, 3, 4]
+
+
+def test_a_camera_that_is_running(place, capsys):
+    """The code of the page, with a recording in packets for a camera: the steps are those of the recording, twice."""
+    page = (Path(__file__).parents[1] / "docs" / "events.md").read_text("utf-8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "FrameStream" in block]
+    path, events = place / "in" / "1.bin", recording(1, 800)  # 200 for each of four frames
+    packets = [events.part(first, first + 30) for first in range(0, 800, 30)] * 2
+    exec(code.replace("runs/digits/model", str(place / "run" / "model")).replace("=700", "=200"), {"camera": packets})
+    printed = capsys.readouterr().out.splitlines()
+    (record,) = predict(capsys, path, "--model", place / "run")
+    best = [step["predictions"][0] for step in record["steps"]]
+    assert printed == [f"{i % 4 + 1} {best[i % 4]['name']} {best[i % 4]['score']:.1%}" for i in range(8)]
 
 
 def test_stops_when_sure(place, capsys):
