@@ -225,7 +225,7 @@ def test_exported_file(place, onnx_file, capsys):
     assert predictor.facts["preprocessing"] is None
     for option, words in (
         (["--exit", "0.9"], "exit: only in torch, got onnx, which computes all time steps"),
-        (["--steps"], "computes all time steps of a layer at once"),
+        (["--steps"], "gives the logits of all steps"),
     ):
         assert main(["predict", str(paths[0]), "--model", str(onnx_file), *option]) == 2
         assert words in capsys.readouterr().err
