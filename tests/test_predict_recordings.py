@@ -278,7 +278,7 @@ def test_a_network_that_sees_all_frames_at_once(place, tmp_path, capsys):
         assert scores(record) == pytest.approx(model(frames_of([path]))[0].softmax(0).tolist(), abs=1e-5)
     assert "steps" not in record
     for option, words in (
-        (["--steps"], "computes all time steps"),
+        (["--steps"], "gives the logits of all steps"),
         (["--exit", "1"], "a network without spikes has no membranes"),
     ):
         assert main(["predict", str(path), "--model", str(tmp_path), *option]) == 2

@@ -93,7 +93,7 @@ def classify(args: argparse.Namespace) -> Found:
         print(
             f"lrfdyn predict: the model does not say how images are preprocessed; taken is {assumed}", file=sys.stderr
         )
-    one = "takes images" if predictor.framing is None else f"gives the logits of all steps ({predictor.runtime})"
+    one = "takes images" if predictor.framing is None else "gives the logits of all steps at once"
     require(predictor.follows or not args.steps, f"steps: only for recordings in torch; {args.model} {one}")
     paths = expand_files(args.files, PICTURES if predictor.framing is None else tuple(READERS), f"{predictor.kind}s")
     shown = args.json != "-" and (args.steps or len(paths) == 1)
