@@ -8,7 +8,7 @@ BIN := .venv/bin
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi rocm-smi),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: demo test lint docs format mutants fuzz edge-test clean
+.PHONY: demo test lint docs format mutants fuzz edge-test zoo clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo-installed
@@ -43,6 +43,10 @@ fuzz: .venv/dev-installed
 # Two minutes: the digits model as C on emulated microcontrollers and 64-bit Arm, where their tools are installed.
 edge-test: .venv/demo-installed
 	$(BIN)/python benchmarks/edge_boards.py
+
+# Folders of the trained models for the Hugging Face hub, in build/zoo: nothing is uploaded.
+zoo: .venv/dev-installed
+	$(BIN)/python benchmarks/zoo.py build build/zoo
 
 clean:
 	rm -rf .venv demo site build *.egg-info

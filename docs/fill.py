@@ -30,9 +30,10 @@ from docs.parts import (
     readme,
     results,
     segmentation,
+    zoo,
 )
 
-MODULES = (deployment, edge, findings, models, mutants, nmnist, performance, readme, results, segmentation)
+MODULES = (deployment, edge, findings, models, mutants, nmnist, performance, readme, results, segmentation, zoo)
 PARTS: dict[str, Callable[[], str]] = {name: part for module in MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"(<!-- fill: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
 

@@ -6,6 +6,7 @@ from lrfdyn.convert.swap import swap_attention
 from lrfdyn.data import register_data
 from lrfdyn.errors import LrfdynError
 from lrfdyn.io.hub import from_pretrained
+from lrfdyn.io.zoo import list_pretrained
 from lrfdyn.models import create_model, list_models, register_model
 from lrfdyn.models.official import load_official
 from lrfdyn.segmentation import create_segmenter  # and its data set and task register themselves
@@ -20,6 +21,7 @@ __all__ = [
     "create_segmenter",
     "from_pretrained",
     "list_models",
+    "list_pretrained",
     "load_official",
     "register_attention",
     "register_data",

@@ -1,8 +1,8 @@
 """What a path or name stands for: the one place where commands and recipes find models.
 
 A source is the folder of a run, of a sweep or of `lrfdyn reproduce`, a folder of `save_pretrained`, a .safetensors file
-(weights or a checkpoint), an .onnx, .pte or .nir file, a repository of the Hugging Face hub, or the name of a model,
-NAME or NAME:ATTENTION, whose weights are random.
+(weights or a checkpoint), an .onnx, .pte or .nir file, a model of the zoo, a repository of the Hugging Face hub, or the
+name of a network, NAME or NAME:ATTENTION, whose weights are random.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from lrfdyn.errors import LrfdynError, near_names, require
 from lrfdyn.files import expanded, read_json_lines, read_summary
 from lrfdyn.io.hub import CONFIG_FILE, REPO_ID, WEIGHTS_FILE, build_trained
 from lrfdyn.io.weights import check_fit, find_checkpoint, list_checkpoints, load_tensors, model_weights, read_checkpoint
+from lrfdyn.io.zoo import list_pretrained, zoo_entry, zoo_folder
 from lrfdyn.models import SpikingModel, create_model, list_models
 from lrfdyn.models.registry import model_class
 
@@ -68,7 +69,7 @@ class Source:
 
     def load(self, seed: int = 0) -> SpikingModel:
         """The model in evaluation mode. The weights of a name depend on `seed` alone."""
-        with self._errors():
+        with renamed_errors(self.argument):
             if self.kind == "name":
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(seed)
@@ -82,7 +83,7 @@ class Source:
     def weights(self, raw: bool = False) -> dict[str, Tensor]:
         """The trained weights by name; of a checkpoint its moving average where it has one, unless `raw`."""
         require(self.trained, f"{self.argument}: {self.origin} names a model without weights; expected a trained one")
-        with self._errors():
+        with renamed_errors(self.argument):
             return self.load().state_dict() if self.kind == "hub" else self._read(raw)[0]
 
     def fill(self, model: nn.Module, leave_out: str = "\0") -> None:
@@ -100,13 +101,14 @@ class Source:
             return model_weights(tensors, raw), meta.get("model_config", {})
         return load_tensors(self.path)
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """What is called source elsewhere is another argument here."""
-        try:
-            yield
-        except LrfdynError as error:
-            raise LrfdynError(re.sub(r"^source:", f"{self.argument}:", str(error))) from error
+
+@contextmanager
+def renamed_errors(argument: str) -> Iterator[None]:
+    """What is called source elsewhere is another argument here."""
+    try:
+        yield
+    except LrfdynError as error:
+        raise LrfdynError(re.sub(r"^source:", f"{argument}:", str(error))) from error
 
 
 @checked
@@ -167,8 +169,10 @@ def _find_folder(origin: str, path: Path, argument: str) -> Source:
     say = partial(print, file=sys.stderr)
     for folder in _folders(path):
         if (folder / CONFIG_FILE).is_file():
-            facts = _training_facts(folder.parent) if folder.name == "model" else {}
-            return Source(origin, "saved", folder / WEIGHTS_FILE, **facts)
+            if folder.name == "model":
+                return Source(origin, "saved", folder / WEIGHTS_FILE, **_training_facts(folder.parent))
+            recipe = (folder / "recipe.yaml").is_file()  # models of the zoo have theirs beside them
+            return Source(origin, "saved", folder / WEIGHTS_FILE, run=folder if recipe else None)
         found = find_checkpoint(folder, say)
         if found is not None:
             if folder != path:
@@ -214,6 +218,11 @@ def _find_name(origin: str, path: Path, argument: str) -> Source:
             has_one = "attention" in model_class(name).options()
             require(has_one, f"{argument}: {name} has no attention, got {origin!r}")
         return Source(origin, "name", options={"attention": kind} if kind else {})
+    entry = zoo_entry(origin)
+    if entry is not None:
+        with renamed_errors(argument):
+            found = _find_folder(origin, zoo_folder(entry), argument)
+        return replace(found, seed=entry.seed, accuracy=entry.bf16 / 100)
     is_file = path.suffix in (WEIGHTS_ENDING, *EXPORTED.values())
     if origin.count("/") == 1 and REPO_ID.fullmatch(origin) and not is_file and not path.parent.is_dir():
         return Source(origin, "hub", path)
@@ -221,5 +230,5 @@ def _find_name(origin: str, path: Path, argument: str) -> Source:
         alike = get_close_matches(path.name, [other.name for other in path.parent.glob("*")])
         hint = f"; did you mean {' or '.join(str(path.with_name(other)) for other in alike)}?" if alike else ""
         raise LrfdynError(f"{argument}: no such file or folder: {origin}{hint}")
-    near = near_names(name, list_models())
+    near = near_names(name, [*list_models(), *(entry.name for entry in list_pretrained())])
     raise LrfdynError(f"{argument}: {origin!r} is no file or folder here and no model; {near}")

@@ -1,7 +1,8 @@
 """The models in timm: `import lrfdyn.timm`, then `timm.create_model("spikformer_8_512", attention="lrf_dyn")`.
 
-What it gives is the model of `lrfdyn.create_model`. `forward_features` keeps the time axis, `[T, B, C, H, W]`, because
-most heads fire once more before they average it; `features_only=True` gives maps averaged over time, `[B, C, H, W]`.
+What it gives is the model of `lrfdyn.create_model`, with `pretrained=True` the one of the zoo. `forward_features` keeps
+the time axis, `[T, B, C, H, W]`, because most heads fire once more before they average it; `features_only=True` gives
+maps averaged over time, `[B, C, H, W]`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from lrfdyn.errors import require
-from lrfdyn.models import create_model, list_models
+from lrfdyn.models import SpikingModel, create_model, list_models
 from lrfdyn.models.base import Backbone
 from lrfdyn.models.registry import model_class
 from lrfdyn.models.summary import meta_model
@@ -34,12 +35,17 @@ FIXED = {"drop_rate": 0.0, "global_pool": "avg"}
 
 
 def default_config(name: str) -> dict[str, Any]:
+    """timm's description of a model as it is without options."""
+    return config_of(meta_model(name))
+
+
+def config_of(model: SpikingModel) -> dict[str, Any]:
     """timm's description of a model: its input, its classes, and the layers that other inputs or classes change."""
-    model = meta_model(name)
-    size = model.input_size
+    size, own = model.input_size, model.preprocessing
     images = CIFAR if size[-1] == 32 else IMAGENET
     return {
         **(EVENTS if model.in_channels == 2 else images),
+        **({} if own is None else {"mean": own.mean, "std": own.std}),
         "input_size": size,
         "num_classes": model.num_classes,
         "pool_size": tuple(-(-side // model.feature_info[-1].stride) for side in size[1:]),
@@ -67,20 +73,19 @@ def entry_point(name: str) -> Callable[..., nn.Module]:
     """The function that timm registers under the name of a model."""
 
     def entry(
-        pretrained: bool = False,
+        pretrained: bool | str = False,
         pretrained_cfg: Any = None,
         pretrained_cfg_overlay: dict[str, Any] | None = None,
-        cache_dir: Any = None,  # for downloads, of which there are none
+        cache_dir: Any = None,  # of timm's downloads; those of the zoo have their own
         features_only: bool = False,
         out_indices: int | Sequence[int] | None = None,
         **options: Any,
     ) -> nn.Module:
-        instead = "pass pretrained=False, or load a saved model with lrfdyn.from_pretrained(folder or repository)"
-        require(not pretrained, f"pretrained: timm has no weights of {name}; {instead}")
         require(features_only or out_indices is None, "out_indices: is for features_only=True")
         overlay = {"pretrained_cfg": pretrained_cfg, "pretrained_cfg_overlay": pretrained_cfg_overlay}
         config = resolve_pretrained_cfg(name, **overlay).to_dict()
-        model: Any = create_model(name, **our_options(name, options))
+        model: Any = create_model(name, pretrained=pretrained, **our_options(name, options))
+        config |= config_of(model) if pretrained else {}
         if features_only:
             model = Backbone(model, out_indices)
             stages = ({"num_chs": stage.channels, "reduction": stage.stride} for stage in model.stages)

@@ -1,8 +1,8 @@
 """Measure locality, receptive fields, firing, energy and memory of models and compare them in one report.
 
 MODEL is a name, NAME or NAME:ATTENTION (random weights), the folder of a run of lrfdyn train, of lrfdyn sweep or of
-lrfdyn reproduce, a saved model, a .safetensors file or a hub repository. Several give the comparison. Writes
-report.html, results.json, tables/*.csv and figures/*.
+lrfdyn reproduce, a saved model, a .safetensors file, a name of the zoo or a hub repository. Several give the
+comparison. Writes report.html, results.json, tables/*.csv and figures/*.
 """
 
 from __future__ import annotations

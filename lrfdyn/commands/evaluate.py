@@ -1,7 +1,7 @@
 """Measure the accuracy of a trained model on its test images.
 
 SOURCE is the folder of a run (its model, or its newest checkpoint where it has not ended), a model or checkpoint in it,
-or a recipe together with --weights.
+a model of the zoo, or a recipe together with --weights.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from lrfdyn.commands.shared import add_keys, bar, command_line, given_keys, make_table, plain_console, print_json
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io.weights import list_checkpoints, read_checkpoint
+from lrfdyn.io.zoo import zoo_entry, zoo_hint
 from lrfdyn.sources import find_source
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.processes import leave_together
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "lrfdyn evaluate SOURCE [--option ...] [--section.key VALUE ...]"
     add = parser.add_argument
     add("source", help="the folder of a run, what it saved, or the name or path of a recipe")
-    add("--weights", metavar="MODEL", help="with a recipe: folder, .safetensors file or hub repository")
+    add("--weights", metavar="MODEL", help="with a recipe: folder, .safetensors file, zoo's name or hub repository")
     add("--raw", action="store_true", help="the weights themselves and not their moving average")
     add("--classes", action="store_true", help="of segmentation: print a line for every class too")
     sure = "stop at the time step at which this confidence is passed; auto: chosen on held-out training images"
@@ -122,9 +123,11 @@ def print_exits(result: dict[str, Any]) -> None:
 def load(args: argparse.Namespace) -> tuple[TrainConfig, dict[str, Any], str]:
     """Configuration, tensors by name, and the file that they are from."""
     given, changed = Path(args.source), given_keys(args)
-    if not given.exists() or given.suffix in ENDINGS:
+    if (not given.exists() and zoo_entry(args.source) is None) or given.suffix in ENDINGS:
         known = args.weights or args.source.lower() in map(str.lower, list_recipes()) or given.suffix in ENDINGS
-        require(bool(known), f"source: no such file or folder, and no recipe of that name: {given}")
+        require(
+            bool(known), f"source: no such file or folder, and no recipe of that name: {given}{zoo_hint(args.source)}"
+        )
         config = load_recipe(args.source, changed)
         require(args.weights is not None, "weights: a recipe needs --weights, a trained model")
         source = find_source(args.weights, "weights")

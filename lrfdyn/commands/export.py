@@ -28,7 +28,10 @@ from lrfdyn.sources import EXPORTED, Source, find_source
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", help="folder of a run or of a saved model, .safetensors file, hub repository, or NAME[:ATTENTION]")
+    add(
+        "model",
+        help="folder of a run or of a saved model, .safetensors file, zoo's name, hub repository, NAME[:ATTENTION]",
+    )
     add("--format", metavar="onnx|executorch|nir|native", help="what to write; default: by the ending of --out")
     add("--out", required=True, metavar="FILE", help="ends in .onnx, .pte or .nir, or a folder of C, in .c")
     add("--attention", metavar="KIND", help="with the name of a model")

@@ -1,18 +1,20 @@
 """List the models, or the layers of one.
 
 With a shell pattern, one line per model; with the name of a model, its layers, totals and configuration. Parameters
-are counted, accuracies are those that the paper reports.
+are counted, accuracies are those that the paper reports. With --pretrained the trained models of the zoo and their own.
 """
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from typing import Any
 
 from lrfdyn.attention import ATTENTIONS, attention_label
 from lrfdyn.commands.shared import make_table, number, plain_console, print_json
 from lrfdyn.errors import LrfdynError, near_names, require, require_integer, unknown_name
+from lrfdyn.io.zoo import Pretrained, list_pretrained
 from lrfdyn.models import SpikingModel, list_models
 from lrfdyn.models.registry import model_class
 from lrfdyn.models.summary import count_parameters, meta_model, summarize
@@ -28,12 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--attention", metavar="KIND", help=f"count with this attention: {', '.join(ATTENTIONS)}")
     add("--sort", choices=SORTS, default="name", help="order of the list; the best accuracy comes first")
     add("--depth", type=int, default=2, help="how many levels of modules the layers of one model are split into")
+    add("--pretrained", action="store_true", help="list the trained models of the zoo, with measured accuracies")
     add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> None:
     if args.attention is not None:
         args.attention = ATTENTIONS.name_of(args.attention)  # unknown: an error even where no model takes one
+    if args.pretrained:
+        show_zoo(args)
+        return
     known, names = list_models(), list_models(args.pattern)
     if [name.lower() for name in names] == [args.pattern.lower()]:
         args.pattern = names[0]
@@ -60,6 +66,36 @@ def run(args: argparse.Namespace) -> None:
         f"Every spiking model with an attention takes {', '.join(ATTENTIONS)}; listed is "
         f"{'the default' if args.attention is None else 'the one counted'}.",
     )
+
+
+def show_zoo(args: argparse.Namespace) -> None:
+    """Prints the trained models whose names, or whose networks' names, match."""
+    entries = {entry.name: entry for entry in list_pretrained()}
+    shown = [e for e in entries.values() if any(fnmatchcase(n, args.pattern.lower()) for n in (e.name, e.model))]
+    shown = [entry for entry in shown if args.attention in (None, entry.attention)]
+    of_kind = "" if args.attention is None else f" with {args.attention}"
+    if not shown:
+        raise LrfdynError(
+            f"pattern: no trained model matches {args.pattern!r}{of_kind}; {near_names(args.pattern, entries)}"
+        )
+    orders = {"name": lambda e: e.name, "parameters": lambda e: e.parameters, "accuracy": lambda e: -e.mean}
+    require(args.sort in orders, f"sort: expected one of {', '.join(orders)} with --pretrained, got {args.sort!r}")
+    shown.sort(key=orders[args.sort])
+    if args.json:
+        facts = (("top1_mean", "mean"), ("top1_std", "deviation"), ("bytes", "bytes"))
+        print_json([{**asdict(e), **{key: getattr(e, name) for key, name in facts}} for e in shown])
+        return
+    table = make_table("name", "data", "attention", ">top-1 %", ">params", ">MB")
+    for e in shown:
+        table.add_row(e.name, e.data, e.attention or "-", spread(e), f"{e.parameters:,}", f"{e.bytes / 1e6:.2f}")
+    note = (
+        "Top-1 accuracy in % on the test data, mean and standard deviation over the seeds; lrfdyn models --pretrained"
+    )
+    plain_console(80).print(table, f"{note} --json has all numbers. The card of a model is its README.md.")
+
+
+def spread(entry: Pretrained) -> str:
+    return f"{entry.mean:.2f}" + ("" if entry.deviation is None else f" ± {entry.deviation:.2f}")
 
 
 def build(name: str, attention: str | None) -> SpikingModel:

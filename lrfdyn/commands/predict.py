@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--model",
         required=True,
-        help="folder of a model or of C, .safetensors, .onnx, .pte or .nir file, or hub repository",
+        help="folder of a model or of C, .safetensors, .onnx, .pte or .nir file, zoo's name or hub repository",
     )
     add("--runtime", metavar="torch|onnx|executorch|nir|native", help="default: by the ending of --model")
     add("--top", type=int, default=5, help="how many classes to name")

@@ -30,7 +30,10 @@ KINDS = ("ssa", "lrf_ssa", "lrf_dyn")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", help="folder of a run or of a saved model, .safetensors file, hub repository, or NAME[:ATTENTION]")
+    add(
+        "model",
+        help="folder of a run or of a saved model, .safetensors file, zoo's name, hub repository, NAME[:ATTENTION]",
+    )
     attentions = f"of {', '.join(ATTENTIONS)}; default: {', '.join(KINDS)} for a name, else the model's own"
     add("--attention", nargs="+", metavar="KIND", help=attentions)
     add("--batch", nargs="+", type=int, default=[1, 64], help="images at once")

@@ -10,10 +10,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -26,7 +24,9 @@ from lrfdyn.data.recordings import Framing
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import LrfdynError, explain, first_line, require, unknown_name
 from lrfdyn.files import expanded, plain_file, read_json, writable_folder, write_atomic, write_json
-from lrfdyn.io.weights import check_fit, checksum, load_tensors, save_tensors
+from lrfdyn.io.remote import OURS, huggingface_hub
+from lrfdyn.io.weights import check_fit, checksum, load_tensors, not_finite, save_tensors
+from lrfdyn.io.zoo import zoo_entry, zoo_folder, zoo_hint
 from lrfdyn.registry import load_plugins
 from lrfdyn.version import __version__
 
@@ -34,8 +34,10 @@ CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "READ
 # A card without this line belongs to whoever took it out.
 CARD_MARK = "<!-- Made by lrfdyn, and made anew by every save. Remove this line to keep your changes. -->"
 FORMAT = 1
+TYPES = {
+    str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+}
 SIZES = ("dim", "depth", "widths", "depths", "heads")  # options that say how large a network is
-OURS = {"library_name": "lrfdyn", "library_version": __version__}  # what the hub is told of its caller
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -74,13 +76,20 @@ class HubMixin(nn.Module):
 
     @checked
     def save_pretrained(
-        self, folder: str | os.PathLike[str], *, description: str = "", source: str = "path/to/this/folder", **card: Any
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        description: str = "",
+        source: str = "path/to/this/folder",
+        dtype: torch.dtype | None = None,
+        **card: Any,
     ) -> None:
         """Saves the model to a folder: config.json, model.safetensors and a model card, README.md.
 
         `description` is Markdown for the card, `source` what its example loads, and `card` holds further entries of
         its header (`license="mit"`, `datasets=["cifar100"]`). A card that a person has taken over is kept. Without
-        `description` a model that was loaded, and is as it was, keeps its own.
+        `description` a model that was loaded, and is as it was, keeps its own. With `dtype`, such as torch.bfloat16,
+        the file holds weights that are rounded to it; the model that is loaded has the type that this one has.
 
             model = lrfdyn.create_model("spikformer_4_384", attention="lrf_dyn")
             model.save_pretrained("my_model", license="mit")
@@ -93,13 +102,16 @@ class HubMixin(nn.Module):
         wrong = ", ".join(sorted({name for name, _ in own ^ rebuilt})[:3])
         what = f"a {type(self).__name__} of its configuration has other weights ({wrong})"
         require(not wrong, f"model: cannot be saved, because {what}; were its layers changed?")
-        about = checksum(self.state_dict(), config["options"])
+        tensors, own_type = rounded(self.state_dict(), dtype)
+        config |= {} if dtype is None else {"dtype": own_type}
+        loaded = {name: value.to(self.state_dict()[name].dtype) for name, value in tensors.items()}
+        about = checksum(loaded, config["options"])
         description = description or (self.described.get("text", "") if self.described.get("about") == about else "")
         text = model_card(self, config, source, description, card)
         config |= {"description": {"text": description, "about": about}} if description else {}
         try:
             # The weights carry the configuration too: of a save that was cut short, the two do not agree.
-            save_tensors(place / WEIGHTS_FILE, self.state_dict(), config)
+            save_tensors(place / WEIGHTS_FILE, tensors, config)
             write_json(place / CONFIG_FILE, config)
             path = place / CARD_FILE
             if not path.exists() or CARD_MARK in plain_file(path).read_text(encoding="utf-8", errors="replace"):
@@ -135,7 +147,7 @@ class HubMixin(nn.Module):
         how = {"commit_message": commit_message, "revision": revision, "create_pr": create_pr}
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, description=description, source=repo_id, **card)
-            with _huggingface_hub(f"repo_id: cannot upload to {repo_id!r}") as hub:
+            with huggingface_hub(f"repo_id: cannot upload to {repo_id!r}") as hub:
                 api = hub.HfApi(token=token, **OURS)
                 address = api.create_repo(repo_id, private=private, exist_ok=True)
                 api.upload_folder(repo_id=repo_id, folder_path=folder, **how)
@@ -157,21 +169,27 @@ def from_pretrained(
     local_files_only: bool = False,
     **options: Any,
 ) -> Host:
-    """Loads a model from a folder of `save_pretrained` or from a repository of the Hugging Face hub.
+    """Loads a model from a folder of `save_pretrained`, of the zoo by its name (`lrfdyn.list_pretrained`), or from a
+    repository of the Hugging Face hub.
 
-    The model is in evaluation mode and in the types of its weights. `host` is the class that it must have; `options`
-    replace arguments of its constructor that leave the shapes of the weights alone (`drop_path`, `time_steps`, ...).
+    The model is in evaluation mode and in the types of its weights, or in the one it had where these were rounded.
+    `host` is the class that it must have; `options` replace arguments of its constructor that leave the shapes of the
+    weights alone (`drop_path`, `time_steps`, ...).
     `revision`, `token`, `cache_dir` and `local_files_only` are huggingface_hub's.
 
         model = lrfdyn.from_pretrained("runs/cifar100/model", device="cuda")
         logits = model(images)  # [B, C, H, W] to [B, classes]
     """
     place, folder, name = choose_device(device), expanded(source, "source"), os.fspath(source)
-    if not folder.is_dir():
+    entry = None if folder.is_dir() or revision is not None else zoo_entry(name)
+    if entry is not None:
+        folder = zoo_folder(entry, cache_dir, token, local_files_only)
+    elif not folder.is_dir():
         require(REPO_ID.fullmatch(name) is not None, f"source: no such folder: {name}")
         how: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir, **OURS}
         how |= {"local_files_only": local_files_only, "allow_patterns": [CONFIG_FILE, WEIGHTS_FILE]}
-        with _huggingface_hub(f"source: no folder {name!r} here, and the Hugging Face hub does not give it") as hub:
+        where = f"no folder {name!r} here{zoo_hint(name)}"
+        with huggingface_hub(f"source: {where}, and the Hugging Face hub does not give it") as hub:
             folder = Path(hub.snapshot_download(name, **how))
     path, weights = folder / CONFIG_FILE, folder / WEIGHTS_FILE
     config, (tensors, header) = read_json(path, "source"), load_tensors(weights)
@@ -196,7 +214,22 @@ def build_trained(
     # The model has no memory yet; it takes over the file's tensors, types included. They are copied because those of
     # the file are mapped from it.
     model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
-    return model.eval()
+    own = config.get("dtype")
+    require(own in (None, *TYPES), f"source: {path}: dtype: expected one of {', '.join(TYPES)}, got {own!r}")
+    return model.eval() if own is None else model.eval().to(TYPES[own])
+
+
+def rounded(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[dict[str, Tensor], str]:
+    """The tensors as a file holds them, those of integers as they are, and the name of the type that they had."""
+    require(dtype in (None, *TYPES.values()), f"dtype: expected one of {', '.join(TYPES)}, got {dtype}")
+    kinds = {value.dtype for value in tensors.values() if value.is_floating_point()}
+    held = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
+    if dtype is None:
+        return dict(tensors), ""
+    lost = [name for name in not_finite(held) if name not in not_finite(tensors)]
+    require(not lost, f"dtype: {dtype} cannot hold {', '.join(lost[:3])}")
+    require(len(kinds) == 1, f"dtype: expected a model of one type, got {', '.join(sorted(map(str, kinds)))}")
+    return held, str(kinds.pop()).removeprefix("torch.")
 
 
 def model_config(model: HubMixin) -> dict[str, Any]:
@@ -272,19 +305,6 @@ def as_tuples(value: Any) -> Any:
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
-@contextmanager
-def _huggingface_hub(problem: str) -> Iterator[ModuleType]:
-    """The library, whose errors become `problem` and the first line of what it says."""
-    try:
-        import huggingface_hub
-
-        yield huggingface_hub
-    except ImportError:
-        raise LrfdynError(f"{problem}; it needs huggingface_hub: pip install 'lrfdyn[hub]'") from None
-    except Exception as error:  # connection, rights, names: the library has many kinds
-        raise LrfdynError(f"{problem} ({first_line(error)})") from error
-
-
 def model_card(
     model: HubMixin, config: Mapping[str, Any], source: str, description: str, header: Mapping[str, Any]
 ) -> str:
@@ -311,6 +331,9 @@ def model_card(
     counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
     counts["all"] = sum(p.numel() for p in model.parameters())
     use = f"logits = model(images)  # [B, {channels}, {height}, {width}]\n"
+    if model.framing is not None:
+        use = f"logits = model(frames)  # [T, B, {channels}, {height}, {width}], of recordings:\n"
+        use += "# lrfdyn predict --model FOLDER RECORDING...\n"
     if model.pipeline_tag == "image-segmentation":  # of any size that its stride divides
         use = f"scores = model(images)  # [B, {channels}, H, W] to [B, {model.num_classes}, H, W], of image files:\n"
         use += "# lrfdyn predict --task segmentation --model FOLDER --out MASKS IMAGE...\n"

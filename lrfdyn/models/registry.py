@@ -8,7 +8,9 @@ from typing import Any, TypeVar, cast
 
 from lrfdyn.attention.registry import ATTENTIONS, attention_options, option_takers, unknown_option
 from lrfdyn.checks import check_types, checked, hints_of
-from lrfdyn.errors import unknown_name
+from lrfdyn.errors import require, shown, unknown_name
+from lrfdyn.io.hub import as_tuples
+from lrfdyn.io.zoo import choose_pretrained, zoo_folder
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.registry import Registry
 
@@ -74,18 +76,38 @@ def host_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @checked
-def create_model(name: str, **options: Any) -> SpikingModel:
-    """Builds a model with random weights.
+def create_model(name: str, *, pretrained: bool | str = False, **options: Any) -> SpikingModel:
+    """Builds a model, with random weights or with those of the zoo.
 
     `options` are those of the host (`num_classes`, `time_steps`, `in_channels`, `image_size`, `attention`, ...;
     `lrfdyn models NAME` prints all) and those of its attention (`dilations`, `dendrites`, `token`, `directions`). The
     model takes static images `[B, C, H, W]`, shown for `time_steps` steps, or event frames `[T, B, C, H, W]`, and gives
     logits `[B, classes]`.
 
+    `pretrained` names the data set that a model of the zoo was trained on, True stands for the only one that there is
+    for this model and attention (`lrfdyn models --pretrained` lists them). It has the options that it was trained with,
+    also where those of `name` are others, and an option that contradicts them is an error.
+
         model = lrfdyn.create_model("spikformer_4_384", attention="lrf_dyn", dilations=(1, 3), num_classes=10)
         logits = model(torch.randn(2, 3, 32, 32))  # [2, 10]
+        model = lrfdyn.create_model("spikformer_dvs_2_256", attention="lrf_dyn", pretrained="nmnist")
     """
     name = _HOSTS.name_of(name)
+    if pretrained is not False:
+        return _trained_model(name, pretrained, host_options(name, options))
     model = model_class(name)(**{**_PRESETS[name], **host_options(name, options)})
     model.name = name
+    return model
+
+
+def _trained_model(name: str, data: str | bool, options: dict[str, Any]) -> SpikingModel:
+    """The model of the zoo, in evaluation mode; `options`, as the host takes them, must be those that it has."""
+    entry = choose_pretrained(name, options.get("attention", model_defaults(name).get("attention")), data)
+    model = SpikingModel.from_pretrained(zoo_folder(entry))
+    kind, inner = model.config.get("attention"), options.pop("attention_options", {})
+    own = {**({} if kind is None else attention_options(kind)), **(model.config.get("attention_options") or {})}
+    for given, stored in ((options, model.config), (inner, own)):
+        for key, value in given.items():
+            same = as_tuples(value) == as_tuples(stored.get(key))
+            require(same, f"{key}: {entry.name} was trained with {shown(stored.get(key))}, got {shown(value)}")
     return model
