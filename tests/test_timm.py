@@ -19,7 +19,7 @@ from torch import nn
 
 import lrfdyn
 from lrfdyn.errors import LrfdynError
-from lrfdyn.models import SDTV2, SpikingModel, list_models
+from lrfdyn.models import SDTV2, Spikformer, SpikingModel, list_models
 from lrfdyn.models.base import Backbone
 
 HAS_TIMM = importlib.util.find_spec("timm") is not None
@@ -222,6 +222,18 @@ def test_options_in_timm_s_words(timm):
 def test_pretrained_weights_that_nobody_has_are_an_error(timm):
     with pytest.raises(LrfdynError, match=r"pretrained: no trained spikformer_8_512 with ssa in the zoo"):
         timm.create_model("spikformer_8_512", pretrained=True)
+
+
+def test_pretrained_weights_are_those_of_the_zoo(timm, monkeypatch):
+    """The model with its own classes and input, whatever those of its name are."""
+    asked: list[Any] = []
+    trained = Spikformer(dim=16, heads=2, depth=1, image_size=32, num_classes=7)
+    monkeypatch.setattr("lrfdyn.timm.create_model", lambda *args, **options: asked.append((args, options)) or trained)
+    model = timm.create_model("spikformer_8_512", pretrained=True, in_chans=3)
+    assert model is trained
+    assert asked == [(("spikformer_8_512",), {"pretrained": True, "in_channels": 3})]
+    assert model.pretrained_cfg["num_classes"] == 7
+    assert model.pretrained_cfg["input_size"] == (3, 32, 32)
 
 
 @pytest.mark.parametrize(

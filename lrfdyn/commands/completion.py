@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import shlex
 
+from lrfdyn.io.zoo import list_pretrained
 from lrfdyn.models import list_models
 from lrfdyn.training.recipes import list_recipes
 
@@ -47,4 +48,7 @@ def _names(command: str) -> list[str]:
     """What the first argument of a command may be, beside files."""
     if command in ("train", "recipes"):
         return list(list_recipes())
-    return list_models() if command in ("models", "profile", "analyze", "export") else []
+    trained = [entry.name for entry in list_pretrained()]
+    if command in ("profile", "analyze", "export"):
+        return [*list_models(), *trained]
+    return list_models() if command == "models" else trained if command == "evaluate" else []

@@ -25,7 +25,7 @@ from lrfdyn.devices import choose_device
 from lrfdyn.errors import LrfdynError, explain, first_line, require, unknown_name
 from lrfdyn.files import expanded, plain_file, read_json, writable_folder, write_atomic, write_json
 from lrfdyn.io.remote import OURS, huggingface_hub
-from lrfdyn.io.weights import check_fit, checksum, load_tensors, not_finite, save_tensors
+from lrfdyn.io.weights import TYPES, check_fit, checksum, load_tensors, round_tensors, save_tensors
 from lrfdyn.io.zoo import zoo_entry, zoo_folder, zoo_hint
 from lrfdyn.registry import load_plugins
 from lrfdyn.version import __version__
@@ -34,9 +34,6 @@ CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "READ
 # A card without this line belongs to whoever took it out.
 CARD_MARK = "<!-- Made by lrfdyn, and made anew by every save. Remove this line to keep your changes. -->"
 FORMAT = 1
-TYPES = {
-    str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-}
 SIZES = ("dim", "depth", "widths", "depths", "heads")  # options that say how large a network is
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -102,10 +99,10 @@ class HubMixin(nn.Module):
         wrong = ", ".join(sorted({name for name, _ in own ^ rebuilt})[:3])
         what = f"a {type(self).__name__} of its configuration has other weights ({wrong})"
         require(not wrong, f"model: cannot be saved, because {what}; were its layers changed?")
-        tensors, own_type = rounded(self.state_dict(), dtype)
-        config |= {} if dtype is None else {"dtype": own_type}
-        loaded = {name: value.to(self.state_dict()[name].dtype) for name, value in tensors.items()}
-        about = checksum(loaded, config["options"])
+        own_state = self.state_dict()
+        tensors, own_type = (own_state, None) if dtype is None else round_tensors(own_state, dtype)
+        config |= {} if own_type is None else {"dtype": own_type}
+        about = checksum({name: value.to(own_state[name].dtype) for name, value in tensors.items()}, config["options"])
         description = description or (self.described.get("text", "") if self.described.get("about") == about else "")
         text = model_card(self, config, source, description, card)
         config |= {"description": {"text": description, "about": about}} if description else {}
@@ -174,8 +171,8 @@ def from_pretrained(
 
     The model is in evaluation mode and in the types of its weights, or in the one it had where these were rounded.
     `host` is the class that it must have; `options` replace arguments of its constructor that leave the shapes of the
-    weights alone (`drop_path`, `time_steps`, ...).
-    `revision`, `token`, `cache_dir` and `local_files_only` are huggingface_hub's.
+    weights alone (`drop_path`, `time_steps`, ...). `revision`, `token`, `cache_dir` and `local_files_only` are
+    huggingface_hub's; a model of the zoo with a `revision` is the hub's, and its checksum is not looked at.
 
         model = lrfdyn.from_pretrained("runs/cifar100/model", device="cuda")
         logits = model(images)  # [B, C, H, W] to [B, classes]
@@ -217,19 +214,6 @@ def build_trained(
     own = config.get("dtype")
     require(own in (None, *TYPES), f"source: {path}: dtype: expected one of {', '.join(TYPES)}, got {own!r}")
     return model.eval() if own is None else model.eval().to(TYPES[own])
-
-
-def rounded(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[dict[str, Tensor], str]:
-    """The tensors as a file holds them, those of integers as they are, and the name of the type that they had."""
-    require(dtype in (None, *TYPES.values()), f"dtype: expected one of {', '.join(TYPES)}, got {dtype}")
-    kinds = {value.dtype for value in tensors.values() if value.is_floating_point()}
-    held = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
-    if dtype is None:
-        return dict(tensors), ""
-    lost = [name for name in not_finite(held) if name not in not_finite(tensors)]
-    require(not lost, f"dtype: {dtype} cannot hold {', '.join(lost[:3])}")
-    require(len(kinds) == 1, f"dtype: expected a model of one type, got {', '.join(sorted(map(str, kinds)))}")
-    return held, str(kinds.pop()).removeprefix("torch.")
 
 
 def model_config(model: HubMixin) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, first_line, require
 from lrfdyn.files import json_object, plain_file, write_atomic
 
+TYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
 
 @checked
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
@@ -61,6 +63,18 @@ def check_fit(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> No
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     """The names of weights that are not all numbers."""
     return [name for name, value in tensors.items() if value.is_floating_point() and not value.isfinite().all()]
+
+
+def round_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[dict[str, Tensor], str]:
+    """Tensors in another type, those of integers as they are, and the name of the one type that they had."""
+    require(dtype in TYPES.values(), f"dtype: expected one of {', '.join(TYPES)}, got {dtype}")
+    kinds = {value.dtype for value in tensors.values() if value.is_floating_point()}
+    names = [name for name, kind in TYPES.items() if kind in kinds]
+    require(len(kinds) == len(names) == 1, f"dtype: expected a model of one type, got {sorted(map(str, kinds))}")
+    held = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
+    lost = sorted({*not_finite(held)} - {*not_finite(tensors)})
+    require(not lost, f"dtype: {dtype} cannot hold {', '.join(lost[:3])}")
+    return held, names[0]
 
 
 def check_usable(path: Path, tensors: Mapping[str, Tensor]) -> None:

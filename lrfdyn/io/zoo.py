@@ -20,7 +20,7 @@ from typing import Any
 
 from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, explain, near_names, require
-from lrfdyn.files import plain_file, read_json, temporary_folder, writable_folder
+from lrfdyn.files import expanded, plain_file, read_json, temporary_folder, writable_folder
 from lrfdyn.io.remote import OURS, huggingface_hub
 
 INDEX = Path(__file__).parents[1] / "zoo.json"
@@ -28,6 +28,7 @@ CHECKOUT = Path(__file__).parents[2]
 OWNER = "lrfdyn"
 
 
+@checked
 @dataclass(frozen=True)
 class Pretrained:
     """A trained model of the zoo, as its index has it. Accuracies are top-1 in percent on all `test_images`."""
@@ -119,7 +120,9 @@ def choose_pretrained(model: str, attention: str | None, data: str | bool) -> Pr
 
 def cache_folder() -> Path:
     given, system = os.environ.get("LRFDYN_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(given).expanduser() if given else Path(system or "~/.cache").expanduser() / "lrfdyn"
+    if given:
+        return expanded(given, "LRFDYN_CACHE")
+    return expanded(system or "~/.cache", "XDG_CACHE_HOME") / "lrfdyn"
 
 
 def zoo_folder(
@@ -129,7 +132,7 @@ def zoo_folder(
     local_files_only: bool = False,
 ) -> Path:
     """The folder of a model of the zoo, verified; where there is none yet, it is downloaded."""
-    cached = (cache_folder() if cache_dir is None else Path(cache_dir)) / entry.name
+    cached = (cache_folder() if cache_dir is None else expanded(cache_dir, "cache_dir")) / entry.name
     # Beside an installed package a folder `weights` is somebody else's.
     own = [CHECKOUT / "weights" / entry.name] if (CHECKOUT / "pyproject.toml").is_file() else []
     for folder in (*own, cached):
