@@ -136,7 +136,7 @@ def zoo_folder(
     # Beside an installed package a folder `weights` is somebody else's.
     own = [CHECKOUT / "weights" / entry.name] if (CHECKOUT / "pyproject.toml").is_file() else []
     for folder in (*own, cached):
-        if folder.is_dir():
+        if any((folder / name).exists() for name in entry.files):  # an sdist has the cards alone
             verify(entry, folder)
             return folder
     places = " and ".join(f"not in {folder.parent}" for folder in (*own, cached))
