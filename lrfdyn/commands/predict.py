@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--top", type=int, default=5, help="how many classes to name")
     add("--batch", type=int, default=16, help="images at once")
     add("--exit", type=float, metavar="0..1", help="torch: stop at the time step at which this confidence is passed")
+    add("--threads", type=int, default=0, help="onnx: 0 takes all that there are; native: 0 takes one")
     add("--device", help="of PyTorch; default: the GPU where there is one")
     add("--json", metavar="FILE|-", help="write JSON to a file, or to the output instead of text")
     add("--task", default="classification", metavar="classification|segmentation", help="what the model does")
@@ -74,7 +75,7 @@ def classify(args: argparse.Namespace, paths: list[Path]) -> Iterator[dict[str, 
         require(not getattr(args, option), f"{option}: only with --task segmentation")
     sure = args.exit is None or 0 <= args.exit <= 1
     require(sure, f"exit: expected a number from 0 to 1, got {args.exit}")
-    predictor = Predictor.open(args.model, args.runtime, args.device, exit=args.exit)
+    predictor = Predictor.open(args.model, args.runtime, args.device, args.threads, args.exit)
     if predictor.facts.get("preprocessing_assumed"):
         taken = predictor.preprocessing.as_dict()
         print(f"lrfdyn predict: the model does not say how images are preprocessed; taken is {taken}", file=sys.stderr)
@@ -85,6 +86,7 @@ def segment(args: argparse.Namespace, paths: list[Path]) -> Iterator[dict[str, A
     require(args.out is not None, "out: --task segmentation needs the folder that the maps go to")
     require(args.runtime in (None, "torch"), f"runtime: segmentation runs in torch, got {args.runtime!r}")
     require(args.exit is None, "exit: only with --task classification")
+    require(not args.threads, "threads: only with --task classification")
     how = {"device": args.device, "flip": args.flip, "window": args.window}
     return predict_segmentation(args.model, paths, args.out, **how)
 

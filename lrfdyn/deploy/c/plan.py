@@ -92,6 +92,11 @@ class Plan:
     offsets: dict[int, int] = field(default_factory=dict)
     arena: int = 0
 
+    @property
+    def thread_bytes(self) -> int:
+        """What a further thread takes: the most that any call needs meanwhile."""
+        return max(padded(call.scratch, ALIGNMENT) for call in self.calls)
+
 
 def map_of(value: Value, steps: int, pixels: bool = False) -> Map:
     most, steps = int(value.high.max()), steps if value.timed else 1
