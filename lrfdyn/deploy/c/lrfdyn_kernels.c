@@ -3,7 +3,7 @@
 #include <string.h>
 
 #define GROUP 4                /* time steps whose spikes are sorted together */
-#define PATTERNS (1 << GROUP)  /* in which of them a channel fires */
+#define PATTERNS (1 << GROUP)  /* at most: in which of them a channel fires */
 #define COPIED 16              /* events that are copied at once */
 #define SPARE 32               /* places behind lists that may be written, too */
 
@@ -121,7 +121,9 @@ static void load_spread(const lrfdyn_map *map, int32_t pixel, int32_t step, int3
    `first` says where it begins, and the next `first` where it ends. */
 static int32_t groups_of(const lrfdyn_map *in) { return (in->steps + GROUP - 1) / GROUP; }
 
-static int32_t lists_of(const lrfdyn_map *in) { return in->planes * groups_of(in) * PATTERNS; }
+static int32_t patterns_of(const lrfdyn_map *in) { return 1 << smaller(in->steps, GROUP); }
+
+static int32_t lists_of(const lrfdyn_map *in) { return in->planes * groups_of(in) * patterns_of(in); }
 
 /* The channels with a spike in the group of steps behind `shift`, in order; returns how many. `found` has SPARE
    places more than there are channels. */
@@ -131,8 +133,9 @@ static int32_t find_events(const uint8_t *bits, int32_t channels, int32_t shift,
     const __m512i group = _mm512_set1_epi8((char)((PATTERNS - 1) << shift));
     __m512i index = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11,
                                      10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    for (; c + 64 <= channels; c += 64) {
-        uint64_t mask = _mm512_test_epi8_mask(_mm512_loadu_si512(bits + c), group);
+    for (; c < channels; c += 64) {
+        const __mmask64 inside = channels - c < 64 ? (UINT64_C(1) << (channels - c)) - 1 : ~UINT64_C(0);
+        uint64_t mask = _mm512_test_epi8_mask(_mm512_maskz_loadu_epi8(inside, bits + c), group);
         for (int32_t half = 0; half < 2; half++, mask >>= 32) {
             _mm512_storeu_si512(found + count, _mm512_maskz_compress_epi16((uint32_t)mask, index));
             index = _mm512_add_epi16(index, _mm512_set1_epi16(32));
@@ -157,15 +160,21 @@ static int32_t find_events(const uint8_t *bits, int32_t channels, int32_t shift,
 }
 
 static void sort_events(const lrfdyn_map *in, int32_t pixel, uint16_t *found, uint16_t *events, uint16_t *first) {
-    const int32_t groups = groups_of(in);
+    const int32_t groups = groups_of(in), patterns = patterns_of(in);
     uint16_t total = 0;
     for (int32_t plane = 0; plane < in->planes; plane++) {
         const uint8_t *bits = spikes_at(in, pixel, plane);
-        for (int32_t group = 0; group < groups; group++, first += PATTERNS) {
+        for (int32_t group = 0; group < groups; group++, first += patterns) {
             const int32_t shift = group * GROUP, count = find_events(bits, in->channels, shift, found);
+            if (in->steps == 1) { /* there is one pattern, and what was found is sorted */
+                memcpy(events + total, found, (size_t)count * sizeof(uint16_t));
+                first[0] = first[1] = total;
+                total = (uint16_t)(total + count);
+                continue;
+            }
             uint16_t place[PATTERNS] = {0};
             for (int32_t i = 0; i < count; i++) place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++;
-            for (int32_t pattern = 0; pattern < PATTERNS; pattern++) {
+            for (int32_t pattern = 0; pattern < patterns; pattern++) {
                 const uint16_t length = place[pattern];
                 first[pattern] = place[pattern] = total;
                 total = (uint16_t)(total + length);
@@ -274,7 +283,7 @@ static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 static uint8_t *open_conv(conv_state *state, const lrfdyn_term *term, int32_t row, int32_t width, uint8_t *memory) {
     const lrfdyn_map *in = term->in;
     const int32_t top = row * term->stride - term->padding;
-    const size_t lists = (size_t)lists_of(in), events = lists / PATTERNS * (size_t)in->channels;
+    const size_t lists = (size_t)lists_of(in), events = (size_t)(in->planes * groups_of(in) * in->channels);
     state->rows = (term->kernel_height - 1) * term->dilation + 1;
     state->sorted = top > 0 ? top : 0;
     const size_t pixels = (size_t)state->rows * (size_t)in->width;
@@ -293,7 +302,8 @@ static uint8_t *open_conv(conv_state *state, const lrfdyn_term *term, int32_t ro
 static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int32_t x, int32_t steps, int32_t width,
                      int32_t *sums) {
     const lrfdyn_map *in = term->in;
-    const int32_t groups = groups_of(in), lists = lists_of(in), each = lists / PATTERNS * in->channels;
+    const int32_t groups = groups_of(in), patterns = patterns_of(in), lists = lists_of(in);
+    const int32_t each = in->planes * groups * in->channels;
     const int32_t top = y * term->stride - term->padding, left = x * term->stride - term->padding;
     const int32_t below = smaller(top + state->rows, in->height);
     for (; state->sorted < below; state->sorted++)
@@ -323,15 +333,15 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
     const int8_t *weight = (const int8_t *)term->weight;
     accumulator a = {state->part, sums, width, 0, term->limit, 0, 0, in->steps == 1};
     for (int32_t list = 0; list < lists; list++) {
-        const int32_t pattern = list % PATTERNS;
+        const int32_t pattern = list % patterns;
         if (pattern == 0) {
-            const int32_t group = list / PATTERNS % groups;
+            const int32_t group = list / patterns % groups;
             if (groups > 1) flush(&a);
             a.from = group * GROUP;
             a.to = a.repeated ? steps : smaller(a.from + GROUP, steps);
             continue;
         }
-        const int32_t plane = list / (PATTERNS * groups);
+        const int32_t plane = list / (patterns * groups);
         if (count == 1 && taps[0].row == 0) {
             const int32_t first = taps[0].first[list], last = taps[0].first[list + 1];
             add_events(&a, weight, taps[0].events + first, last - first, pattern, plane);
@@ -353,13 +363,22 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
 
 /* ---- other terms ---------------------------------------------------------------------------------------------- */
 
-/* sums[o] += sum_i x[i] weight[i][o] for o < outputs, where rows of weights are `width` apart. */
+/* sums[o] += sum_i x[i] weight[i][o] for o < outputs, where rows of weights are `width` apart. Four rows at a time are
+   what compilers make vectors of, wherever this is inlined. */
 #define ADD_DENSE(NAME, TYPE)                                                                                        \
     static void NAME(int32_t *restrict sums, const int32_t *restrict x, int32_t count, const TYPE *restrict weight,  \
                      int32_t width, int32_t outputs) {                                                               \
-        for (; outputs >= LRFDYN_LANES; outputs -= LRFDYN_LANES, sums += LRFDYN_LANES, weight += LRFDYN_LANES)       \
-            for (int32_t i = 0; i < count; i++)                                                                      \
+        for (; outputs >= LRFDYN_LANES; outputs -= LRFDYN_LANES, sums += LRFDYN_LANES, weight += LRFDYN_LANES) {     \
+            int32_t i = 0;                                                                                           \
+            for (; i + 4 <= count; i += 4) {                                                                         \
+                const int32_t p = x[i], q = x[i + 1], r = x[i + 2], s = x[i + 3];                                    \
+                const TYPE *a = weight + (size_t)(i * width), *b = a + width, *c = b + width, *d = c + width;        \
+                for (int32_t o = 0; o < LRFDYN_LANES; o++)                                                           \
+                    sums[o] += p * a[o] + q * b[o] + r * c[o] + s * d[o];                                            \
+            }                                                                                                        \
+            for (; i < count; i++)                                                                                   \
                 for (int32_t o = 0; o < LRFDYN_LANES; o++) sums[o] += x[i] * weight[(size_t)(i * width + o)];        \
+        }                                                                                                            \
         for (int32_t o = 0; o < outputs; o++)                                                                        \
             for (int32_t i = 0; i < count; i++) sums[o] += x[i] * weight[(size_t)(i * width + o)];                   \
     }

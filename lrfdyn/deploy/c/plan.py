@@ -261,7 +261,7 @@ class Planner:
                 pixels = ((term.kernel[0] - 1) * term.dilation + 1) * m.width
                 parts += [
                     2 * (pixels * groups * m.channels + SPARE),
-                    2 * pixels * (16 * groups + 1),
+                    2 * pixels * (2 ** min(m.steps, 4) * groups + 1),
                     2 * (term.kernel[0] * term.kernel[1] * m.channels + SPARE),
                     8 * width,
                 ]
