@@ -7,7 +7,6 @@ import io
 import json
 import math
 import re
-import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from lrfdyn.analysis.report.write import render_report, write_report
 from lrfdyn.analysis.theory_report import TheorySettings, theory_results
+from tests.analysis.browser import FLAGS, find_browser
 from tests.analysis.made_up import HOSTILE, Page, attention, layer, make_results
 
 FIGURES = {
@@ -36,26 +36,8 @@ FIGURES = {
 
 def dump_dom(path: Path, profile: Path, width: int = 800) -> str:
     """Return the page as headless Chromium leaves it after running its scripts in a window of this width."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    browser = next((found for found in map(shutil.which, names) if found), None)
-    if browser is None:
-        pytest.skip("needs Chromium or Chrome on the PATH")
-    command = [
-        browser,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        f"--user-data-dir={profile}",
-        "--virtual-time-budget=3000",
-        f"--window-size={width},600",
-        "--dump-dom",
-        path.as_uri(),
-    ]
+    size = [f"--user-data-dir={profile}", "--virtual-time-budget=3000", f"--window-size={width},600"]
+    command = [find_browser(), *FLAGS, *size, "--dump-dom", path.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 

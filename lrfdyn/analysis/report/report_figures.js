@@ -1,6 +1,5 @@
 // The figures of the report, each from the part of the results it shows.
 
-const results = JSON.parse(document.getElementById("results").textContent);
 // Eight colours and shapes, of which an attention has the same in every report; a ninth model would start over.
 const kinds = Object.entries(results.attentions ?? {}).map(([key, values], i) =>
   ({ key, index: (values.place ?? i) % 8, ...values, label: String(values.label ?? key) }));

@@ -24,8 +24,9 @@ from lrfdyn.version import __version__
 RESULTS_FORMAT = "lrfdyn-results/1"
 FORMATS = ("pdf", "svg", "png")
 STAMPS = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same figure is the same file
-# Inlined in this order: the later scripts use the functions of the earlier ones.
-SCRIPTS = ("_base", "_charts", "_figures", "_maps", "_tables", "_energy", "_theory", "")
+# Inlined in this order: the later scripts use the functions of the earlier ones, and those of every page come first.
+EVERYWHERE = ("report_base", "report_frame", "report_charts")
+SCRIPTS = (*(f"report_{name}" for name in ("figures", "maps", "tables", "energy", "theory")), "report")
 Entry = dict[str, Any]
 Row = Sequence[Any]
 
@@ -34,6 +35,10 @@ def results_head(title: str, lead: str, command: str) -> dict[str, Any]:
     """Return what all results begin with."""
     head = {"format": RESULTS_FORMAT, "title": title, "lead": lead, "command": command}
     return {**head, "created": datetime.now().isoformat(timespec="seconds"), "version": __version__}
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def has_matplotlib() -> bool:
@@ -104,6 +109,11 @@ def render_report(results: dict[str, Any]) -> str:
     """Return the report of `results` as one HTML page with its style, scripts and data inside."""
     found = results.get("format")
     require(found == RESULTS_FORMAT, f"results: expected the format {RESULTS_FORMAT!r}, got {found!r}")
+    return render_page(results, ("report",), SCRIPTS)
+
+
+def render_page(results: dict[str, Any], styles: Sequence[str], scripts: Sequence[str]) -> str:
+    """Return an HTML page of `results` with these files of this folder inside, and those that every page has."""
 
     def asset(name: str) -> str:
         return resources.files("lrfdyn.analysis.report").joinpath(name).read_text(encoding="utf-8")
@@ -111,10 +121,10 @@ def render_report(results: dict[str, Any]) -> str:
     data = json.dumps(finite(results), allow_nan=False, separators=(",", ":"))
     return Template(asset("report.html")).substitute(
         title=html.escape(str(results.get("title", "lrfdyn report"))),
-        style=asset("report.css"),
+        style="\n".join(asset(f"{name}.css") for name in styles),
         # A bare "<" could close the script element ("</script>") or open a comment in it ("<!--").
         data=data.replace("<", "\\u003c"),
-        script="\n".join(asset(f"report{name}.js") for name in SCRIPTS),
+        script="\n".join(asset(f"{name}.js") for name in (*EVERYWHERE, *scripts)),
     )
 
 
