@@ -76,7 +76,7 @@ def test_analysis_of_recordings(root, whole):
     assert torch.equal(torch.cat(images.batches, 1), batch.images)
     results = analyze(sources_for(str(whole), images), images, maps=["2"])
     (entry,) = results["attentions"].values()
-    assert [picture["name"] for picture in results["pictures"]] == ["image 1", "image 5"]
+    assert [picture["name"] for picture in results["pictures"]] == ["recording 1", "recording 5"]
     assert len(entry["attention_maps"]["maps"]) == 2
     with pytest.raises(LrfdynError, match=r"maps: expected a number of the recordings of nmnist, got a\.png"):
         analyze(sources_for(str(whole), images), images, maps=["a.png"])

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lrfdyn.analysis.measure.maps import BRIGHTER, DARKER
 from lrfdyn.analysis.measure.recording import follow_recording
 from lrfdyn.analysis.report.write import plural, render_page, results_head
 from lrfdyn.attention import attention_label
@@ -72,6 +73,7 @@ def recording_results(model: SpikingModel, events: Events, name: str, exit: floa
     return {
         **results_head(f"Recording {name}", f"{lead}, with {predicted['score']:.1%}.", ""),
         "facts": _facts(model, events, framing, duration, predicted, measured["state_bytes"], exit),
+        "colours": {"darker": DARKER, "brighter": BRIGHTER},
         "recording": _recording(events, framing, ends),
         "frames": _pictures(frames),
         "classes": classes,

@@ -7,7 +7,7 @@ const wholeTime = ends[LAST];
 const clock = { time: wholeTime, step: LAST, playing: false };
 const followers = [];  // called with the step when it changes
 
-const PALETTE = { darker: [88, 172, 255], brighter: [255, 156, 66], night: [13, 16, 24] };
+const PALETTE = { ...results.colours, night: [13, 16, 24] };
 const FADE = 32;  // shades of the trail
 const trail = Math.max(1, Math.min(1e5, wholeTime / 10));  // microseconds that an event stays in view
 const SPEEDS = [1 / 300, 1 / 100, 1 / 30, 1 / 10, 1 / 3, 1, 3, 10, 30];

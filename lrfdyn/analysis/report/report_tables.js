@@ -9,10 +9,10 @@ const COLUMNS = [
   { field: "state_bytes", title: "State", unit: "derived", best: -1, format: bytes },
   { field: "peak_inference_bytes", title: "Peak memory", unit: "measured", best: -1, format: bytes },
   { field: "firing_rate", title: "Firing", unit: "per step", best: 0, format: percent(1) },
-  { field: "energy_pj", title: "Energy", unit: "per image", best: -1, format: joules },
+  { field: "energy_pj", title: "Energy", unit: `per ${noun}`, best: -1, format: joules },
   { field: "short_range_share", title: "Nearby", unit: "attention", best: 0, format: percent(1) },
   { field: "entropy_mean", title: "Entropy", unit: "nats", best: 0, format: twoDigits },
-  { field: "images_per_second", title: "Speed", unit: "images/s", best: 1,
+  { field: "images_per_second", title: "Speed", unit: `${noun}s/s`, best: 1,
     format: orDash((value) => (value >= 100 ? count(value) : short(value))) },
 ];
 
@@ -86,7 +86,7 @@ function summary() {
     return header;
   });
   table.append(html("thead", {}, html("tr", {}, headers)), ...bodies.values());
-  const batch = isNumber(results.batch) ? `a batch of ${plural(results.batch, "image")}` : "one batch";
+  const batch = isNumber(results.batch) ? `a batch of ${plural(results.batch, noun)}` : "one batch";
   const accuracy = !seeds ? "No accuracy is known of these models." : seeds > 1
     ? `Accuracy is the mean over ${seeds} seeds ± ${spreadName}; means within the spread of each other do not differ.`
     : "One seed per attention: small differences in accuracy mean nothing.";

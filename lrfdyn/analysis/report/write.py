@@ -139,9 +139,9 @@ class Figure(NamedTuple):
 
 def figures(results: dict[str, Any]) -> dict[str, Figure]:
     """Return every figure and table that `results` have the numbers of, by name."""
-    runs, pictures = results.get("runs", []), results.get("pictures", [])
+    runs, common = results.get("runs", []), {"pictures": results.get("pictures", []), "noun": noun_of(results)}
     entries = [
-        {"place": i, **entry, "runs": [run for run in runs if run["attention"] == key], "pictures": pictures}
+        {"place": i, **entry, "runs": [run for run in runs if run["attention"] == key], **common}
         for i, (key, entry) in enumerate(results.get("attentions", {}).items())
     ]
     words = _words(results, entries)
@@ -159,6 +159,11 @@ def figures(results: dict[str, Any]) -> dict[str, Figure]:
     return made
 
 
+def noun_of(results: dict[str, Any]) -> str:
+    """What one of the things is that results were measured on: an image or a recording."""
+    return (results.get("data") or {}).get("kind") or "image"
+
+
 def _words(results: dict[str, Any], entries: Sequence[Entry]) -> dict[str, str]:
     """What captions take from the results."""
     data = results.get("data") or {}
@@ -167,7 +172,10 @@ def _words(results: dict[str, Any], entries: Sequence[Entry]) -> dict[str, str]:
     several = any(len(entry.get("accuracy_values") or []) > 1 for entry in entries)
     cross = any(_part(entry, "receptive_field", "centre") for entry in entries)
     return {
-        "images": f"{data.get('test', 'the')} {'' if kind == ' of noise' else 'test '}images{kind}",
+        "images": f"{data.get('test', 'the')} {'' if kind == ' of noise' else 'test '}{noun_of(results)}s{kind}",
+        "noun": noun_of(results),
+        "summed": " The picture is the sum of all frames, brighter in orange and darker in blue."
+        * (noun_of(results) == "recording"),
         "near": str(near.pop()) if len(near) == 1 else "a quarter of the largest on the grid of each model",
         "weights": "Weights are absolute values, averaged over heads (channels for LRF-Dyn), added up over the time "
         "steps and normalised to sum 1 for every query",
@@ -288,14 +296,14 @@ DEFINITIONS: dict[str, tuple[str, Callable[[Entry], Iterable[Row]], str]] = {
         _maps("average"),
         "Attention of single queries (outlined), laid over the picture: the weights that the query gives the tokens, "
         "averaged over layers, each map divided by its largest value. {weights}; those of LRF-Dyn do not depend on the "
-        "image.",
+        "{noun}.{summed}",
     ),
     "attention_maps_layers": (
         "picture query_row query_column layer row column weight",
         _maps("by_layer"),
         "Attention of single queries (outlined), laid over the picture, layer by layer: the weights that the query "
         "gives the tokens, each map divided by its largest value; no map where it gives none. {weights}; those of "
-        "LRF-Dyn do not depend on the image.",
+        "LRF-Dyn do not depend on the {noun}.{summed}",
     ),
     "receptive_fields": (
         "row column value",
@@ -312,7 +320,7 @@ DEFINITIONS: dict[str, tuple[str, Callable[[Entry], Iterable[Row]], str]] = {
     "energy": (
         f"layer {COUNTS}",
         _records(f"name {COUNTS}", "energy", "layers"),
-        "Energy of the synaptic operations of one image over all time steps, counted from the spikes that were sent; "
+        "Energy of the synaptic operations of one {noun} over all time steps, counted from the spikes that were sent; "
         "{images}. {assumptions}",
     ),
     "firing_rates": (
@@ -323,7 +331,7 @@ DEFINITIONS: dict[str, tuple[str, Callable[[Entry], Iterable[Row]], str]] = {
     "memory_accuracy": (
         PLACE,
         lambda e: [_values(e, PLACE)] * bool(e.get("state_bytes") and e.get("accuracy_mean") is not None),
-        "Test accuracy against memory: left, the derived state of one attention layer for one image and time step; "
+        "Test accuracy against memory: left, the derived state of one attention layer for one {noun} and time step; "
         "right, the measured peak of an evaluation pass at batch 1. The area of a point is proportional to the number "
         "of parameters. {spread}",
     ),
