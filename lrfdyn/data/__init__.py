@@ -4,6 +4,7 @@ from lrfdyn.data import decode, events, resident, shards  # noqa: F401  they reg
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.base import DATA, Batch, DataSource, create_data, data_class, register_data
 from lrfdyn.data.events import EventData
+from lrfdyn.data.live import FrameStream
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.data.recordings import Events, Framing, integrate, read_events
 
@@ -14,6 +15,7 @@ __all__ = [
     "DataSource",
     "EventData",
     "Events",
+    "FrameStream",
     "Framing",
     "Preprocessing",
     "create_data",
