@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,8 +107,10 @@ class Tab:
 def open_browser(profile: Path) -> Iterator[Tab]:
     browser = find_browser()
     (reads, commands), (answers, writes) = os.pipe(), os.pipe()
-    shell = f'exec "$0" "$@" 3<&{reads} 4>&{writes}'  # the numbers that the browser expects
-    command = ["sh", "-c", shell, browser, *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+    # The browser expects the pipes under these numbers.
+    start = f"import os, sys; os.dup2({reads}, 3); os.dup2({writes}, 4); os.execv(sys.argv[1], sys.argv[1:])"
+    flags = [*FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+    command = [sys.executable, "-c", start, browser, *flags]
     process = subprocess.Popen(command, pass_fds=(reads, writes), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.close(reads)
     os.close(writes)

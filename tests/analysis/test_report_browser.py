@@ -157,6 +157,22 @@ def test_browser_draws_no_common_line_for_different_grids(tmp_path: Path) -> Non
     assert len(crosses) == 1
 
 
+def test_browser_speaks_of_recordings(tmp_path: Path) -> None:
+    """Where the data are recordings no word of the page says that they are images."""
+    results = make_results()
+    results["data"]["kind"] = "recording"
+    results["batch"] = 16
+    results |= {"lead": "", "pictures": [{**results["pictures"][0], "name": "recording 1"}]}
+    path = tmp_path / "report.html"
+    write_report(results, path)
+    page = Page(dump_dom(path, tmp_path / "profile"))
+    assert error_count(page) == "0"
+    texts = "\n".join(text for name, text in page.texts if not name.startswith(("script", "style")))
+    for words in ("Energy per recording", "recordings/s", "a batch of 16 recordings", "the sum of all frames"):
+        assert words in texts
+    assert "image" not in texts
+
+
 def test_browser_shows_a_share_of_the_whole_track(tmp_path: Path) -> None:
     """A bar of 31 % is 31 % of its track, also where it is the longest; the caption has what order alone would give."""
     path = tmp_path / "report.html"

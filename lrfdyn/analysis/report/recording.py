@@ -91,11 +91,14 @@ def _facts(
 ) -> list[list[str]]:  # fmt: skip
     """What the top of the page says, as names and values."""
     kind, brighter, (height, width) = model.config.get("attention"), int(events.p.sum()), framing.sensor
-    above = exit is not None and predicted["score"] > exit
-    stop = f"after frame {predicted['steps']} of {framing.steps}, above {exit:g}" if above else f"never above {exit}"
+    stops = []
+    if exit is not None:
+        sure = predicted["score"] > exit
+        when = f"after frame {predicted['steps']} of {framing.steps}, above" if sure else "never above"
+        stops = [["Stops", f"{when} {exit:g}"]]
     return [
         ["Prediction", f"{predicted['name']}, {predicted['score']:.1%}"],
-        *([] if exit is None else [["Stops", stop]]),
+        *stops,
         ["Events", f"{len(events):,}: {brighter:,} brighter, {len(events) - brighter:,} darker"],
         ["Duration", duration],
         ["Sensor", f"{width} x {height} pixels"],
@@ -148,7 +151,7 @@ def packed(values: np.ndarray) -> dict[str, str]:
     most = int(values.max())
     kind = next((name for name in ("uint8", "uint16", "uint32") if most <= np.iinfo(name).max), "float64")
     data = np.ascontiguousarray(values, np.dtype(kind).newbyteorder("<")).tobytes()
-    return {"type": kind, "data": b64encode(zlib.compress(data, 9)).decode()}
+    return {"type": kind, "data": b64encode(zlib.compress(data, 6)).decode()}
 
 
 def _rounded(rows: Tensor) -> list[list[float]]:
