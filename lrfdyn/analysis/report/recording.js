@@ -5,5 +5,5 @@ build([
   () => playerFigure(section("recording", "The recording")),
   () => scoresFigure(section("says", "What the network says")),
   () => firingFigure(section("fires", "How its layers fire")),
-  closing, contents,
+  closing,
 ]);

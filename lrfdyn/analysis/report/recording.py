@@ -59,20 +59,16 @@ def recording_results(model: SpikingModel, events: Events, name: str, exit: floa
     like = next(model.parameters())
     measured = follow_recording(model, frames.to(like))
     scores, alone = (torch.tensor(measured[key], dtype=torch.float64).softmax(-1) for key in ("logits", "step_logits"))
+    require(bool(scores.isfinite().all()), f"model: its logits of {name} are not finite")
     sure = [step for step, row in enumerate(scores) if exit is not None and row.max() > exit]
     last = sure[0] if sure else len(scores) - 1
     classes = list(model.class_names or (f"class {i}" for i in range(scores.shape[1])))
     best = int(scores[last].argmax())
     predicted = {"class": best, "name": classes[best], "score": float(scores[last, best]), "steps": last + 1}
     stop = {} if exit is None else {"exit": {"threshold": exit, "step": last, "sure": bool(sure)}}
-    duration = _time(int(ends[-1]))
-    kind = model.config.get("attention")
-    says = f"{model.name or type(model).__name__}{f' with {attention_label(kind)}' if kind else ''}"
-    after = plural(len(scores), "frame") if last + 1 == len(scores) else f"{last + 1} of {len(scores)} frames"
-    lead = f"{plural(len(events), 'event')} in {duration}. After {after}, {says} says {predicted['name']}"
     return {
-        **results_head(f"Recording {name}", f"{lead}, with {predicted['score']:.1%}.", ""),
-        "facts": _facts(model, events, framing, duration, predicted, measured["state_bytes"], exit),
+        **results_head(f"Recording {name}", "", ""),
+        "facts": _facts(model, events, framing, predicted, measured["state_bytes"], exit),
         "colours": {"darker": DARKER, "brighter": BRIGHTER},
         "recording": _recording(events, framing, ends),
         "frames": _pictures(frames),
@@ -86,9 +82,8 @@ def recording_results(model: SpikingModel, events: Events, name: str, exit: floa
 
 
 def _facts(
-    model: SpikingModel, events: Events, framing: Framing, duration: str, predicted: dict[str, Any], state: int,
-    exit: float | None,
-) -> list[list[str]]:  # fmt: skip
+    model: SpikingModel, events: Events, framing: Framing, predicted: dict[str, Any], state: int, exit: float | None
+) -> list[list[str]]:
     """What the top of the page says, as names and values."""
     kind, brighter, (height, width) = model.config.get("attention"), int(events.p.sum()), framing.sensor
     stops = []
@@ -100,10 +95,10 @@ def _facts(
         ["Prediction", f"{predicted['name']}, {predicted['score']:.1%}"],
         *stops,
         ["Events", f"{len(events):,}: {brighter:,} brighter, {len(events) - brighter:,} darker"],
-        ["Duration", duration],
+        ["Duration", _time(int(events.t[-1] - events.t[0]))],
         ["Sensor", f"{width} x {height} pixels"],
         ["Frames", _how(events, framing)],
-        ["Model", f"{model.name or type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters"],
+        ["Model", model.name or type(model).__name__],
         *([["Attention", attention_label(kind)]] if kind else []),
         ["Carried from frame to frame", f"{state:,} bytes"],
     ]

@@ -49,7 +49,7 @@ function scoresFigure(parent) {
       "those of the frame alone with the membranes as the frames before left them. " +
       (exit ? `Dashed: the threshold, ${short(exit.threshold)}, and the frame after which the network stops, ` +
         `${exit.step + 1}${exit.sure ? "" : ", the last, as it is never that sure"}. ` : "") +
-      "The solid line is where the player is; a click moves it.",
+      "The wide line is where the player is; a click moves it.",
     draw: (width, { choice, hidden }) => {
       const rows = rowsOf[choice];
       let frame = null;
@@ -57,15 +57,16 @@ function scoresFigure(parent) {
         tipTitle: (number) => `After frame ${number}`,
         series: shownClasses.filter((one) => !hidden.has(one.key)).map((one) =>
           ({ ...one, points: frameNumbers.map((x, i) => ({ x, y: one.of(rows, i) })) })),
-        references: exit && choice === "total" ? [{ axis: "y", value: exit.threshold, text: "" },
-          { axis: "x", value: exit.step + 1, text: clip(exit.sure ? `stops: ${chosen}` : `never above ${short(exit.threshold)}`, 30) }] : [],
         x: { label: "Frame", range: LAST ? [1, LAST + 1] : [0, 2], format: String,
           ticks: LAST ? ticksBetween(1, LAST + 1, Math.min(LAST, width / 40)).filter(Number.isInteger) : [1] },
         y: { label: "Score", range: [0, 1], format: percent(0), tip: ({ y }) => percent(1)(y) },
         extra: (axes) => {
           frame = axes;
-          return marks(svg("line", { class: "now", y1: axes.box.top, y2: axes.box.bottom }),
-            (line, step) => fill(line, { x1: axes.scaleX(step + 1), x2: axes.scaleX(step + 1), "data-step": step + 1 }, []));
+          const stops = clip(exit?.sure ? `stops: ${chosen}` : `never above ${short(exit?.threshold)}`, 30);
+          const lines = !exit || choice !== "total" ? [] : [{ axis: "y", value: exit.threshold, text: "" },
+            { axis: "x", value: exit.step + 1, text: stops }].map((line) => reference(axes, line));
+          return [...lines, marks(svg("line", { class: "now", y1: axes.box.top, y2: axes.box.bottom }),
+            (line, step) => fill(line, { x1: axes.scaleX(step + 1), x2: axes.scaleX(step + 1), "data-step": step + 1 }, []))];
         } });
       chart.addEventListener("click", (event) => {
         const area = chart.getBoundingClientRect();
