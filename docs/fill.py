@@ -18,9 +18,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from docs.parts import ROOT, deployment, edge, findings, models, mutants, performance, readme, results, segmentation
+from docs.parts import (
+    ROOT,
+    deployment,
+    edge,
+    findings,
+    models,
+    mutants,
+    nmnist,
+    performance,
+    readme,
+    results,
+    segmentation,
+)
 
-MODULES = (deployment, edge, findings, models, mutants, performance, readme, results, segmentation)
+MODULES = (deployment, edge, findings, models, mutants, nmnist, performance, readme, results, segmentation)
 PARTS: dict[str, Callable[[], str]] = {name: part for module in MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"(<!-- fill: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
 

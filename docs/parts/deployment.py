@@ -139,25 +139,6 @@ def exits_digits() -> str:
     return table(head, body) if body else "Not measured yet (`results/digits/exit`)."
 
 
-def exits_cifar100() -> str:
-    """Accuracy and mean steps at some thresholds, and with a fixed number of steps."""
-    runs = {
-        "SSA": read("cifar100/exit/ssa_strong_70.json"),
-        "LRF-Dyn": read("cifar100/exit/lrf_dyn_omega5_strong_70.json"),
-    }
-    if not all(runs.values()):
-        return "Not measured yet (`results/cifar100/exit`)."
-    head = ["", *(f"{name}, {what}" for name in runs for what in ("accuracy", "mean steps"))]
-    rows = {f"threshold {t:g}": [row for found in runs.values() for row in found["curve"] if row["threshold"] == t]
-            for t in (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)}  # fmt: skip
-    rows |= {
-        f"{step} of 4 steps for all": [found["steps"][step - 1] for found in runs.values()] for step in range(1, 5)
-    }
-    cells = {name: [f for row in found for f in (f"{row['top1']:.2f} %", f"{row['mean_steps']:.2f}")]
-             for name, found in rows.items()}  # fmt: skip
-    return table(head, [[name, *found] for name, found in cells.items()], numbers=True)
-
-
 def draw() -> None:
     from lrfdyn.analysis.report.drawings import plot_memory
 
@@ -182,5 +163,4 @@ PARTS = {
     "export_matrix": export_matrix,
     "export_runs": export_runs,
     "exits_digits": exits_digits,
-    "exits_cifar100": exits_cifar100,
 }
