@@ -225,7 +225,7 @@ def test_exported_file(place, onnx_file, capsys):
     assert predictor.facts["preprocessing"] is None
     for option, words in (
         (["--exit", "0.9"], "exit: only in torch, got onnx, which computes all time steps"),
-        (["--steps"], "computes all time steps of a layer at once"),
+        (["--steps"], "gives the logits of all steps"),
     ):
         assert main(["predict", str(paths[0]), "--model", str(onnx_file), *option]) == 2
         assert words in capsys.readouterr().err
@@ -278,7 +278,7 @@ def test_a_network_that_sees_all_frames_at_once(place, tmp_path, capsys):
         assert scores(record) == pytest.approx(model(frames_of([path]))[0].softmax(0).tolist(), abs=1e-5)
     assert "steps" not in record
     for option, words in (
-        (["--steps"], "computes all time steps"),
+        (["--steps"], "gives the logits of all steps"),
         (["--exit", "1"], "a network without spikes has no membranes"),
     ):
         assert main(["predict", str(path), "--model", str(tmp_path), *option]) == 2

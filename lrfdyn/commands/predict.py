@@ -94,7 +94,7 @@ def classify(args: argparse.Namespace) -> Found:
     for option in ("out", "flip", "window"):
         require(not getattr(args, option), f"{option}: only with --task segmentation")
     predictor = Predictor.open(args.model, args.runtime, args.device, exit=args.exit)
-    one = "takes images" if predictor.framing is None else "computes all time steps of a layer at once"
+    one = "takes images" if predictor.framing is None else "gives the logits of all steps at once"
     for option in ("steps", "page"):
         asked = bool(getattr(args, option))
         require(predictor.follows or not asked, f"{option}: only for recordings in torch; {args.model} {one}")

@@ -124,8 +124,8 @@ class Predictor:
         if wanted == "torch":
             runner = TorchRunner(source, device, exit)
         else:
-            whole = f"exit: only in torch, got {wanted}, which computes all time steps of a layer at once"
-            require(exit is None, whole)
+            whole = "" if wanted == "nir" else ", which computes all time steps of a layer at once"
+            require(exit is None, f"exit: only in torch, got {wanted}{whole}")
             ending = EXPORTED[wanted]
             made_by = f"lrfdyn export MODEL --format {wanted} --out FILE{ending} makes one"
             require(source.kind == wanted, f"runtime: {wanted} runs {ending} files, got {model}; {made_by}")
