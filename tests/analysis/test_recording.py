@@ -46,7 +46,9 @@ def test_numbers_are_those_of_the_parallel_pass(host, kind):
     model = trained(host, kind).double()
     assert model.framing is not None
     frames = model.framing.frames(recording(1, 4000)).double()
-    found, film = follow_recording(model, frames), frames.unsqueeze(1)
+    found, film = follow_recording(model.train(), frames), frames.unsqueeze(1)
+    assert model.training, "a measurement leaves the model as it was"
+    model.eval()
     alone = torch.tensor(found["step_logits"], dtype=torch.float64)
     torch.testing.assert_close(alone, model.forward_steps(film)[:, 0], rtol=0, atol=1e-12)
     for steps in (1, 2, 3):

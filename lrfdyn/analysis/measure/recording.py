@@ -26,7 +26,8 @@ def follow_recording(model: SpikingModel, frames: Tensor) -> dict[str, Any]:
     """
     shape = list(frames.shape)
     require(len(shape) == 4 and shape[0] > 0, f"frames: expected those of one recording, [T, C, H, W], got {shape}")
-    stream = TimeStream(model)
+    with hooked(model, ()):  # in evaluation mode, as all measurements
+        stream = TimeStream(model)
     logits: list[list[float]] = []
     alone: list[list[float]] = []
     firing: dict[str, list[float]] = {}
