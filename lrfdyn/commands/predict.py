@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--top", type=int, default=5, help="how many classes to name")
     add("--batch", type=int, default=16, help="images at once")
     add("--exit", type=float, metavar="0..1", help="torch: stop at the time step at which this confidence is passed")
+    add("--threads", type=int, default=0, help="onnx: 0 takes all that there are; native: 0 takes one")
     add("--steps", action="store_true", help="recordings, torch: print every time step, as of a single recording")
     add("--page", type=Path, metavar="FILE", help="one recording, torch: write a page of its events, scores and firing")
     add("--device", help="of PyTorch; default: the GPU where there is one")
@@ -93,7 +94,7 @@ def taken(args: argparse.Namespace, record: dict[str, Any]) -> str:
 def classify(args: argparse.Namespace) -> Found:
     for option in ("out", "flip", "window"):
         require(not getattr(args, option), f"{option}: only with --task segmentation")
-    predictor = Predictor.open(args.model, args.runtime, args.device, exit=args.exit)
+    predictor = Predictor.open(args.model, args.runtime, args.device, args.threads, args.exit)
     one = "takes images" if predictor.framing is None else "gives the logits of all steps at once"
     for option in ("steps", "page"):
         asked = bool(getattr(args, option))
@@ -137,7 +138,7 @@ def segment(args: argparse.Namespace) -> Found:
     require(args.out is not None, "out: --task segmentation needs the folder that the maps go to")
     require(args.runtime in (None, "torch"), f"runtime: segmentation runs in torch, got {args.runtime!r}")
     require(args.exit is None, "exit: only with --task classification")
-    for option in ("steps", "page"):
+    for option in ("threads", "steps", "page"):
         require(not getattr(args, option), f"{option}: only with --task classification")
     paths, how = expand_files(args.files, PICTURES, "images"), {"flip": args.flip, "window": args.window}
     return "image", paths, predict_segmentation(args.model, paths, args.out, device=args.device, **how)
