@@ -19,7 +19,7 @@ from lrfdyn.data.recordings import READERS, read_events
 from lrfdyn.deploy.follow import Step
 from lrfdyn.deploy.predict import PICTURES, Predictor, expand_files
 from lrfdyn.errors import LrfdynError, require, unknown_name
-from lrfdyn.files import writable_folder, write_json
+from lrfdyn.files import expanded, writable_folder, write_json
 from lrfdyn.segmentation.predict import predict_segmentation
 
 Found = tuple[str, list[Path], Iterator[dict[str, Any]]]  # what the files are, these, and the record of each
@@ -55,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
         writable_folder(Path(args.json).parent, "json")  # told before the work is done
     if args.page is not None:
         writable_folder(args.page.parent, "page")
+    for file in args.files:
+        expanded(file, "files")  # told before a model is opened
     kind, paths, found = TASKS[args.task](args)
     records, bad = [], 0
     with bar(len(paths) > 1) as shown:
