@@ -34,6 +34,7 @@ from lrfdyn.io.hub import class_names_of
 from lrfdyn.sources import EXPORTED, Source, find_source
 
 RUNTIMES = ("torch", *EXPORTED)
+THREADED = ("onnx", "native")  # runtimes that can be told how many threads to take
 PICTURES = (*ENDINGS, ".gif", ".tif", ".tiff")  # of the files in a folder; files that are named may end in anything
 
 
@@ -109,17 +110,20 @@ class Predictor:
         """Opens the trained model or exported file that a path or name stands for (see `lrfdyn.sources`).
 
         `runtime` is "torch", "onnx", "executorch", "nir" or "native" (a folder of C, which is compiled when it is first
-        opened); without it the ending of the file says what runs it. `device` is PyTorch's, `threads` ONNX Runtime's
-        (0: as many as there are). `exit` is a confidence at which PyTorch stops (see `EarlyExit`).
+        opened); without it the ending of the file says what runs it. `device` is PyTorch's, `threads` those of ONNX
+        Runtime (0: as many as there are) and of the C (0: one). `exit` is a confidence at which PyTorch stops (see
+        `EarlyExit`).
 
             for record in Predictor.open("runs/cifar100").predict([Path("cat.png")], top=3):
                 print(record["predictions"])
         """
         if runtime not in (None, *RUNTIMES):
             raise unknown_name("runtime", runtime, RUNTIMES)
+        require_integer("threads", threads, 0)
         require(exit is None or 0 <= exit <= 1, f"exit: expected a number from 0 to 1, got {exit}")
         source = find_source(model)
         wanted = runtime or (source.kind if source.kind in EXPORTED else "torch")
+        require(not threads or wanted in THREADED, f"threads: only in {' and '.join(THREADED)}, got {wanted}")
         runner: Any
         if wanted == "torch":
             runner = TorchRunner(source, device, exit)
@@ -130,8 +134,12 @@ class Predictor:
             made_by = f"lrfdyn export MODEL --format {wanted} --out FILE{ending} makes one"
             require(source.kind == wanted, f"runtime: {wanted} runs {ending} files, got {model}; {made_by}")
             require(device is None, f"device: only for the torch runtime, got {device!r} with {wanted}")
-            others: dict[str, Any] = {"executorch": ExecutorchRunner, "nir": NirRunner, "native": NativeModel}
-            runner = OnnxRunner(source.path, threads) if wanted == "onnx" else others[wanted](source.path)
+            if wanted == "onnx":
+                runner = OnnxRunner(source.path, threads)
+            elif wanted == "native":
+                runner = NativeModel(source.path, threads=threads or 1)
+            else:
+                runner = {"executorch": ExecutorchRunner, "nir": NirRunner}[wanted](source.path)
         facts = runner.facts
         count: Any = facts.get("num_classes")
         require(isinstance(count, int) and count >= 1, f"model: the description of {model} says no num_classes")
