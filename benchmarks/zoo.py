@@ -51,6 +51,7 @@ from lrfdyn.training.tasks import build_data
 ROOT = Path(__file__).parents[1]
 RECIPE_FILE = "recipe.yaml"
 ENERGY_IMAGES = 64
+SAME = ("model", "attention", "dilations", "token", "data", "recipe", "epochs", "parameters", "precision")
 
 
 def integer_top1(model: SpikingModel, config: TrainConfig, count: int) -> tuple[float | None, str]:
@@ -67,11 +68,12 @@ def integer_top1(model: SpikingModel, config: TrainConfig, count: int) -> tuple[
     levels = shown.preprocessing.levels(shown.batches[0].numpy())
     with tempfile.TemporaryDirectory() as place:
         made = write_c(integer, Path(place) / "model.c", torch.from_numpy(levels[:4]), verify=True)
-        found = np.concatenate([NativeModel(made.path)(some) for some in np.array_split(levels, -(-count // 64))])
+        native = NativeModel(made.path)
+        found = np.concatenate([native(some) for some in np.array_split(levels, -(-count // 64))])
     return 100 * float((found.argmax(1) == shown.labels[0].numpy()).mean()), ""
 
 
-def measure(model: SpikingModel, config: TrainConfig, name: str) -> dict[str, Any]:
+def measure(model: SpikingModel, config: TrainConfig) -> dict[str, Any]:
     """What the index says of a model that is about to be stored, but for its files."""
     root = None if config.data.root is None else Path(config.data.root)
     data = build_data(config)
@@ -103,10 +105,8 @@ def read_logs(folders: Sequence[Path]) -> dict[int, tuple[Path, dict[str, Any]]]
         require(summary.get("top1") is not None, f"logs: {folder} has no summary.json of a classifier")
         require(summary["seed"] not in found, f"logs: seed {summary['seed']} is there twice")
         found[summary["seed"]] = (folder, summary)
-    same = {
-        (s["model"], s["attention"], s["data"], s["recipe"], s["epochs"], s["parameters"]) for _, s in found.values()
-    }
-    require(len(same) == 1, f"logs: expected runs that differ in their seed only, got {sorted(map(str, same))}")
+    same = {str([summary.get(key) for key in SAME]) for _, summary in found.values()}
+    require(len(same) == 1, f"logs: expected runs that differ in their seed only, got {' and '.join(sorted(same))}")
     return dict(sorted(found.items()))
 
 
@@ -118,26 +118,28 @@ def add(run: Path, logs: Sequence[Path], data_root: str | None, name: str | None
         seed in found and recipe is not None, f"run: {run} has no recipe, or a seed that is not in the logs: {seed}"
     )
     assert seed is not None
-    config = load_recipe(recipe, {} if data_root is None else {"data.root": data_root})
     log, summary = found[seed]
-    kept = load_recipe(log / RECIPE_FILE)
-    same = kept.fingerprint() == config.fingerprint()
+    values = load_recipe(recipe)
+    require(values.data.held_out is None, f"run: {run} has held out training images, and so was not tested on others")
+    same = load_recipe(log / RECIPE_FILE).fingerprint() == values.fingerprint()
     require(same, f"logs: {log} has other settings than {run}")
+    # Measured in float32 on this machine's data, whatever the run had.
+    config = load_recipe(recipe, {"run.precision": "fp32", **({} if data_root is None else {"data.root": data_root})})
     if summary["data"] not in TERMS:
         raise unknown_name("data: add its terms to benchmarks/zoo_card.py", summary["data"], TERMS)
     model = source.load().float()
     name = name or f"{type(model).__name__.lower()}_{summary['data']}_{summary['attention'] or 'none'}"
     require(name not in list_models(), f"name: {name} is the name of a network")
-    facts = measure(model, config, name) | {"float32": top1(config, model, name)}
+    facts = measure(model, config) | {"float32": top1(config, model, name)}
     distance = abs(facts["float32"] - summary["top1"])  # another machine may round a few images over
     require(distance <= 0.5, f"logs: {log} says {summary['top1']:.2f} %, the model has {facts['float32']:.2f} %")
     folder = weights / name
     shutil.rmtree(folder, ignore_errors=True)
     about = f"Trained on {summary['data']} by `{summary['command']}`: top-1 {summary['top1']:.2f} % after training."
     model.save_pretrained(folder, description=about, source=f"{OWNER}/{name}", dtype=torch.bfloat16)
-    values = config.as_dict()
-    values["data"] |= {"root": None}  # that of this machine is nobody else's
-    (folder / RECIPE_FILE).write_text(dump_yaml(values), encoding="utf-8")
+    written = values.as_dict()
+    written["data"]["root"] = None  # that of this machine is nobody else's
+    (folder / RECIPE_FILE).write_text(dump_yaml(written), encoding="utf-8")
     stored = from_pretrained(folder, host=SpikingModel)
     facts["bf16"] = top1(config, stored, name)
     facts["integer"], why = integer_top1(stored, config, facts["test_images"])
@@ -147,6 +149,7 @@ def add(run: Path, logs: Sequence[Path], data_root: str | None, name: str | None
         recipe=summary["recipe"],
         epochs=summary["epochs"],
         seed=seed,
+        precision=summary["precision"],
         top1={str(number): s["top1"] for number, (_, s) in found.items()},
         logs=tuple(place.resolve().relative_to(ROOT).as_posix() for place, _ in found.values()),
         files={path.name: {"sha256": file_digest(path), "bytes": path.stat().st_size} for path in paths},
@@ -161,6 +164,9 @@ def add(run: Path, logs: Sequence[Path], data_root: str | None, name: str | None
 
 def store_entry(entry: Pretrained, index: Path) -> None:
     known = read_json(index, "index")["models"] if index.is_file() else {}
+    for other, facts in known.items():
+        alike = all(facts[key] == getattr(entry, key) for key in ("model", "attention", "data"))
+        require(not alike or other == entry.name, f"name: {other} is of the same network, attention and data")
     known[entry.name] = {key: value for key, value in dataclasses.asdict(entry).items() if key != "name"}
     write_json(index, {"format": 1, "models": dict(sorted(known.items()))})
     read_index.cache_clear()

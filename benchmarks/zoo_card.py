@@ -46,7 +46,7 @@ def card_text(entry: Pretrained, command: str, no_integer: str) -> str:
     error = 100 * math.sqrt(share * (1 - share) / entry.test_images)
     integer = no_integer if entry.integer is None else f"{entry.integer:.2f} %"
     rows = {
-        f"top-1, float32, {over}": f"{entry.mean:.2f}{spread} %",
+        f"top-1 after training ({entry.precision}), {over}": f"{entry.mean:.2f}{spread} %",
         "top-1 of these weights as they were trained, float32": f"{entry.float32:.2f} %",
         "top-1 of these weights as they are stored, bf16": f"{entry.bf16:.2f} %",
         "top-1 of what is stored, in integers": integer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ import torch
 
 import lrfdyn
 from benchmarks import zoo as script
+from benchmarks.zoo_card import TERMS
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import read_json
@@ -79,7 +81,7 @@ def test_numbers_are_those_of_the_logs(name):
     assert entry.top1 == {str(summary["seed"]): summary["top1"] for summary in summaries}
     assert str(entry.seed) == next(iter(entry.top1))  # the first and not the best
     for summary in summaries:
-        for key in ("model", "attention", "data", "recipe", "epochs", "parameters"):
+        for key in ("model", "attention", "data", "recipe", "epochs", "parameters", "precision"):
             assert summary[key] == getattr(entry, key), key
     assert entry.mean == statistics.mean(entry.top1.values())
     assert abs(entry.float32 - entry.top1[str(entry.seed)]) <= 0.5
@@ -92,7 +94,15 @@ def test_numbers_are_those_of_the_logs(name):
 def test_cards_say_what_the_index_says(name):
     entry, card = ENTRIES[name], (WEIGHTS / name / CARD_FILE).read_text()
     digest = entry.files[WEIGHTS_FILE]["sha256"]
-    for text in (digest, f"{entry.mean:.2f}", f"{entry.bf16:.2f} %", "Apache-2.0", "CC BY", *entry.logs, "## Limits"):
+    for text in (
+        digest,
+        f"{entry.mean:.2f}",
+        f"{entry.bf16:.2f} %",
+        "Apache-2.0",
+        TERMS[entry.data][1],
+        *entry.logs,
+        "## Limits",
+    ):
         assert text in card, text
     integer = "in integers | none: it takes event frames" if entry.integer is None else f"{entry.integer:.2f} %"
     assert integer in card
@@ -162,6 +172,14 @@ def test_add_wants_the_logs_of_the_run(run, tmp_path):
         script.add(run, [other], **where)
     with pytest.raises(LrfdynError, match="name: spikformer_4_384 is the name of a network"):
         script.add(run, [run], **{**where, "name": "spikformer_4_384"})
+
+
+def test_a_network_attention_and_data_are_one_model(tmp_path):
+    entry = ENTRIES[NAME]
+    for name in ("first", "first"):  # again: it takes its own place
+        script.store_entry(dataclasses.replace(entry, name=name), tmp_path / "zoo.json")
+    with pytest.raises(LrfdynError, match="name: first is of the same network, attention and data"):
+        script.store_entry(dataclasses.replace(entry, name="second"), tmp_path / "zoo.json")
 
 
 @stored

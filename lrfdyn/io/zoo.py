@@ -40,8 +40,9 @@ class Pretrained:
     recipe: str
     epochs: float
     seed: int  # of the weights that are stored
-    top1: Mapping[str, float]  # by seed, float32
-    float32: float  # of the stored seed: the weights as they were trained,
+    precision: str  # that it was trained with
+    top1: Mapping[str, float]  # by seed, after training and with its precision
+    float32: float  # of the stored seed, all computed in float32: the weights as they were trained,
     bf16: float  # as they are stored, rounded to bfloat16,
     integer: float | None  # and made integers of what is stored; None where the model has no such form
     train_images: int
