@@ -1,9 +1,11 @@
 """Data sets."""
 
-from lrfdyn.data import decode, events, resident, shards  # noqa: F401  they register themselves
+from lrfdyn.data import decode, events, pets, resident, shards, tiny_imagenet  # noqa: F401  they register themselves
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.base import DATA, Batch, DataSource, create_data, data_class, register_data
 from lrfdyn.data.events import EventData
+from lrfdyn.data.manifest import Manifest, Shard, check_shards
+from lrfdyn.data.pack import pack_shards
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.data.recordings import Events, Framing, integrate, read_events
 
@@ -15,10 +17,14 @@ __all__ = [
     "EventData",
     "Events",
     "Framing",
+    "Manifest",
     "Preprocessing",
+    "Shard",
+    "check_shards",
     "create_data",
     "data_class",
     "integrate",
+    "pack_shards",
     "read_events",
     "register_data",
 ]

@@ -54,6 +54,14 @@ def load_in_order(load: Callable[..., Any], items: Sequence[Any], workers: int, 
         yield batch
 
 
+def load_parts(load: Callable[..., Any], count: int, together: int, workers: int | None) -> Iterator[Any]:
+    """`load(numbers)` for the numbers 0..count - 1 in parts of at most `together`, by `workers` processes (None: one a
+    core)."""
+    parts = np.split(np.arange(count), range(together, count, together))
+    workers = (os.cpu_count() or 1) if workers is None else workers
+    return load_in_order(load, parts, workers if len(parts) > 1 else 0, torch.device("cpu"))
+
+
 def _load(load: Callable[..., Any], item: Any) -> Any:
     """An error of a worker process would be told with its traceback; a returned one is raised by the run."""
     try:

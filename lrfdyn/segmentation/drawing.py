@@ -12,7 +12,7 @@ import numpy as np
 
 from lrfdyn.data.preprocess import scaled_size
 from lrfdyn.errors import needs
-from lrfdyn.segmentation.data import CLASSES, IGNORED
+from lrfdyn.segmentation.pairs import CLASSES, IGNORED
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -17,10 +17,11 @@ from lrfdyn.data.preprocess import IMAGENET_DEVIATION, IMAGENET_MEAN, open_pictu
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.files import writable_folder, write_atomic
-from lrfdyn.segmentation.data import IGNORED, Pair, find_pairs, read_pair
+from lrfdyn.segmentation.data import find_pairs
 from lrfdyn.segmentation.drawing import blend, class_shares, grid, legend, mask_image, overlay, pillow
 from lrfdyn.segmentation.inference import best_class, segment
 from lrfdyn.segmentation.model import Segmenter
+from lrfdyn.segmentation.pairs import IGNORED, Pair, read_pair
 from lrfdyn.sources import find_source
 
 MOST_PIXELS = 2**24  # that the network sees at once: its scores are 150 numbers a pixel

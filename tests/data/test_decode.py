@@ -233,7 +233,7 @@ def test_the_index_of_a_shard_is_kept_and_made_again(tmp_path: Path, monkeypatch
     write_shards(tmp_path)
     scanned = []
     scan = shards._scan
-    monkeypatch.setattr(shards, "_scan", lambda path: scanned.append(path.name) or scan(path))
+    monkeypatch.setattr(shards, "_scan", lambda path, masks: scanned.append(path.name) or scan(path, masks))
     first = create_data("webdataset", tmp_path, RESIZED).splits["train"]
     assert sorted(scanned) == ["train-0.tar", "train-1.tar", "train-2.tar", "val-0.tar"]
     scanned.clear()
