@@ -86,7 +86,8 @@ def predict_segmentation(
             yield {"image": str(path), "error": reason(error)}
             continue
         mask, classes = predict_mask(network, image, window=window, flip=flip), network.num_classes
-        pictures = {"mask": mask_image(mask, classes), "overlay": overlay(image, mask, classes)}
+        own = network.class_names
+        pictures = {"mask": mask_image(mask, classes), "overlay": overlay(image, mask, classes, own)}
         files = {kind: out / f"{name}_{kind}.png" for kind in pictures}
         try:
             for kind, file in files.items():
@@ -94,7 +95,7 @@ def predict_segmentation(
         except OSError as error:
             raise LrfdynError(f"out: cannot write in {out} ({error.strerror or error})") from None
         written = {"image": str(path), **{kind: str(file) for kind, file in files.items()}}
-        yield {**written, "width": image.width, "height": image.height, "classes": class_shares(mask, classes)}
+        yield {**written, "width": image.width, "height": image.height, "classes": class_shares(mask, classes, own)}
 
 
 def choose_pairs(root: Path, names: Sequence[str] = (), count: int = 4) -> list[Pair]:
@@ -119,7 +120,7 @@ def segmentation_figure(
     networks = {title: load_segmenter(m, device) if isinstance(m, str) else m for title, m in models.items()}
     counts = {network.num_classes for network in networks.values()}
     require(len(counts) == 1, f"models: expected the same number of classes in all, got {sorted(counts)}")
-    (classes,) = counts
+    (classes,), named = counts, next(iter(networks.values())).class_names
     accuracy: dict[str, list[float]] = {title: [] for title in networks}
     rows, captions = [], []
     for pair in pairs:
@@ -128,7 +129,7 @@ def segmentation_figure(
         masks = [predict_mask(network.eval(), image) for network in networks.values()]
         for values, mask in zip(accuracy.values(), masks, strict=True):
             values.append(100 * float((mask == truth)[labelled].mean()) if labelled.any() else float("nan"))
-        names = legend(np.stack([truth, *masks]), classes, 300, limit=12, percent=False)
+        names = legend(np.stack([truth, *masks]), classes, 300, limit=12, percent=False, names=named)
         rows.append([image, *(blend(image, mask, classes) for mask in (truth, *masks)), names])
         correct = ", ".join(f"{title} {values[-1]:.1f} %" for title, values in accuracy.items())
         captions.append(f"{pair.image.stem}: correct pixels {correct}")
