@@ -43,7 +43,7 @@ def cached_array(
     path: Path, facts: Mapping[str, Any], make: Callable[[], Iterable[np.ndarray]], what: str
 ) -> np.ndarray:
     """The numbers in `path` where they are made of `facts`, JSON that has their `shape`; else `make()` gives them in
-    parts, and they are written first. `what` they are is for the message. To write into them changes a copy."""
+    parts, and they are written first. `what` they are is for the message."""
     facts = {"format": FORMAT, **facts}
     while (array := _mapped(path, facts)) is None:
         try:
@@ -65,7 +65,7 @@ def _mapped(path: Path, facts: Mapping[str, Any]) -> np.ndarray | None:
         width = np.dtype(stated.pop("width", ""))
         whole = path.stat().st_size == HEAD + math.prod(facts["shape"]) * width.itemsize
         known = stated == facts and whole and width.name in WIDTHS
-        return np.memmap(path, width, "c", HEAD, tuple(facts["shape"])) if known else None
+        return np.memmap(path, width, "r", HEAD, tuple(facts["shape"])) if known else None
     except (OSError, TypeError, ValueError):
         return None
 

@@ -4,6 +4,7 @@ served from the device's memory."""
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -84,7 +85,8 @@ class DecodedOnce(NumberedData):
 
     def load(self, split: str, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         if device not in self._resident:
-            with torch.inference_mode(False):  # they stay, for training too
+            with torch.inference_mode(False), warnings.catch_warnings():  # they stay, for training too
+                warnings.simplefilter("ignore", UserWarning)  # levels that are mapped cannot be written; nobody does
                 both = torch.from_numpy(self.levels()), torch.from_numpy(self.labels)
                 self._resident[device] = both[0].to(device), both[1].to(device)
         levels, labels = self._resident[device]

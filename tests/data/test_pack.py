@@ -10,12 +10,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from lrfdyn.cli import main
 from lrfdyn.data import Augmentation, check_shards, create_data, pack, pack_shards
 from lrfdyn.data.pack import grouped, tar_bytes
+from lrfdyn.data.resident import ResidentData
 from lrfdyn.errors import LrfdynError
-from tests.data.make import EVERYTHING, assert_equal, jpeg, write_cifar, write_folder, write_pets, write_tiny_imagenet
+from tests.data.make import (
+    EVERYTHING,
+    assert_equal,
+    jpeg,
+    levels,
+    write_cifar,
+    write_folder,
+    write_pets,
+    write_tiny_imagenet,
+)
 from tests.data.recordings import write_nmnist
 
 Image = pytest.importorskip("PIL.Image")
@@ -247,12 +258,14 @@ def test_recordings_have_no_pictures(tmp_path: Path) -> None:
         packed(tmp_path / "data", tmp_path / "out", "nmnist")
 
 
-def test_digits_are_stored_in_colour(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    source = create_data("digits", None, NONE)
-    manifest = pack_shards(source, tmp_path / "out", name="digits", workers=0)
+def test_grey_pictures_are_stored_in_colour(tmp_path: Path) -> None:
+    class Grey(ResidentData):
+        num_classes, mean, deviation = 2, (0.4,), (0.3,)
+
+    split = levels(6, 1, 16, 16), torch.arange(6) % 2
+    manifest = pack_shards(Grey(split, split, NONE), tmp_path / "out", name="grey", quality=100, workers=0)
     assert check_shards(tmp_path / "out") == manifest
-    assert manifest.mean == list(source.mean) * 3
-    found = create_data("webdataset", tmp_path / "out", NONE).picture("test", 3)[0]
-    assert found.shape == (8, 8, 3)
-    assert np.abs(found.astype(int) - source.picture("test", 3)[0]).mean() < 8
+    assert (manifest.mean, manifest.class_names) == ([0.4] * 3, None)
+    found, label = create_data("webdataset", tmp_path / "out", NONE).picture("test", 3)
+    assert label == 1
+    assert np.abs(found.astype(int) - split[0][3].permute(1, 2, 0).numpy()).max() <= 2
