@@ -175,8 +175,9 @@ def _whole_shards(part: Path, wanted: dict[str, Any], restart: bool) -> list[Sha
             if not file.is_file() or file.stat().st_size != shard.bytes:
                 break
             shards.append(shard)
+    kept_names = {shard.name for shard in shards} | ({PROGRESS} if shards else set())
     for entry in part.iterdir():
-        if entry.name not in {shard.name for shard in shards}:
+        if entry.name not in kept_names:
             rmtree(entry) if entry.is_dir() else entry.unlink()
     return shards
 

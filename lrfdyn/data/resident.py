@@ -59,7 +59,7 @@ class ResidentData(DataSource):
 
     def picture(self, split: str, index: int) -> tuple[np.ndarray, int]:
         images, labels = self.splits[split]
-        return images[index].permute(1, 2, 0).byte().cpu().numpy(), int(labels[index])
+        return images[index].permute(1, 2, 0).float().round().clamp(0, 255).byte().cpu().numpy(), int(labels[index])
 
 
 @register_data("digits")

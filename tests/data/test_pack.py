@@ -122,7 +122,7 @@ def test_an_interrupted_pack_goes_on(pets: Path, tmp_path: Path, monkeypatch: py
         return encode_some
 
     monkeypatch.setattr(pack, "TOGETHER", 8)
-    for count in (50, 30):
+    for count in (50, 30, 1):
         monkeypatch.setattr(pack, "encode", stop_at(count))
         seen.clear()
         with pytest.raises(KeyboardInterrupt):
