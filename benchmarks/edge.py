@@ -5,9 +5,10 @@
 
 Every runtime and number of threads has a process of its own, which is bound to as many cores. `ms` is wall time: each
 of --timed images is shown in turn for --seconds, and the least time of each image enters the mean; `median_ms` is over
-all calls. `ram_kib` is memory besides weights: of the C engine, the static memory that was planned; of the others, how
-far the first two images raised the peak of resident memory above what was resident once the model was loaded, pages of
-files left out. `file_mib` is the file that is shipped: for C the compiled library, for PyTorch its weights.
+all calls. `ram_kib` is memory besides weights: of the C engine, the static memory that was planned for so many threads;
+of the others, how far the first two images raised the peak of resident memory above what was resident once the model
+was loaded, pages of files left out. `file_mib` is the file that is shipped: for C the compiled library, for PyTorch its
+weights.
 
 `top1` is over --images test images, spread evenly, once for all numbers of threads. `bit_exact` says whether all logits
 are the same bits as those of the definition: for what runs in integers the integer model, for the others PyTorch in
@@ -20,7 +21,7 @@ float32 on one core, of which itself it is not said. The runtimes:
 - onnxruntime integer: the file of `lrfdyn export --integer`
 - openvino float32, and openvino bfloat16, which it takes by itself where the processor has it
 - pytorch float32: eager, norms folded
-- lrfdyn C: the integer model as C, compiled here, on one core
+- lrfdyn C: the integer model as C, compiled here; with more than one thread by a compiler with OpenMP
 
 A package that is not installed is said and left out. Names of models stand for random weights with the norms'
 statistics of random images; they see random pictures and have no top1. `firing_rate` is the share of 1 among all spikes
@@ -65,6 +66,7 @@ from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy import IntegerModel, NativeModel, export_model, load_integer, quantize, write_c, write_integer_onnx
 from lrfdyn.deploy.c.native import OPTIONS, SOURCES, build_library, find_compiler
 from lrfdyn.deploy.c.plan import Planner
+from lrfdyn.deploy.c.write import WrittenC
 from lrfdyn.deploy.export.formats import INPUT, ExecutorchRunner
 from lrfdyn.deploy.export.write import settle_norms
 from lrfdyn.deploy.integer.operations import MOST, Fire, Levels
@@ -153,9 +155,7 @@ RUNTIMES = {
     "executorch float32": Runtime(
         "executorch", "model.pte", lambda path, threads: ExecutorchRunner(path), most_threads=1
     ),
-    "lrfdyn C": Runtime(
-        "lrfdyn", "model.c", lambda path, threads: NativeModel(path, OPTIONS), integer=True, most_threads=1
-    ),
+    "lrfdyn C": Runtime("lrfdyn", "model.c", lambda path, threads: NativeModel(path, OPTIONS, threads), integer=True),
 }
 
 
@@ -228,8 +228,8 @@ def quantize_float(source: Path, out: Path, images: np.ndarray) -> None:
     logging.disable(logging.NOTSET)
 
 
-def write_files(model: SpikingModel, integer: IntegerModel, folder: Path, levels: Tensor, files: set[str]) -> int:
-    """Writes `files` of a model, and the images as they take them. Returns the bytes of memory that the C has."""
+def write_files(model: SpikingModel, integer: IntegerModel, folder: Path, levels: Tensor, files: set[str]) -> WrittenC:
+    """Writes `files` of a model, and the images as they take them. Returns the folder of C."""
     preprocessing = Preprocessing.from_dict(integer.facts["preprocessing"], "model")
     mean, std = (torch.tensor(v).reshape(-1, 1, 1) for v in (preprocessing.mean, preprocessing.std))
     images = ((levels / 255 - mean) / std).numpy()
@@ -245,9 +245,7 @@ def write_files(model: SpikingModel, integer: IntegerModel, folder: Path, levels
         write_integer_onnx(integer, folder / "integer.onnx", levels[:1])
     if "model.pte" in files:
         export_model(model, folder / "model.pte", random_images=1, most_images=1)
-    written = write_c(integer, folder / "model.c", levels[:1])
-    build_library(folder / "model.c", OPTIONS)
-    return written.memory_bytes
+    return write_c(integer, folder / "model.c", levels[:1])
 
 
 def firing_rate(model: IntegerModel, images: Tensor) -> float:
@@ -266,8 +264,8 @@ def version(package: str) -> str:
     return " ".join([said.partition("\n")[0], *OPTIONS])
 
 
-def file_bytes(path: Path) -> int:
-    return (build_library(path, OPTIONS) if path.is_dir() else path).stat().st_size
+def file_bytes(path: Path, threads: int) -> int:
+    return (build_library(path, OPTIONS, threads) if path.is_dir() else path).stat().st_size
 
 
 def compare(folder: Path, name: str, threads: int, definition: np.ndarray) -> bool | None:
@@ -292,7 +290,7 @@ def measure_model(source: str, names: Sequence[str], folder: Path, options: Any)
         settle_norms(model)
     integer = quantize(model, weights=found.origin if found.trained else "random weights")
     levels, labels = pictures(integer, options, found.trained)
-    arena = write_files(model, integer, folder, levels, {RUNTIMES[name].file for name in names})
+    written = write_files(model, integer, folder, levels, {RUNTIMES[name].file for name in names})
     definition = integer(levels).numpy()
     rate = firing_rate(integer, levels[: options.timed])
     facts = {"benchmark": "edge", "model": integer.facts["model"], "attention": integer.facts["attention"]}
@@ -303,10 +301,10 @@ def measure_model(source: str, names: Sequence[str], folder: Path, options: Any)
         with common.attempt(f"{source} {name} {threads}"):
             record = in_own_process(name, folder, threads, options, threads == most[name])
             path = folder / RUNTIMES[name].file
-            record |= {"file_mib": file_bytes(path) / 2**20, "threads": threads}
+            record |= {"file_mib": file_bytes(path, threads) / 2**20, "threads": threads}
             record["runtime_version"] = version(RUNTIMES[name].package)
             if path.is_dir():
-                record["ram_kib"] = arena / 1024
+                record["ram_kib"] = (written.memory_bytes + (threads - 1) * written.thread_bytes) / 1024
             rows.append({**facts, "runtime": name, **record})
             print(
                 f"{time.perf_counter() - started:4.0f} s",

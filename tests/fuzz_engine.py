@@ -5,7 +5,8 @@
 Random networks with every kind of operation are written as C and called with pictures of all kinds at any address, with
 null pointers and with wrong sizes. A call returns the code that it must, reads and writes nothing outside of its
 buffers, and gives the logits of the definition bit for bit. The engine reads no files: a model is compiled in, so that
-pictures and sizes are all that comes from outside. The exit code is 1 where something was found.
+pictures and sizes are all that comes from outside. Where the compiler has OpenMP, networks run with one, two and three
+threads in turn. The exit code is 1 where something was found.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lrfdyn.deploy.c.native import find_compiler
+from lrfdyn.deploy.c.native import find_compiler, openmp
 from lrfdyn.deploy.c.write import kernel_text, write_c
 from lrfdyn.deploy.integer.program import IntegerModel
 from tests.deploy.programs import any_model
@@ -31,6 +32,15 @@ from tests.deploy.programs import any_model
 HARNESS = Path(__file__).with_suffix(".c")
 SANITIZED = ("-std=c99", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 VECTORS = ((), ("-march=native",))  # the plain form of the kernels, and that of this machine
+
+
+def has_openmp() -> bool:
+    """Whether the compiler can build programs of several threads."""
+    compiler, program = find_compiler(), "int main(void) { return 0; }"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(compiler), "-fopenmp", "-include", "omp.h", "-x", "c", "-", "-o", "program"]
+        done = compiler and subprocess.run(command, cwd=folder, input=program, capture_output=True, text=True)
+    return bool(done) and done.returncode == 0
 
 
 def compile_kernels(folder: Path, options: Sequence[str]) -> Path:
@@ -42,11 +52,14 @@ def compile_kernels(folder: Path, options: Sequence[str]) -> Path:
     return folder / "kernels.o"
 
 
-def fuzz(model: IntegerModel, kernels: Path, folder: Path, cases: int, seed: int) -> tuple[str | None, int]:
+def fuzz(
+    model: IntegerModel, kernels: Path, folder: Path, cases: int, seed: int, threads: int = 1
+) -> tuple[str | None, int]:
     """What was found in so many calls, or None, and how many gave logits."""
     made = write_c(model, folder / f"{seed}.c").path
     sources = [str(HARNESS), "lrfdyn_model.c", str(kernels)]
-    command = [str(find_compiler()), *SANITIZED, "-O0", "-I.", *sources, "-o", "fuzz"]
+    flags = [*SANITIZED, "-O0", "-I.", *(openmp(threads) if threads > 1 else ())]
+    command = [str(find_compiler()), *flags, *sources, "-o", "fuzz"]
     subprocess.run(command, cwd=made, check=True, capture_output=True)
     done = subprocess.run(["./fuzz", str(cases), str(seed)], cwd=made, capture_output=True)
     if done.returncode:
@@ -67,7 +80,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     start, findings, compared, calls = time.perf_counter(), 0, 0, 0
-    each = -(-arguments.cases // arguments.networks)
+    each, most_threads = -(-arguments.cases // arguments.networks), 3 if has_openmp() else 1
     with tempfile.TemporaryDirectory() as place:
         for options in VECTORS:
             folder = Path(place) / ("native" if options else "plain")
@@ -77,10 +90,12 @@ def main() -> int:
                 if seed % len(VECTORS) != VECTORS.index(options):
                     continue
                 model = any_model(seed // len(VECTORS), 1 + seed * 3 % 8)
-                found, count = fuzz(model, kernels, folder, each, seed)
+                threads = 1 + seed // len(VECTORS) % most_threads
+                found, count = fuzz(model, kernels, folder, each, seed, threads)
                 compared, calls, findings = compared + count, calls + each, findings + (found is not None)
                 if found:
-                    print(f"network {seed} ({' '.join(options) or 'plain'}): {found}", flush=True)
+                    how = f"{' '.join(options) or 'plain'}, threads: {threads}"
+                    print(f"network {seed} ({how}): {found}", flush=True)
     seconds = time.perf_counter() - start
     print(f"{calls} calls of the C engine, {compared} pictures compared, {findings} findings, {seconds:.0f} s")
     return 1 if findings else 0

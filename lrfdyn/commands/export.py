@@ -70,13 +70,16 @@ def run(args: argparse.Namespace) -> None:
     how = {"images": images, "random_images": args.check, "most_images": args.max_batch, "tolerance": args.tolerance}
     kind = {"format": args.format, "frames": args.frames, "dense": args.dense}
     made = export_model(model, args.out, weights=weights, **kind, **how)
-    size, assumed = made.bytes / MIB, model.preprocessing is None and not args.frames
+    films = args.frames or (made.format == "nir" and model.framing is not None)
+    size, assumed = made.bytes / MIB, model.preprocessing is None and not films
     if args.json:
         facts = {"file": str(made.path), "format": made.format, "weights": weights, "file_mib": size}
         print_json({**facts, "preprocessing_assumed": assumed, **asdict(made.check)})
         return
     print(f"{made.path}: {made.format}, {size:.1f} MiB")
     print(f"verified on {made.check}")
+    if model.framing is not None and not films:
+        print("the model was trained on recordings: a file that takes them is written with --frames")
     print_remarks(source, assumed)
 
 

@@ -1,6 +1,7 @@
-"""Say what is in images: class names and scores, from a trained model or an exported file.
+"""Say what is in images, or in recordings of an event camera: class names and scores, from a model or an exported file.
 
-IMAGE is a file, a folder or a pattern. Images that cannot be read are named, the others go on; the exit code is then 1.
+FILE is a file, a folder or a pattern: of recordings where the model was trained on these, else of images. Files that
+cannot be read are named, the others go on; the exit code is then 1. A recording is followed step by step.
 """
 
 from __future__ import annotations
@@ -8,19 +9,24 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lrfdyn.commands.shared import bar, print_json
-from lrfdyn.deploy.predict import Predictor, expand_images
+from lrfdyn.data.recordings import READERS
+from lrfdyn.deploy.follow import Step
+from lrfdyn.deploy.predict import PICTURES, Predictor, expand_files
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.files import writable_folder, write_json
 from lrfdyn.segmentation.predict import predict_segmentation
 
+Found = tuple[str, list[Path], Iterator[dict[str, Any]]]  # what the files are, these, and the record of each
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("images", nargs="+", metavar="IMAGE", help="files, folders and patterns such as 'photos/*.jpg'")
+    add("files", nargs="+", metavar="FILE", help="files, folders and patterns such as 'photos/*.jpg'")
     add(
         "--model",
         required=True,
@@ -30,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--top", type=int, default=5, help="how many classes to name")
     add("--batch", type=int, default=16, help="images at once")
     add("--exit", type=float, metavar="0..1", help="torch: stop at the time step at which this confidence is passed")
+    add("--threads", type=int, default=0, help="onnx: 0 takes all that there are; native: 0 takes one")
+    add("--steps", action="store_true", help="recordings, torch: print every time step, as of a single recording")
     add("--device", help="of PyTorch; default: the GPU where there is one")
     add("--json", metavar="FILE|-", help="write JSON to a file, or to the output instead of text")
     add("--task", default="classification", metavar="classification|segmentation", help="what the model does")
@@ -43,20 +51,17 @@ def run(args: argparse.Namespace) -> int:
         raise unknown_name("task", args.task, TASKS)
     if args.json not in (None, "-"):
         writable_folder(Path(args.json).parent, "json")  # told before the work is done
-    paths = expand_images(args.images)
-    found = TASKS[args.task](args, paths)
+    kind, paths, found = TASKS[args.task](args)
     records, bad = [], 0
     with bar(len(paths) > 1) as shown:
-        for record in shown.track(found, total=len(paths), description="images"):
+        for record in shown.track(found, total=len(paths), description=f"{kind}s"):
             records.append(record)
             if "error" in record:
                 bad += 1
-                print(f"lrfdyn predict: cannot read {record['image']} ({record['error']})", file=sys.stderr)
+                print(f"lrfdyn predict: cannot read {record[kind]} ({record['error']})", file=sys.stderr)
             elif args.json != "-":
-                best = (f"{p['name']} {p['score']:.1%}" for p in record.get("predictions", ()))
-                steps = f" (time step {record['steps']})" if "steps" in record else ""
-                print(f"{record['image']}: {record.get('overlay') or ', '.join(best)}{steps}")
-    result = {"model": args.model, "task": args.task, "unreadable": bad, "images": records}
+                print(f"{record[kind]}: {record.get('overlay') or named(record)}{taken(args, record)}")
+    result = {"model": args.model, "task": args.task, "unreadable": bad, f"{kind}s": records}
     if args.json == "-":
         print_json(result)
     elif args.json:
@@ -65,28 +70,53 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise LrfdynError(f"json: cannot write {args.json} ({error.strerror})") from None
     if bad:
-        print(f"lrfdyn predict: {bad} of {len(records)} images could not be read", file=sys.stderr)
+        print(f"lrfdyn predict: {bad} of {len(records)} {kind}s could not be read", file=sys.stderr)
     return 1 if bad else 0
 
 
-def classify(args: argparse.Namespace, paths: list[Path]) -> Iterator[dict[str, Any]]:
+def named(record: dict[str, Any]) -> str:
+    """The classes of a record or of one of its steps."""
+    return ", ".join(f"{p['name']} {p['score']:.1%}" for p in record["predictions"])
+
+
+def taken(args: argparse.Namespace, record: dict[str, Any]) -> str:
+    """How many time steps it took, where it could have been fewer than all."""
+    steps = record.get("steps")
+    return "" if args.exit is None else f" (time step {len(steps) if isinstance(steps, list) else steps})"
+
+
+def classify(args: argparse.Namespace) -> Found:
     for option in ("out", "flip", "window"):
         require(not getattr(args, option), f"{option}: only with --task segmentation")
-    sure = args.exit is None or 0 <= args.exit <= 1
-    require(sure, f"exit: expected a number from 0 to 1, got {args.exit}")
-    predictor = Predictor.open(args.model, args.runtime, args.device, exit=args.exit)
-    if predictor.facts.get("preprocessing_assumed"):
-        taken = predictor.preprocessing.as_dict()
-        print(f"lrfdyn predict: the model does not say how images are preprocessed; taken is {taken}", file=sys.stderr)
-    return predictor.predict(paths, args.top, args.batch)
+    predictor = Predictor.open(args.model, args.runtime, args.device, args.threads, args.exit)
+    if predictor.facts.get("preprocessing_assumed") and predictor.preprocessing is not None:
+        assumed = predictor.preprocessing.as_dict()
+        print(
+            f"lrfdyn predict: the model does not say how images are preprocessed; taken is {assumed}", file=sys.stderr
+        )
+    one = "takes images" if predictor.framing is None else "gives the logits of all steps at once"
+    require(predictor.follows or not args.steps, f"steps: only for recordings in torch; {args.model} {one}")
+    paths = expand_files(args.files, PICTURES if predictor.framing is None else tuple(READERS), f"{predictor.kind}s")
+    shown = args.json != "-" and (args.steps or len(paths) == 1)
+    watch = partial(print_step, predictor) if shown else None
+    return predictor.kind, paths, predictor.predict(paths, args.top, args.batch, watch)
 
 
-def segment(args: argparse.Namespace, paths: list[Path]) -> Iterator[dict[str, Any]]:
+def print_step(predictor: Predictor, step: Step) -> None:
+    """A line with the two best classes, which a reader of a pipe gets at once."""
+    assert predictor.framing is not None
+    best = named({"predictions": predictor.best(step.logits.cpu().numpy(), 2)})
+    print(f"step {step.number} of {predictor.framing.steps}, {step.time_ms:7.1f} ms: {best}", flush=True)
+
+
+def segment(args: argparse.Namespace) -> Found:
     require(args.out is not None, "out: --task segmentation needs the folder that the maps go to")
     require(args.runtime in (None, "torch"), f"runtime: segmentation runs in torch, got {args.runtime!r}")
     require(args.exit is None, "exit: only with --task classification")
-    how = {"device": args.device, "flip": args.flip, "window": args.window}
-    return predict_segmentation(args.model, paths, args.out, **how)
+    require(not args.threads, "threads: only with --task classification")
+    require(not args.steps, "steps: only with --task classification")
+    paths, how = expand_files(args.files, PICTURES, "images"), {"flip": args.flip, "window": args.window}
+    return "image", paths, predict_segmentation(args.model, paths, args.out, device=args.device, **how)
 
 
 TASKS = {"classification": classify, "segmentation": segment}

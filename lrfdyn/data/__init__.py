@@ -4,6 +4,7 @@ from lrfdyn.data import decode, events, pets, resident, shards, tiny_imagenet  #
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.base import DATA, Batch, DataSource, create_data, data_class, register_data
 from lrfdyn.data.events import EventData
+from lrfdyn.data.live import FrameStream
 from lrfdyn.data.manifest import Manifest, Shard, check_shards
 from lrfdyn.data.pack import pack_shards
 from lrfdyn.data.preprocess import Preprocessing
@@ -16,6 +17,7 @@ __all__ = [
     "DataSource",
     "EventData",
     "Events",
+    "FrameStream",
     "Framing",
     "Manifest",
     "Preprocessing",

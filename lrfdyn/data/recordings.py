@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,8 +78,17 @@ class Events:
 
     def between(self, start: int, stop: int) -> Events:
         """Those with `start <= t < stop`."""
-        first, last = np.searchsorted(self.t, (start, stop))
+        first, last = np.searchsorted(self.t, (start, stop)).tolist()
+        return self.part(first, last)
+
+    def part(self, first: int, last: int) -> Events:
+        """Those from number `first` on and before number `last`."""
         return Events(self.t[first:last], self.x[first:last], self.y[first:last], self.p[first:last], self.size)
+
+    def joined(self, other: Events) -> Events:
+        """These and the others, in the order of their times."""
+        t, x, y, p = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in "txyp")
+        return Events(t, x, y, p)
 
     def check_size(self, size: tuple[int, int]) -> None:
         """An error where the sensor is of another size, or events lie outside of this one."""
@@ -111,15 +120,30 @@ def integrate(
     if size is None:
         raise LrfdynError("size: expected the height and width of the sensor, which this recording does not say")
     events.check_size((size[0], size[1]))
+    starts, _ = cut(events, steps, by)
+    return counted(events, np.diff(starts, append=len(events)), size)
+
+
+def cut(events: Events, steps: int, by: str) -> tuple[np.ndarray, np.ndarray]:
+    """The first event of every frame, and the time at which the frame ends: that of its last event, or where the next
+    one begins in time."""
     inner = np.arange(1, steps)
     if by == "number":
         starts = inner * (len(events) // steps)
+        ends = events.t[np.maximum(starts - 1, 0)]
     else:
-        starts = np.searchsorted(events.t, events.t[0] + inner * ((events.t[-1] - events.t[0]) // steps))
-    frame = np.repeat(np.arange(steps), np.diff(starts, prepend=0, append=len(events)))
-    place = ((frame * 2 + events.p) * size[0] + events.y) * size[1] + events.x
-    counts = np.bincount(place, minlength=steps * 2 * size[0] * size[1])
-    return counts.astype(np.float32).reshape(steps, 2, size[0], size[1])
+        ends = events.t[0] + inner * ((events.t[-1] - events.t[0]) // steps)
+        starts = np.searchsorted(events.t, ends)
+    return np.append(0, starts), np.append(ends, events.t[-1])
+
+
+def counted(events: Events, lengths: Sequence[int] | np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Frames `[T, 2, H, W]` (float32), of which the first takes the first `lengths[0]` events, and so on."""
+    steps, (height, width) = len(lengths), size
+    frame = np.repeat(np.arange(steps), lengths)
+    place = ((frame * 2 + events.p) * height + events.y) * width + events.x
+    counts = np.bincount(place, minlength=steps * 2 * height * width)
+    return counts.astype(np.float32).reshape(steps, 2, height, width)
 
 
 @checked
@@ -167,6 +191,10 @@ class Framing:
         """Frames `[T, 2, size, size]` of a recording, as the model takes them."""
         return self.scaled(from_numpy(self.counts(events)))
 
+    def ends(self, events: Events) -> np.ndarray:
+        """The time at which each of these frames ends, `[T]`: microseconds since the first event."""
+        return cut(events, self.steps, self.by)[1] - events.t[0]
+
 
 @checked
 def read_events(path: Path | str) -> Events:
@@ -177,17 +205,22 @@ def read_events(path: Path | str) -> Events:
     ```
     """
     path = Path(path)
-    ending = path.suffix.lower()
-    if ending not in READERS:
-        raise LrfdynError(f"data: unknown ending of the recording {path}; known: {', '.join(READERS)}")
-    if READERS[ending] is _faery:
-        require(find_spec("faery") is not None, f"data: {ending} needs faery; pip install 'lrfdyn[events]'")
+    known = path.suffix.lower() in READERS
+    require(known, f"data: unknown ending of the recording {path}; known: {', '.join(READERS)}")
     try:
-        require(plain_file(path).stat().st_size > 0, "it is empty")
-        events = READERS[ending](path)
-        require(len(events) > 0, "it has no events")
+        return decoded(path)
     except Exception as error:  # damaged files make decoders fail in any way
         raise LrfdynError(f"data: cannot read the recording {path} ({explain(error)})") from None
+
+
+def decoded(path: Path) -> Events:
+    """As `read_events`, of a known ending. Whatever is wrong raises, and does not name the file."""
+    ending = path.suffix.lower()
+    able = READERS[ending] is not _faery or find_spec("faery") is not None
+    require(able, f"{ending} needs faery; pip install 'lrfdyn[events]'")
+    require(plain_file(path).stat().st_size > 0, "it is empty")
+    events = READERS[ending](path)
+    require(len(events) > 0, "it has no events")
     return events
 
 

@@ -11,6 +11,11 @@ from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
 
 
+def confidence(logits: Tensor) -> Tensor:
+    """The largest probability `[...]` that softmax makes of logits `[..., classes]`."""
+    return logits.double().softmax(-1).amax(-1)
+
+
 class EarlyExit:
     """A classifier that runs an image until the largest probability, by softmax of the logits so far, passes
     `threshold`, or all time steps.
@@ -41,7 +46,7 @@ class EarlyExit:
         found: list[tuple[Tensor, Tensor, Tensor]] = []  # which images have left, with what, after how many steps
         for step in range(1, last + 1):
             logits = stream.step((images[step - 1] if film else images)[going])
-            leaves = logits.double().softmax(-1).amax(-1) > self.threshold
+            leaves = confidence(logits) > self.threshold
             if step == last:
                 leaves = torch.ones_like(leaves)
             found.append((going[leaves], logits[leaves], torch.full_like(going[leaves], step)))

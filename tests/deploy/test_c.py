@@ -21,7 +21,7 @@ from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy.c import native
 from lrfdyn.deploy.c.native import NativeModel, build_library, library_of
 from lrfdyn.deploy.c.plan import Planner
-from lrfdyn.deploy.c.write import kernel_text, write_c
+from lrfdyn.deploy.c.write import write_c
 from lrfdyn.deploy.integer.program import IntegerModel
 from lrfdyn.deploy.integer.quantize import quantize
 from lrfdyn.errors import LrfdynError
@@ -33,24 +33,13 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason=f"no C compiler ({'
 CASES = [(seed, steps) for seed, steps in enumerate((4, 4, 1, 1, 5, 8, 2, 3))]
 
 
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory) -> Path:
-    """The kernels, compiled once for all models of these tests."""
-    folder = tmp_path_factory.mktemp("kernels")
-    for name in ("lrfdyn_kernels.h", "lrfdyn_kernels.c"):
-        (folder / name).write_text(kernel_text(name))
-    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-march=native", "-fPIC"]
-    subprocess.run([COMPILER, *flags, "-c", "lrfdyn_kernels.c", "-o", "kernels.o"], cwd=folder, check=True)
-    return folder / "kernels.o"
-
-
-def compiled(model: IntegerModel, folder: Path, kernels: Path) -> NativeModel:
+def compiled(model: IntegerModel, folder: Path, kernels: Path, threads: int = 1) -> NativeModel:
     """With the kernels that there are already, so that it takes no time."""
     made = write_c(model, folder / "model.c").path
-    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O0", "-fPIC", "-shared"]
-    command = [COMPILER, *flags, "lrfdyn_model.c", str(kernels), "-o", str(library_of(made))]
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", *native.all_options(["-O0"], threads), "-fPIC", "-shared"]
+    command = [COMPILER, *flags, "lrfdyn_model.c", str(kernels), "-o", str(library_of(made, threads=threads))]
     subprocess.run(command, cwd=made, check=True)
-    return NativeModel(made)
+    return NativeModel(made, threads=threads)
 
 
 def pictures(model: IntegerModel, count: int = 3) -> torch.Tensor:

@@ -17,6 +17,7 @@ from lrfdyn.deploy import load_integer
 from lrfdyn.deploy.c.native import COMPILERS
 from lrfdyn.deploy.c.plan import Planner
 from lrfdyn.deploy.export.write import settle_norms
+from tests.fuzz_engine import has_openmp
 
 NATIVE = "lrfdyn C"
 KEYS = {"model", "attention", "runtime", "threads", "ms", "ram_kib", "file_mib", "top1", "bit_exact"}
@@ -49,15 +50,18 @@ def saved(tmp_path):
 
 
 def test_rows_firing_and_layers(here, saved, tmp_path):
-    options = Namespace(threads=[1, 2], timed=2, seconds=0.0, data="digits", data_root=None, images=6)
+    threads = [1, 2] if has_openmp() else [1]
+    options = Namespace(threads=threads, timed=2, seconds=0.0, data="digits", data_root=None, images=6)
     rows = edge.measure_model(str(saved), [edge.TORCH, NATIVE], tmp_path, options)
-    assert [(row["runtime"], row["threads"]) for row in rows] == [(edge.TORCH, 1), (edge.TORCH, 2), (NATIVE, 1)]
-    native, integer = rows[-1], load_integer(tmp_path / "integer.safetensors")
+    counts = [(row["runtime"], row["threads"]) for row in rows]
+    assert counts == [(name, n) for name in (edge.TORCH, NATIVE) for n in threads]
+    native, integer = rows[len(threads)], load_integer(tmp_path / "integer.safetensors")
     assert all(set(row) >= KEYS for row in rows)
-    assert (native["bit_exact"], rows[0]["bit_exact"]) == (True, None)
+    assert (native["bit_exact"], rows[-1]["bit_exact"], rows[0]["bit_exact"]) == (True, True, None)
     assert rows[0]["runtime_version"] == torch.__version__
     plan = Planner(integer).plan()
     assert native["ram_kib"] == plan.arena / 1024
+    assert rows[-1]["ram_kib"] == (plan.arena + (rows[-1]["threads"] - 1) * plan.thread_bytes) / 1024
     levels, labels = edge.pictures(integer, options, trained=True)
     assert native["top1"] == 100 * float((integer(levels).argmax(1).numpy() == labels).mean())
     assert 0 < native["firing_rate"] < 1

@@ -102,7 +102,7 @@ def test_files_of_films(tmp_path):
     with torch.no_grad():
         expected = model(films.transpose(0, 1)).numpy()
     np.testing.assert_allclose(runner(films.numpy()), expected, atol=1e-3 * np.abs(expected).max())
-    with pytest.raises(LrfdynError, match=r"model: .*film\.onnx takes films of 2 frames, and no image files"):
+    with pytest.raises(LrfdynError, match=r"model: .*film\.onnx takes films of 2 frames, and does not say how"):
         Predictor.open(str(made.path))
     with pytest.raises(LrfdynError, match="frames: a NIR graph"):
         export_model(model, tmp_path / "film.nir", frames=True)

@@ -20,10 +20,11 @@ import torch
 
 from lrfdyn import deploy
 from lrfdyn.cli import main
-from lrfdyn.data import Preprocessing
+from lrfdyn.data import Framing, Preprocessing
 from lrfdyn.errors import LrfdynError
 from lrfdyn.training.recipes import dump_yaml, merge
 from tests.data.make import jpeg, write_folder, write_shards
+from tests.data.recordings import OWN, recording
 from tests.deploy.small import small
 from tests.segmentation.make import tiny_model, write_shapes
 from tests.training.runs import TINY, assert_same_end
@@ -137,6 +138,12 @@ def make_ground(folder: Path) -> Path:
     model.save_pretrained(folder / "saved")
     torch.save({"model": model.state_dict(), "epoch": 3}, folder / "official.pth")
     tiny_model().save_pretrained(folder / "segmenter")
+    camera = small("spikformer_dvs", "lrf_dyn", in_channels=2)
+    camera.framing = Framing(2, "number", (34, 34), 32)
+    camera.save_pretrained(folder / "camera")
+    (folder / "recordings").mkdir()
+    for name in ("a.bin", "a.npz", "three.aedat"):
+        (folder / "recordings" / name).write_bytes(OWN[name](recording()))
     with suppress(LrfdynError), redirect_stderr(io.StringIO()):  # where onnx is not installed
         deploy.export_model(model, folder / "model.onnx")
     (folder / "images").mkdir()

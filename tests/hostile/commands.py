@@ -21,7 +21,8 @@ def commands(case: Case) -> None:
         "theory": [["--tokens", "9", "--figures", "none", "--out", "t", "--beta", "0.1", "--dilations", "3,5"]],
         "profile": [[ground / "saved", "--batch", "1", "--repeats", "1", "--device", "cpu", "--json"]],
         "export": [[ground / "saved", "--out", "x.nothing", "--check", "1", "--tolerance", "0.1"]],
-        "predict": [[ground / "images", "--model", ground / "saved", "--top", "2", "--batch", "1", "--json", "-"]],
+        "predict": [[ground / "images", "--model", ground / "saved", "--top", "2", "--batch", "1", "--json", "-"],
+        [ground / "recordings", "--model", ground / "camera", "--exit", "0.5", "--steps"]],
         "figure-segmentation": [[f"a={ground / 'segmenter'}", "--root", ground / "shapes", "--count", "1", "--out",
         "f.png"]],
         "data": [["pack", "ade20k", "--data.root", ground / "shapes", "--data.options", "{num_classes: 3}", "--out",
@@ -42,7 +43,8 @@ def commands(case: Case) -> None:
         "--out=r[/a]",
         "--model.options={a: 1}", "--optimizer.lr=1", "--resume", "--restart", "None", "true", "\udcff",
         str(ground / "run"),
-        str(ground), str(ground / "images" / "0.jpg"), str(ground / "run" / "log.jsonl"), "x.onnx", "x.pte", "x.nir",
+        str(ground), str(ground / "images" / "0.jpg"), str(ground / "recordings"), str(ground / "run" / "log.jsonl"),
+        "x.onnx", "x.pte", "x.nir",
         "x.safetensors", "x.yaml",
     ]  # fmt: skip
     for _ in range(draw.choice([1, 1, 2, 3])):

@@ -254,6 +254,25 @@ def pictures(case: Case) -> None:
     case.command("predict", given, "--model", case.ground / "saved", *json_to, codes=(0, 1, 2))
 
 
+def recordings(case: Case) -> None:
+    """Recordings that are none, and a model that says something else of its frames."""
+    folder, camera, draw = case.take("recordings"), case.ground / "camera", case.draw
+    path = draw.choice(sorted(folder.iterdir()))
+    if draw.random() < 0.3:
+        camera = case.take("camera")
+        config = json.loads((camera / "config.json").read_text())
+        config["framing"] = hostile_json(case, config["framing"])
+        (camera / "config.json").write_text(json.dumps(config))
+        tensors = {name: value.clone() for name, value in load_tensors(camera / "model.safetensors")[0].items()}
+        save_tensors(camera / "model.safetensors", tensors, config)
+    elif draw.random() < 0.2:
+        path = path.rename(folder / draw.choice(["[red]x.bin", "a\nb.npz", "-x.aedat", "x.dat", "x.csv", "x.raw", "x"]))
+    else:
+        damage_bytes(case, path)
+    how = draw.choice([(), ("--json", "-"), ("--steps",), ("--exit", 0.3)])
+    case.command("predict", draw.choice([path, folder]), "--model", camera, *how, codes=(0, 1, 2))
+
+
 def data_files(case: Case) -> None:
     """Files of data sets."""
     draw, kind = case.draw, case.draw.choice(["folder", "shards", "shapes"])
@@ -307,7 +326,7 @@ def exported(case: Case) -> None:
 
 
 def files(case: Case) -> None:
-    kinds = [saved_model, segmentation_model, trained_run, trained_run, pickles, pictures, data_files]
+    kinds = [saved_model, segmentation_model, trained_run, trained_run, pickles, pictures, recordings, data_files]
     if (case.ground / "model.onnx").exists():
         kinds.append(exported)
     kind = case.draw.choice(kinds)

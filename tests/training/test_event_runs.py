@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,15 @@ def test_a_trained_model_knows_its_frames(root, whole, capsys):
     right = int((model(batch.images).argmax(1) == batch.labels).sum())
     assert main(["evaluate", str(whole)]) == 0
     assert f"top-1 {100 * right / 20:.2f} %" in capsys.readouterr().out
+
+
+def test_predict_finds_what_evaluate_finds(root, whole, capsys):
+    assert main(["predict", str(root / "Test"), "--model", str(whole), "--json", "-"]) == 0
+    records = json.loads(capsys.readouterr().out)["recordings"]
+    right = [r["predictions"][0]["name"] == Path(r["recording"]).parent.name for r in records]
+    assert len(right) == 20
+    assert main(["evaluate", str(whole), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["top1"] == 100 * np.mean(right)
 
 
 def test_analysis_of_recordings(root, whole):

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #define GROUP 4                /* time steps whose spikes are sorted together */
-#define PATTERNS (1 << GROUP)  /* in which of them a channel fires */
+#define PATTERNS (1 << GROUP)  /* at most: in which of them a channel fires */
 #define COPIED 16              /* events that are copied at once */
 #define SPARE 32               /* places behind lists that may be written, too */
 
@@ -29,6 +29,19 @@ typedef int16x8_t vector;
 #define ZEROS() vdupq_n_s16(0)
 #define ADD_BYTES(sum, bytes) vaddw_s8(sum, vld1_s8(bytes))
 #endif
+
+/* ---- shares ---------------------------------------------------------------------------------------------------- */
+
+/* Of `count` pieces of work, the first of this share, and the one behind its last. */
+static int32_t first_of(lrfdyn_share share, int32_t count) {
+    const int32_t more = count % share.parts; /* parts that have one piece more than others */
+    return count / share.parts * share.part + (share.part < more ? share.part : more);
+}
+
+static int32_t end_of(lrfdyn_share share, int32_t count) {
+    share.part++;
+    return first_of(share, count);
+}
 
 /* ---- maps ---------------------------------------------------------------------------------------------------- */
 
@@ -68,20 +81,25 @@ static void load_row(const lrfdyn_map *map, int32_t pixel, int32_t step, int32_t
     }
 }
 
-/* Steps are stored from the first to the last: the first clears what spikes held. */
-static void store_row(const lrfdyn_map *map, int32_t pixel, int32_t step, const int32_t *row) {
-    const int32_t channels = map->channels;
+/* The channels from `first` to `end`. Steps are stored from the first to the last: the first clears what spikes held. */
+static void store_channels(const lrfdyn_map *map, int32_t pixel, int32_t step, const int32_t *row, int32_t first,
+                           int32_t end) {
     if (map->kind == LRFDYN_SPIKES) {
-        uint8_t *bits = (uint8_t *)map->data + (size_t)pixel * map->planes * (size_t)channels;
-        for (int32_t plane = 0; plane < map->planes; plane++, bits += channels)
-            for (int32_t c = 0; c < channels; c++)
+        uint8_t *bits = (uint8_t *)map->data + (size_t)pixel * map->planes * (size_t)map->channels;
+        for (int32_t plane = 0; plane < map->planes; plane++, bits += map->channels)
+            for (int32_t c = first; c < end; c++)
                 bits[c] = (uint8_t)((step ? bits[c] : 0) | (((row[c] >> plane) & 1) << step));
     } else if (map->kind == LRFDYN_INT16) {
         int16_t *to = (int16_t *)map->data + integers_at(map, pixel, step);
-        for (int32_t c = 0; c < channels; c++) to[c] = (int16_t)row[c];
+        for (int32_t c = first; c < end; c++) to[c] = (int16_t)row[c];
     } else {
-        memcpy((int32_t *)map->data + integers_at(map, pixel, step), row, (size_t)channels * sizeof(int32_t));
+        int32_t *to = (int32_t *)map->data + integers_at(map, pixel, step);
+        for (int32_t c = first; c < end; c++) to[c] = row[c];
     }
+}
+
+static void store_row(const lrfdyn_map *map, int32_t pixel, int32_t step, const int32_t *row) {
+    store_channels(map, pixel, step, row, 0, map->channels);
 }
 
 static void add_row(int32_t *restrict sums, const int32_t *restrict row, int32_t channels) {
@@ -103,7 +121,9 @@ static void load_spread(const lrfdyn_map *map, int32_t pixel, int32_t step, int3
    `first` says where it begins, and the next `first` where it ends. */
 static int32_t groups_of(const lrfdyn_map *in) { return (in->steps + GROUP - 1) / GROUP; }
 
-static int32_t lists_of(const lrfdyn_map *in) { return in->planes * groups_of(in) * PATTERNS; }
+static int32_t patterns_of(const lrfdyn_map *in) { return 1 << smaller(in->steps, GROUP); }
+
+static int32_t lists_of(const lrfdyn_map *in) { return in->planes * groups_of(in) * patterns_of(in); }
 
 /* The channels with a spike in the group of steps behind `shift`, in order; returns how many. `found` has SPARE
    places more than there are channels. */
@@ -113,8 +133,9 @@ static int32_t find_events(const uint8_t *bits, int32_t channels, int32_t shift,
     const __m512i group = _mm512_set1_epi8((char)((PATTERNS - 1) << shift));
     __m512i index = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11,
                                      10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    for (; c + 64 <= channels; c += 64) {
-        uint64_t mask = _mm512_test_epi8_mask(_mm512_loadu_si512(bits + c), group);
+    for (; c < channels; c += 64) {
+        const __mmask64 inside = channels - c < 64 ? (UINT64_C(1) << (channels - c)) - 1 : ~UINT64_C(0);
+        uint64_t mask = _mm512_test_epi8_mask(_mm512_maskz_loadu_epi8(inside, bits + c), group);
         for (int32_t half = 0; half < 2; half++, mask >>= 32) {
             _mm512_storeu_si512(found + count, _mm512_maskz_compress_epi16((uint32_t)mask, index));
             index = _mm512_add_epi16(index, _mm512_set1_epi16(32));
@@ -139,15 +160,21 @@ static int32_t find_events(const uint8_t *bits, int32_t channels, int32_t shift,
 }
 
 static void sort_events(const lrfdyn_map *in, int32_t pixel, uint16_t *found, uint16_t *events, uint16_t *first) {
-    const int32_t groups = groups_of(in);
+    const int32_t groups = groups_of(in), patterns = patterns_of(in);
     uint16_t total = 0;
     for (int32_t plane = 0; plane < in->planes; plane++) {
         const uint8_t *bits = spikes_at(in, pixel, plane);
-        for (int32_t group = 0; group < groups; group++, first += PATTERNS) {
+        for (int32_t group = 0; group < groups; group++, first += patterns) {
             const int32_t shift = group * GROUP, count = find_events(bits, in->channels, shift, found);
+            if (in->steps == 1) { /* there is one pattern, and what was found is sorted */
+                memcpy(events + total, found, (size_t)count * sizeof(uint16_t));
+                first[0] = first[1] = total;
+                total = (uint16_t)(total + count);
+                continue;
+            }
             uint16_t place[PATTERNS] = {0};
             for (int32_t i = 0; i < count; i++) place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++;
-            for (int32_t pattern = 0; pattern < PATTERNS; pattern++) {
+            for (int32_t pattern = 0; pattern < patterns; pattern++) {
                 const uint16_t length = place[pattern];
                 first[pattern] = place[pattern] = total;
                 total = (uint16_t)(total + length);
@@ -247,16 +274,18 @@ static void add_events(accumulator *a, const int8_t *weight, const uint16_t *eve
 typedef struct {
     uint16_t *events, *first, *merged;
     int16_t *part;
-    int32_t rows, sorted; /* held rows, and how many of the picture were sorted */
+    int32_t rows, sorted; /* held rows, and where those of the picture begin that are not sorted yet */
 } conv_state;
 
 static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-static uint8_t *open_conv(conv_state *state, const lrfdyn_term *term, int32_t width, uint8_t *memory) {
+/* `row` is the first of the output that is computed. */
+static uint8_t *open_conv(conv_state *state, const lrfdyn_term *term, int32_t row, int32_t width, uint8_t *memory) {
     const lrfdyn_map *in = term->in;
-    const size_t lists = (size_t)lists_of(in), events = lists / PATTERNS * (size_t)in->channels;
+    const int32_t top = row * term->stride - term->padding;
+    const size_t lists = (size_t)lists_of(in), events = (size_t)(in->planes * groups_of(in) * in->channels);
     state->rows = (term->kernel_height - 1) * term->dilation + 1;
-    state->sorted = 0;
+    state->sorted = top > 0 ? top : 0;
     const size_t pixels = (size_t)state->rows * (size_t)in->width;
     const size_t taps = (size_t)term->kernel_height * (size_t)term->kernel_width;
     state->events = (uint16_t *)(void *)memory;
@@ -273,7 +302,8 @@ static uint8_t *open_conv(conv_state *state, const lrfdyn_term *term, int32_t wi
 static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int32_t x, int32_t steps, int32_t width,
                      int32_t *sums) {
     const lrfdyn_map *in = term->in;
-    const int32_t groups = groups_of(in), lists = lists_of(in), each = lists / PATTERNS * in->channels;
+    const int32_t groups = groups_of(in), patterns = patterns_of(in), lists = lists_of(in);
+    const int32_t each = in->planes * groups * in->channels;
     const int32_t top = y * term->stride - term->padding, left = x * term->stride - term->padding;
     const int32_t below = smaller(top + state->rows, in->height);
     for (; state->sorted < below; state->sorted++)
@@ -303,15 +333,15 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
     const int8_t *weight = (const int8_t *)term->weight;
     accumulator a = {state->part, sums, width, 0, term->limit, 0, 0, in->steps == 1};
     for (int32_t list = 0; list < lists; list++) {
-        const int32_t pattern = list % PATTERNS;
+        const int32_t pattern = list % patterns;
         if (pattern == 0) {
-            const int32_t group = list / PATTERNS % groups;
+            const int32_t group = list / patterns % groups;
             if (groups > 1) flush(&a);
             a.from = group * GROUP;
             a.to = a.repeated ? steps : smaller(a.from + GROUP, steps);
             continue;
         }
-        const int32_t plane = list / (PATTERNS * groups);
+        const int32_t plane = list / (patterns * groups);
         if (count == 1 && taps[0].row == 0) {
             const int32_t first = taps[0].first[list], last = taps[0].first[list + 1];
             add_events(&a, weight, taps[0].events + first, last - first, pattern, plane);
@@ -333,15 +363,21 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
 
 /* ---- other terms ---------------------------------------------------------------------------------------------- */
 
-/* sums[o] += sum_i x[i] weight[i][o] for o < outputs, where rows of weights are `width` apart. */
+/* sums[o] += sum_i x[i] weight[i][o] for o < outputs, where rows of weights are `width` apart. Four rows at a time are
+   what compilers make vectors of, wherever this is inlined. */
 #define ADD_DENSE(NAME, TYPE)                                                                                        \
     static void NAME(int32_t *restrict sums, const int32_t *restrict x, int32_t count, const TYPE *restrict weight,  \
                      int32_t width, int32_t outputs) {                                                               \
         for (; outputs >= LRFDYN_LANES; outputs -= LRFDYN_LANES, sums += LRFDYN_LANES, weight += LRFDYN_LANES) {     \
-            int32_t total[LRFDYN_LANES] = {0};                                                                       \
-            for (int32_t i = 0; i < count; i++)                                                                      \
-                for (int32_t o = 0; o < LRFDYN_LANES; o++) total[o] += x[i] * weight[(size_t)(i * width + o)];       \
-            for (int32_t o = 0; o < LRFDYN_LANES; o++) sums[o] += total[o];                                          \
+            int32_t i = 0;                                                                                           \
+            for (; i + 4 <= count; i += 4) {                                                                         \
+                const int32_t p = x[i], q = x[i + 1], r = x[i + 2], s = x[i + 3];                                    \
+                const TYPE *a = weight + (size_t)(i * width), *b = a + width, *c = b + width, *d = c + width;        \
+                for (int32_t o = 0; o < LRFDYN_LANES; o++)                                                           \
+                    sums[o] += p * a[o] + q * b[o] + r * c[o] + s * d[o];                                            \
+            }                                                                                                        \
+            for (; i < count; i++)                                                                                   \
+                for (int32_t o = 0; o < LRFDYN_LANES; o++) sums[o] += x[i] * weight[(size_t)(i * width + o)];        \
         }                                                                                                            \
         for (int32_t o = 0; o < outputs; o++)                                                                        \
             for (int32_t i = 0; i < count; i++) sums[o] += x[i] * weight[(size_t)(i * width + o)];                   \
@@ -474,9 +510,34 @@ static void levels(const lrfdyn_stage *stage, int32_t *sums, int32_t *row) {
     memcpy(sums, row, (size_t)channels * sizeof(int32_t));
 }
 
-void lrfdyn_run_stage(const lrfdyn_stage *stage, void *scratch) {
+static void run_pixel(const lrfdyn_stage *stage, conv_state *state, int32_t pixel, int32_t steps, int32_t width,
+                      int32_t *sums, int32_t *row) {
     const lrfdyn_map *out = stage->out;
-    const int32_t width = padded(out->channels);
+    const int32_t y = pixel / out->width, x = pixel % out->width;
+    for (int32_t step = 0; step < steps; step++)
+        memcpy(sums + step * width, stage->start, (size_t)width * sizeof(int32_t));
+    for (int32_t i = 0; i < stage->count; i++) {
+        const lrfdyn_term *term = &stage->terms[i];
+        if (term->kind == LRFDYN_CONV)
+            convolve(term, state, y, x, steps, width, sums);
+        else
+            for (int32_t step = 0; step < steps; step++)
+                apply(term, y, x, step, out, width, sums + step * width, row);
+    }
+    if (stage->sink == LRFDYN_FIRE) {
+        fire(stage, pixel, steps, width, sums);
+        return;
+    }
+    for (int32_t step = 0; step < steps; step++) {
+        if (stage->sink == LRFDYN_LEVELS) levels(stage, sums + step * width, row);
+        store_row(out, pixel, step, sums + step * width);
+    }
+}
+
+void lrfdyn_run_stage(const lrfdyn_stage *stage, void *scratch, lrfdyn_share share) {
+    const lrfdyn_map *out = stage->out;
+    const int32_t width = padded(out->channels), pixels = out->height * out->width;
+    const int32_t first = first_of(share, pixels), end = end_of(share, pixels);
     int32_t steps = 1, most = width;
     conv_state state = {0};
     uint8_t *memory = (uint8_t *)scratch;
@@ -487,70 +548,50 @@ void lrfdyn_run_stage(const lrfdyn_stage *stage, void *scratch) {
         const int32_t taps = term->kind == LRFDYN_DENSE ? term->kernel_height * term->kernel_width : 1;
         steps = in->steps > steps ? in->steps : steps;
         most = taps * in->channels > most ? taps * in->channels : most;
-        if (term->kind == LRFDYN_CONV) memory = open_conv(&state, term, width, memory);
+        if (term->kind == LRFDYN_CONV) memory = open_conv(&state, term, first / out->width, width, memory);
     }
     int32_t *row = (int32_t *)(void *)memory;
     int32_t *sums = (int32_t *)(void *)(memory + round_up((size_t)most * sizeof(int32_t)));
-    for (int32_t y = 0; y < out->height; y++)
-        for (int32_t x = 0; x < out->width; x++) {
-            const int32_t pixel = y * out->width + x;
-            for (int32_t step = 0; step < steps; step++)
-                memcpy(sums + step * width, stage->start, (size_t)width * sizeof(int32_t));
-            for (int32_t i = 0; i < stage->count; i++) {
-                const lrfdyn_term *term = &stage->terms[i];
-                if (term->kind == LRFDYN_CONV)
-                    convolve(term, &state, y, x, steps, width, sums);
-                else
-                    for (int32_t step = 0; step < steps; step++)
-                        apply(term, y, x, step, out, width, sums + step * width, row);
-            }
-            if (stage->sink == LRFDYN_FIRE) {
-                fire(stage, pixel, steps, width, sums);
-                continue;
-            }
-            for (int32_t step = 0; step < steps; step++) {
-                if (stage->sink == LRFDYN_LEVELS) levels(stage, sums + step * width, row);
-                store_row(out, pixel, step, sums + step * width);
-            }
-        }
+    for (int32_t pixel = first; pixel < end; pixel++) run_pixel(stage, &state, pixel, steps, width, sums, row);
 }
 
 /* ---- operations on whole maps --------------------------------------------------------------------------------- */
 
-void lrfdyn_max_pool(const lrfdyn_map *in, const lrfdyn_map *out, void *scratch) {
+void lrfdyn_max_pool(const lrfdyn_map *in, const lrfdyn_map *out, void *scratch, lrfdyn_share share) {
     const int32_t channels = in->channels, plain = in->kind == LRFDYN_SPIKES && in->planes == 1;
+    const int32_t end = end_of(share, out->height * out->width);
     int32_t *best = (int32_t *)scratch, *row = best + channels;
-    for (int32_t y = 0; y < out->height; y++)
-        for (int32_t x = 0; x < out->width; x++) {
-            const int32_t top = y ? 2 * y - 1 : 0, bottom = smaller(2 * y + 2, in->height);
-            const int32_t left = x ? 2 * x - 1 : 0, right = smaller(2 * x + 2, in->width), pixel = y * out->width + x;
-            if (plain) { /* all steps at once */
-                uint8_t *to = (uint8_t *)out->data + (size_t)pixel * (size_t)channels;
-                memset(to, 0, (size_t)channels);
-                for (int32_t v = top; v < bottom; v++)
-                    for (int32_t u = left; u < right; u++) {
-                        const uint8_t *from = spikes_at(in, v * in->width + u, 0);
-                        for (int32_t c = 0; c < channels; c++) to[c] |= from[c];
-                    }
-                continue;
-            }
-            for (int32_t step = 0; step < in->steps; step++) {
-                load_row(in, top * in->width + left, step, best);
-                for (int32_t v = top; v < bottom; v++)
-                    for (int32_t u = left; u < right; u++) {
-                        load_row(in, v * in->width + u, step, row);
-                        for (int32_t c = 0; c < channels; c++) best[c] = row[c] > best[c] ? row[c] : best[c];
-                    }
-                store_row(out, pixel, step, best);
-            }
+    for (int32_t pixel = first_of(share, out->height * out->width); pixel < end; pixel++) {
+        const int32_t y = pixel / out->width, x = pixel % out->width;
+        const int32_t top = y ? 2 * y - 1 : 0, bottom = smaller(2 * y + 2, in->height);
+        const int32_t left = x ? 2 * x - 1 : 0, right = smaller(2 * x + 2, in->width);
+        if (plain) { /* all steps at once */
+            uint8_t *to = (uint8_t *)out->data + (size_t)pixel * (size_t)channels;
+            memset(to, 0, (size_t)channels);
+            for (int32_t v = top; v < bottom; v++)
+                for (int32_t u = left; u < right; u++) {
+                    const uint8_t *from = spikes_at(in, v * in->width + u, 0);
+                    for (int32_t c = 0; c < channels; c++) to[c] |= from[c];
+                }
+            continue;
         }
+        for (int32_t step = 0; step < in->steps; step++) {
+            load_row(in, top * in->width + left, step, best);
+            for (int32_t v = top; v < bottom; v++)
+                for (int32_t u = left; u < right; u++) {
+                    load_row(in, v * in->width + u, step, row);
+                    for (int32_t c = 0; c < channels; c++) best[c] = row[c] > best[c] ? row[c] : best[c];
+                }
+            store_row(out, pixel, step, best);
+        }
+    }
 }
 
 /* Planes are added as in a sum by hand, for all steps and channels at once. */
-void lrfdyn_add_spikes(const lrfdyn_map *a, const lrfdyn_map *b, const lrfdyn_map *out) {
-    const int32_t channels = out->channels;
+void lrfdyn_add_spikes(const lrfdyn_map *a, const lrfdyn_map *b, const lrfdyn_map *out, lrfdyn_share share) {
+    const int32_t channels = out->channels, end = end_of(share, out->height * out->width);
     const uint8_t every = (uint8_t)((1 << out->steps) - 1);
-    for (int32_t pixel = 0; pixel < out->height * out->width; pixel++) {
+    for (int32_t pixel = first_of(share, out->height * out->width); pixel < end; pixel++) {
         const uint8_t *left = spikes_at(a, pixel, 0), *right = spikes_at(b, pixel, 0);
         uint8_t *to = (uint8_t *)out->data + (size_t)pixel * out->planes * (size_t)channels;
         for (int32_t first = 0; first < channels; first += 64) {
@@ -571,8 +612,9 @@ void lrfdyn_add_spikes(const lrfdyn_map *a, const lrfdyn_map *b, const lrfdyn_ma
 }
 
 void lrfdyn_ssa(const lrfdyn_map *q, const lrfdyn_map *k, const lrfdyn_map *v, const lrfdyn_map *out, int32_t heads,
-                int32_t causal, void *scratch) {
+                int32_t causal, void *scratch, lrfdyn_share share) {
     const int32_t keys = k->channels / heads, values = v->channels / heads, tokens = out->height * out->width;
+    const int32_t first = first_of(share, heads), end = end_of(share, heads);
     const size_t matrix = (size_t)(heads * keys * values);
     int32_t *state = (int32_t *)scratch, *one = state + matrix, *other = one + k->channels;
     for (int32_t step = 0; step < out->steps; step++) {
@@ -585,7 +627,7 @@ void lrfdyn_ssa(const lrfdyn_map *q, const lrfdyn_map *k, const lrfdyn_map *v, c
                 memset(other, 0, (size_t)v->channels * sizeof(int32_t));
             else
                 load_row(v, now, step, other);
-            for (int32_t c = 0; c < k->channels; c++) {
+            for (int32_t c = first * keys; c < end * keys; c++) {
                 if (one[c] == 0) continue;
                 int32_t *row = state + c * values, *value = other + c / keys * values;
                 if (read)
@@ -593,7 +635,7 @@ void lrfdyn_ssa(const lrfdyn_map *q, const lrfdyn_map *k, const lrfdyn_map *v, c
                 else
                     for (int32_t i = 0; i < values; i++) row[i] += one[c] * value[i];
             }
-            if (read) store_row(out, now, step, other);
+            if (read) store_channels(out, now, step, other, first * values, end * values);
         }
     }
 }
@@ -617,38 +659,45 @@ static void decay(int16_t *restrict state, const int16_t *restrict a, const int1
         state[c] = (int16_t)(product(state[c], a[c]) + (int16_t)(u[c] * unit[c]));
 }
 
-void lrfdyn_dendrites(const lrfdyn_map *in, const lrfdyn_map *out, const lrfdyn_modes *modes, void *scratch) {
-    const int32_t channels = in->channels, tokens = in->height * in->width;
+void lrfdyn_dendrites(const lrfdyn_map *in, const lrfdyn_map *out, const lrfdyn_modes *modes, void *scratch,
+                      lrfdyn_share share) {
+    const int32_t channels = in->channels, tokens = in->height * in->width, blocks = padded(channels) / LRFDYN_LANES;
+    const int32_t first = first_of(share, blocks) * LRFDYN_LANES;
+    const int32_t end = smaller(end_of(share, blocks) * LRFDYN_LANES, channels), count = end - first;
+    if (count <= 0) return;
     const size_t states = (size_t)(2 * modes->modes * channels);
-    int32_t *soma = (int32_t *)scratch;
+    int32_t *soma = (int32_t *)scratch, *own = soma + first;
     int16_t *state = (int16_t *)(void *)(soma + channels), *u = state + states;
     for (int32_t step = 0; step < in->steps; step++) {
         memset(state, 0, states * sizeof(int16_t));
         for (int32_t n = 0; n < tokens; n++) {
             const int32_t token = modes->reverse ? tokens - 1 - n : n;
             load_row(in, token, step, soma);
-            for (int32_t c = 0; c < channels; c++) u[c] = (int16_t)soma[c];
-            memcpy(soma, modes->half, (size_t)channels * sizeof(int32_t));
+            for (int32_t c = 0; c < count; c++) u[c] = (int16_t)own[c];
+            memcpy(own, modes->half + first, (size_t)count * sizeof(int32_t));
             for (int32_t mode = 0; mode < modes->modes; mode++) {
-                const int16_t *a = modes->coefficient + 2 * mode * channels, *w = modes->weight + 2 * mode * channels;
-                const int16_t *unit = modes->unit + mode * channels;
-                int16_t *re = state + 2 * mode * channels, *im = re + channels;
+                const int32_t at = 2 * mode * channels + first;
+                const int16_t *a = modes->coefficient + at, *w = modes->weight + at;
+                const int16_t *unit = modes->unit + mode * channels + first;
+                int16_t *re = state + at, *im = re + channels;
                 if (modes->real) {
-                    decay(re, a, u, unit, channels);
-                    decay(im, a + channels, u, unit, channels);
+                    decay(re, a, u, unit, count);
+                    decay(im, a + channels, u, unit, count);
                 } else {
-                    turn(re, im, a, a + channels, u, unit, channels);
+                    turn(re, im, a, a + channels, u, unit, count);
                 }
-                add_products_16(soma, re, w, channels);
-                add_products_16(soma, im, w + channels, channels);
+                add_products_16(own, re, w, count);
+                add_products_16(own, im, w + channels, count);
             }
-            for (int32_t c = 0; c < channels; c++) soma[c] >>= modes->out_shift[c];
-            store_row(out, token, step, soma);
+            for (int32_t c = first; c < end; c++) soma[c] >>= modes->out_shift[c];
+            store_channels(out, token, step, soma, first, end);
         }
     }
 }
 
-void lrfdyn_sum(const lrfdyn_map *in, const lrfdyn_map *out, void *scratch) {
+/* The sums are few: they are left to one thread. */
+void lrfdyn_sum(const lrfdyn_map *in, const lrfdyn_map *out, void *scratch, lrfdyn_share share) {
+    if (share.part) return;
     int32_t *row = (int32_t *)scratch, *sums = row + in->channels;
     const int32_t each = in->channels / out->channels, pixels = in->height * in->width;
     for (int32_t step = 0; step < out->steps; step++) {
@@ -665,7 +714,8 @@ void lrfdyn_sum(const lrfdyn_map *in, const lrfdyn_map *out, void *scratch) {
 }
 
 void lrfdyn_head(const lrfdyn_map *in, const int16_t *weight, const int32_t *bias, int32_t classes, int32_t *logits,
-                 void *scratch) {
+                 void *scratch, lrfdyn_share share) {
+    if (share.part) return;
     const int32_t channels = in->channels;
     int32_t *row = (int32_t *)scratch, *sums = row + channels;
     memset(sums, 0, (size_t)channels * sizeof(int32_t));

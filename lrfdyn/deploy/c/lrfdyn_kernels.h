@@ -67,17 +67,23 @@ typedef struct {
     int32_t shift, fraction, levels;
 } lrfdyn_stage;
 
-void lrfdyn_run_stage(const lrfdyn_stage *stage, void *scratch);
+/* Several threads share the work of a kernel: each calls it for its own part of `parts`, with scratch memory of its own,
+   and waits for the others before the next kernel. One alone has part 0 of 1. Bits do not depend on who computes them. */
+typedef struct {
+    int32_t part, parts;
+} lrfdyn_share;
+
+void lrfdyn_run_stage(const lrfdyn_stage *stage, void *scratch, lrfdyn_share share);
 
 /* The largest of 3x3, stride 2, padding 1; pixels outside never win. */
-void lrfdyn_max_pool(const lrfdyn_map *in, const lrfdyn_map *out, void *scratch);
+void lrfdyn_max_pool(const lrfdyn_map *in, const lrfdyn_map *out, void *scratch, lrfdyn_share share);
 
 /* Counts of spikes: out = a + b. */
-void lrfdyn_add_spikes(const lrfdyn_map *a, const lrfdyn_map *b, const lrfdyn_map *out);
+void lrfdyn_add_spikes(const lrfdyn_map *a, const lrfdyn_map *b, const lrfdyn_map *out, lrfdyn_share share);
 
 /* sum_j (q_n . k_j) v_j of each head, over all tokens j, or if `causal` over those up to n. */
 void lrfdyn_ssa(const lrfdyn_map *q, const lrfdyn_map *k, const lrfdyn_map *v, const lrfdyn_map *out, int32_t heads,
-                int32_t causal, void *scratch);
+                int32_t causal, void *scratch, lrfdyn_share share);
 
 typedef struct {
     const int16_t *coefficient; /* [mode][2][channel], in 2^-15 */
@@ -90,13 +96,14 @@ typedef struct {
 } lrfdyn_modes;
 
 /* Dendrites: soma potentials in 16 bits, the state zero before the first token of every time step. */
-void lrfdyn_dendrites(const lrfdyn_map *in, const lrfdyn_map *out, const lrfdyn_modes *modes, void *scratch);
+void lrfdyn_dendrites(const lrfdyn_map *in, const lrfdyn_map *out, const lrfdyn_modes *modes, void *scratch,
+                      lrfdyn_share share);
 
 /* Sums over all pixels where `out` has one, otherwise over as many groups of channels as `out` has channels. */
-void lrfdyn_sum(const lrfdyn_map *in, const lrfdyn_map *out, void *scratch);
+void lrfdyn_sum(const lrfdyn_map *in, const lrfdyn_map *out, void *scratch, lrfdyn_share share);
 
 /* Logits: sums over pixels and steps, times int16_t weights [class][channel], plus a bias. */
 void lrfdyn_head(const lrfdyn_map *in, const int16_t *weight, const int32_t *bias, int32_t classes, int32_t *logits,
-                 void *scratch);
+                 void *scratch, lrfdyn_share share);
 
 #endif

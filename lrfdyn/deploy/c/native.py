@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from lrfdyn.checks import checked
-from lrfdyn.errors import LrfdynError, first_line, require, shown
+from lrfdyn.errors import LrfdynError, first_line, require, require_integer, shown
 from lrfdyn.files import expanded, read_json
 
 COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-O3", "-march=native")
+MOST_THREADS = 64
 SOURCES = ("lrfdyn_model.c", "lrfdyn_kernels.c", "lrfdyn.h", "lrfdyn_model.h", "lrfdyn_kernels.h")
 LIBRARIES = "liblrfdyn-*.so"
 SIZES_FIT = 1  # what lrfdyn_run_checked says of null pointers where the sizes are right
@@ -32,7 +33,17 @@ def find_compiler() -> str | None:
     return next(filter(None, map(shutil.which, wanted or COMPILERS)), None)
 
 
-def library_of(folder: Path, options: Sequence[str] | None = None) -> Path:
+def all_options(options: Sequence[str] | None, threads: int) -> tuple[str, ...]:
+    """With those of so many threads."""
+    require_integer("threads", threads, 1, MOST_THREADS)
+    return (*(OPTIONS if options is None else options), *(openmp(threads) if threads > 1 else ()))
+
+
+def openmp(threads: int) -> tuple[str, ...]:
+    return "-fopenmp", f"-DLRFDYN_THREADS={threads}"
+
+
+def library_of(folder: Path, options: Sequence[str] | None = None, threads: int = 1) -> Path:
     """Where the compiled form lies. Its name depends on the processor, since what is compiled for one may not run on
     another, and on the source: a folder that was written anew has another library, in a process that holds the old one
     too, and whatever its files say about their age."""
@@ -40,7 +51,7 @@ def library_of(folder: Path, options: Sequence[str] | None = None) -> Path:
         processor = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
     except (OSError, StopIteration):
         processor = platform.processor()
-    made_for = (platform.machine(), processor, tuple(OPTIONS if options is None else options))
+    made_for = (platform.machine(), processor, all_options(options, threads))
     key = hashlib.sha256(repr(made_for).encode())
     for name in SOURCES:
         source = folder / name
@@ -50,9 +61,9 @@ def library_of(folder: Path, options: Sequence[str] | None = None) -> Path:
 
 
 @checked
-def build_library(folder: Path, options: Sequence[str] | None = None) -> Path:
+def build_library(folder: Path, options: Sequence[str] | None = None, threads: int = 1) -> Path:
     """Compiles the folder of `write_c` to a shared library in it, unless there is one of the same source."""
-    library, sources = library_of(folder, options), [folder / name for name in SOURCES if name.endswith(".c")]
+    library, sources = library_of(folder, options, threads), [folder / name for name in SOURCES if name.endswith(".c")]
     if library.is_file():
         return library
     compiler = find_compiler()
@@ -60,14 +71,15 @@ def build_library(folder: Path, options: Sequence[str] | None = None) -> Path:
         missing = os.environ.get("CC") or " or ".join(COMPILERS)
         raise LrfdynError(f"runtime: native needs a C compiler, and there is no {missing}")
     made = library.with_suffix(f".{os.getpid()}.so")  # whole before it has its name
-    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", *(OPTIONS if options is None else options), "-fPIC", "-shared"]
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", *all_options(options, threads), "-fPIC", "-shared"]
     command = [compiler, *os.environ.get("CC", "").split()[1:], *flags, *map(str, sources), "-o", str(made)]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             made.unlink(missing_ok=True)
             said = next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
-            raise LrfdynError(f"model: {command[0]} cannot compile {folder} ({said})")
+            what, how = ("model", "") if threads == 1 else ("threads", " with OpenMP, which more than one thread needs")
+            raise LrfdynError(f"{what}: {command[0]} cannot compile {folder}{how} ({said})")
         made.replace(library)
     except OSError as error:
         raise LrfdynError(f"model: cannot compile {folder} ({error.strerror or error})") from None
@@ -76,15 +88,15 @@ def build_library(folder: Path, options: Sequence[str] | None = None) -> Path:
 
 class NativeModel:
     """An integer model that runs as compiled C: pictures of levels from 0 to 255, uint8 `[B, C, H, W]`, to logits
-    `[B, classes]` in int32, one after the other on one core. Its memory is static, so that one thread at a time can
-    use it.
+    `[B, classes]` in int32, one after the other. So many `threads` share the work on each and give the same bits; more
+    than one needs a compiler with OpenMP. Its memory is static, so that one caller at a time can use it.
 
         write_c(integer, "model.c")
-        logits = NativeModel("model.c")(images)
+        logits = NativeModel("model.c", threads=2)(images)
     """
 
     @checked
-    def __init__(self, folder: str | os.PathLike[str], options: Sequence[str] | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str], options: Sequence[str] | None = None, threads: int = 1) -> None:
         path = expanded(folder, "model")
         facts = read_json(path / "lrfdyn.json", "model")
         require(isinstance(facts, dict), f"model: {path / 'lrfdyn.json'} is no JSON object")
@@ -95,7 +107,7 @@ class NativeModel:
             require(0 < self.scale < math.inf, "scale: expected a positive number")
         except (KeyError, OverflowError, TypeError, ValueError):
             raise LrfdynError(f"model: {path / 'lrfdyn.json'} does not say shape, classes and scale") from None
-        library = build_library(path, options).resolve()
+        library = build_library(path, options, threads).resolve()
         try:
             self._library = ctypes.CDLL(str(library))
             self._run = self._library.lrfdyn_run_checked

@@ -92,6 +92,11 @@ class Plan:
     offsets: dict[int, int] = field(default_factory=dict)
     arena: int = 0
 
+    @property
+    def thread_bytes(self) -> int:
+        """What a further thread takes: the most that any call needs meanwhile."""
+        return max(padded(call.scratch, ALIGNMENT) for call in self.calls)
+
 
 def map_of(value: Value, steps: int, pixels: bool = False) -> Map:
     most, steps = int(value.high.max()), steps if value.timed else 1
@@ -256,7 +261,7 @@ class Planner:
                 pixels = ((term.kernel[0] - 1) * term.dilation + 1) * m.width
                 parts += [
                     2 * (pixels * groups * m.channels + SPARE),
-                    2 * pixels * (16 * groups + 1),
+                    2 * pixels * (2 ** min(m.steps, 4) * groups + 1),
                     2 * (term.kernel[0] * term.kernel[1] * m.channels + SPARE),
                     8 * width,
                 ]

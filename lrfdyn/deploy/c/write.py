@@ -36,16 +36,51 @@ from lrfdyn.sources import EXPORTED
 PACKAGED = ("lrfdyn.h", "lrfdyn_kernels.h", "lrfdyn_kernels.c", "lrfdyn_test.c", "lrfdyn_classify.c", "Makefile")
 TYPES = {torch.int8: "int8_t", torch.uint8: "uint8_t", torch.int16: "int16_t", torch.int32: "int32_t"}
 ACROSS = 16  # numbers in a line
+THREADS = """#if LRFDYN_THREADS < 1
+#error "LRFDYN_THREADS: expected at least 1"
+#elif LRFDYN_THREADS > 1 && !defined(_OPENMP)
+#error "LRFDYN_THREADS: more than one needs OpenMP (-fopenmp)"
+#endif
+#ifdef _OPENMP
+#include <omp.h>
+#define WAIT _Pragma("omp barrier") /* for all threads: what they wrote is read next */
+#else
+#define WAIT
+#endif
+
+static uint64_t memory[LRFDYN_MEMORY / 8];
+#define AT(offset) ((void *)(memory + (offset) / 8))
+/* What a kernel needs meanwhile: the first thread has it among the maps, the others behind them. */
+#define SCRATCH(offset) AT(share.part ? LRFDYN_ARENA + (share.part - 1) * LRFDYN_SCRATCH : (offset))
+"""
+RUN = """int lrfdyn_run(const uint8_t *pixels, int32_t *logits) {
+    if (!pixels || !logits) return LRFDYN_NULL;
+    map_0.data = (void *)(uintptr_t)pixels;
+#ifdef _OPENMP
+#pragma omp parallel num_threads(LRFDYN_THREADS)
+    run(logits, (lrfdyn_share){omp_get_thread_num(), omp_get_num_threads()});
+#else
+    run(logits, (lrfdyn_share){0, 1});
+#endif
+    return LRFDYN_OK;
+}
+
+int lrfdyn_run_checked(const uint8_t *pixels, uint32_t pixels_count, int32_t *logits, uint32_t logits_count) {
+    if (pixels_count != LRFDYN_PICTURE || logits_count != LRFDYN_CLASSES) return LRFDYN_SIZE;
+    return lrfdyn_run(pixels, logits);
+}
+"""
 
 
 @dataclass(frozen=True)
 class WrittenC:
-    """A folder that `write_c` wrote: the bytes of its weights and of the static memory beside them, and whether it was
-    `verified`."""
+    """A folder that `write_c` wrote: the bytes of its weights, of the static memory beside them and of what each thread
+    but the first adds to it, and whether it was `verified`."""
 
     path: Path
     weight_bytes: int
     memory_bytes: int
+    thread_bytes: int
     verified: bool
 
 
@@ -81,12 +116,13 @@ def write_c(
         "lrfdyn_vectors.h": vectors(images, logits),
         **{name: kernel_text(name) for name in PACKAGED},
     }
+    memory = {"memory_bytes": plan.arena, "thread_bytes": plan.thread_bytes}
     verified = verify and find_compiler() is not None
     try:
         with temporary_folder(path.parent) as folder:
             for name, content in contents.items():
                 (folder / name).write_text(content, encoding="utf-8")
-            write_json(folder / "lrfdyn.json", {**description(model), "memory_bytes": plan.arena})
+            write_json(folder / "lrfdyn.json", {**description(model), **memory})
             if verified:
                 same = np.array_equal(NativeModel(folder)(images.numpy()), logits.numpy())
                 require(same, "export: the compiled C gives other integers; the folder was not kept")
@@ -97,7 +133,7 @@ def write_c(
                 file.replace(path / file.name)
     except OSError as error:
         raise LrfdynError(f"out: cannot write {path} ({error.strerror or error})") from None
-    return WrittenC(path, text.bytes, plan.arena, verified)
+    return WrittenC(path, text.bytes, **memory, verified=verified)
 
 
 def description(model: IntegerModel) -> dict[str, Any]:
@@ -120,7 +156,13 @@ def header(model: IntegerModel, plan: Plan) -> str:
 #define LRFDYN_WIDTH {width}
 #define LRFDYN_PICTURE {channels * height * width} /* bytes */
 #define LRFDYN_CLASSES {classes}
-#define LRFDYN_MEMORY {plan.arena} /* bytes of static memory beside the weights */
+#ifndef LRFDYN_THREADS
+#define LRFDYN_THREADS 1 /* more need OpenMP: make THREADS=2 */
+#endif
+#define LRFDYN_ARENA {plan.arena} /* bytes for one thread */
+#define LRFDYN_SCRATCH {plan.thread_bytes} /* bytes for each further thread */
+/* Bytes of static memory beside the weights. */
+#define LRFDYN_MEMORY (LRFDYN_ARENA + (LRFDYN_THREADS - 1) * LRFDYN_SCRATCH)
 /* A logit times this is what the network was trained to give; no class is ranked by it. */
 #define LRFDYN_SCALE {float(model.scale)!r}
 /* The names of the classes, which take no memory where nobody writes them into an array. */
@@ -140,31 +182,20 @@ class ModelText:
         self.count = 0
 
     def write(self) -> str:
-        arena = self.plan.arena
         self.pieces = [
             '#include "lrfdyn.h"\n#include "lrfdyn_kernels.h"\n',
             "#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__\n"
             '#error "the weights are stored for processors whose low byte comes first"\n#endif\n',
-            f"static uint64_t memory[{arena // 8}];\n#define AT(offset) ((void *)(memory + (offset) / 8))\n",
+            THREADS,
         ]
         for i, stored in self.plan.maps.items():
             if i != self.plan.calls[-1].gives:
                 self.pieces.append(self.map_text(i, stored))
         calls = [self.call_text(n, call) for n, call in enumerate(self.plan.calls)]
         names = [re.sub(r"[^A-Za-z0-9_.]", "_", call.operation.name) for call in self.plan.calls]
-        body = "\n".join(f"    {call} /* {name} */" for call, name in zip(calls, names, strict=True))
-        self.pieces.append(
-            "int lrfdyn_run(const uint8_t *pixels, int32_t *logits) {\n"
-            "    if (!pixels || !logits) return LRFDYN_NULL;\n"
-            "    map_0.data = (void *)(uintptr_t)pixels;\n"
-            f"{body}\n    return LRFDYN_OK;\n}}\n"
-        )
-        self.pieces.append(
-            "int lrfdyn_run_checked(\n"
-            "    const uint8_t *pixels, uint32_t pixels_count, int32_t *logits, uint32_t logits_count) {\n"
-            "    if (pixels_count != LRFDYN_PICTURE || logits_count != LRFDYN_CLASSES) return LRFDYN_SIZE;\n"
-            "    return lrfdyn_run(pixels, logits);\n}\n"
-        )
+        body = "\n    WAIT\n".join(f"    {call} /* {name} */" for call, name in zip(calls, names, strict=True))
+        self.pieces.append(f"static void run(int32_t *logits, lrfdyn_share share) {{\n{body}\n}}\n")
+        self.pieces.append(RUN)
         return "\n".join(self.pieces)
 
     def map_text(self, i: int, stored: Map) -> str:
@@ -192,13 +223,13 @@ class ModelText:
         return name
 
     def call_text(self, n: int, call: Call) -> str:
-        scratch = f"AT({self.plan.offsets[scratch_of(n)]})"
+        scratch = f"SCRATCH({self.plan.offsets[scratch_of(n)]}), share"
         maps = ", ".join(f"&map_{i}" for i in call.reads)
         if call.name == "stage":
             self.stage(n, call)
             return f"lrfdyn_run_stage(&stage_{n}, {scratch});"
         if call.name == "add_spikes":
-            return f"lrfdyn_add_spikes({maps}, &map_{call.gives});"
+            return f"lrfdyn_add_spikes({maps}, &map_{call.gives}, share);"
         operation = call.operation
         if isinstance(operation, Head):
             weight, bias = self.array(operation.weight), self.array(operation.bias)

@@ -74,12 +74,13 @@ def write_onnx(form: nn.Module, sample: torch.Tensor, path: Path, facts: Mapping
 
 
 class OnnxRunner:
-    """An exported file in ONNX Runtime: images `[B, C, H, W]` to logits `[B, classes]`, both in float32."""
+    """An exported file in ONNX Runtime: images `[B, C, H, W]`, or films `[B, T, C, H, W]` where it takes these, to
+    logits `[B, classes]`, both in float32."""
 
     def __init__(self, path: Path, threads: int = 0) -> None:
         with importing("runtime: onnx", "export"):
             import onnxruntime
-        options = onnxruntime.SessionOptions()
+        self.path, options = path, onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
         try:
@@ -95,7 +96,10 @@ class OnnxRunner:
             raise LrfdynError(f"model: {path}: its metadata {METADATA_KEY!r} is no JSON ({error})") from None
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        return self.session.run([OUTPUT], {INPUT: images})[0]
+        try:
+            return self.session.run([OUTPUT], {INPUT: images})[0]
+        except Exception as error:  # the runtime has many kinds
+            raise LrfdynError(f"model: {self.path} cannot be run ({first_line(error)})") from None
 
 
 def sidecar(path: Path) -> Path:
@@ -136,7 +140,7 @@ class ExecutorchRunner:
     def __init__(self, path: Path) -> None:
         with importing("runtime: executorch", "executorch"):
             from executorch.runtime import Runtime, Verification
-        beside = sidecar(path)
+        self.path, beside = path, sidecar(path)
         require(beside.is_file(), f"model: {path} needs its description {beside.name} beside it, which is not there")
         self.facts: Any = read_json(beside, "model")
         known = isinstance(self.facts.get("most_images"), int)
@@ -150,5 +154,8 @@ class ExecutorchRunner:
             raise LrfdynError(f"model: {path} is not an ExecuTorch program that can be run ({error})") from None
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        (logits,) = self.method.execute([torch.from_numpy(images)])
+        try:
+            (logits,) = self.method.execute([torch.from_numpy(images)])
+        except (RuntimeError, ValueError) as error:
+            raise LrfdynError(f"model: {self.path} cannot be run ({first_line(error)})") from None
         return logits.numpy().copy()

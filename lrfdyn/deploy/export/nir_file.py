@@ -32,8 +32,8 @@ def write_nir(model: SpikingModel, sample: Tensor, path: Path, facts: Mapping[st
 
 
 class NirRunner:
-    """An exported file in PyTorch, node by node: images `[B, C, H, W]` to logits `[B, classes]`, the mean over the time
-    steps of what the graph gives."""
+    """An exported file in PyTorch, node by node: images `[B, C, H, W]` or films `[B, T, C, H, W]` to logits
+    `[B, classes]`, the mean over the time steps of what the graph gives."""
 
     def __init__(self, path: Path) -> None:
         with importing("runtime: nir", "nir"):
@@ -71,10 +71,10 @@ class NirRunner:
     def steps(self, images: Tensor) -> Iterator[dict[str, Tensor]]:
         """What every node sends, by its name, in one time step after the other."""
         operations = {name: self.operation(node) for name, node in self.nodes.items()}
-        for _ in range(self.facts["time_steps"]):
+        for frame in images.unbind(1) if images.dim() == 5 else [images] * self.facts["time_steps"]:
             values: dict[str, Tensor] = {}
             for name in self.order:
-                given = [values[source] for source in self.inputs[name]] or [images]
+                given = [values[source] for source in self.inputs[name]] or [frame]
                 values[name] = operations[name](sum(given[1:], given[0]))
             yield values
 

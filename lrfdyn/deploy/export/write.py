@@ -110,7 +110,8 @@ def export_model(
     - `random_images`: How many random images the check shows beside them.
     - `most_images`: The largest B of an ExecuTorch file; that of the others is free.
     - `frames`: An ONNX or ExecuTorch file takes event frames `[B, T, C, size, size]`, as many as the model has time
-      steps, in the place of images. The file states `frames`, and no preprocessing.
+      steps, in the place of images. The file states `frames` and, of a model that was trained on recordings, its
+      `framing`, and no preprocessing.
     - `dense`: In a NIR file, convolutions without groups, for readers that know none: depth-wise ones get zeros
       between the channels.
     - `tolerance`: How far logits may be off where no spike flipped, relative to the largest logit.
@@ -136,20 +137,26 @@ def export_model(
     require_integer("most_images", most_images, 1)
     require(format == "nir" or not dense, f"dense: only for NIR files, got {path}")
     require(format != "nir" or not frames, f"frames: a NIR graph has one frame for every time step anyway, got {path}")
-    require(not (frames and images), "images: a film has no image files to check on")
+    framing = model.framing if frames or format == "nir" else None
+    films = frames or framing is not None  # go in, and no images
+    require(not (films and images), "images: a film has no image files to check on")
+    if framing is not None:
+        steps = f"expected its time_steps, {model.time_steps}, got {framing.steps}"
+        require(framing.steps == model.time_steps, f"model: steps of its framing: {steps}")
     require(not path.is_dir(), f"out: expected a file, got the folder {path}")
     writable_folder(path.parent, "out")
     preprocessing = model.preprocessing or Preprocessing.usual(*model.input_size[:2])
     film = (model.time_steps,) if frames else ()
-    shape = (*film, model.in_channels, preprocessing.size, preprocessing.size)
-    real = [] if frames else real_images(preprocessing, images)
+    size = preprocessing.size if framing is None else framing.size
+    shape = (*film, model.in_channels, size, size)
+    real = [] if films else real_images(preprocessing, images)
     own: dict[str, dict[str, Any]] = {
         "executorch": {"most_images": most_images},
         "nir": {"time_step_s": TIME_STEP, "dense": dense},
     }
     facts = model_facts(model, weights) | own.get(format, {})
-    if frames:
-        facts |= {"frames": model.time_steps, "preprocessing": None, "preprocessing_assumed": False}
+    facts |= recording_facts(model) if films else {}
+    facts |= {"frames": model.time_steps} if frames else {}
     model = copy.deepcopy(model).float().cpu()  # the caller's stays where it is
     form = model if format == "nir" else exportable_model(model, shape[-2:])
     ways: dict[str, tuple[Any, Any]] = {
@@ -193,6 +200,12 @@ def model_facts(model: SpikingModel, weights: str | None) -> dict[str, Any]:
         "preprocessing": preprocessing.as_dict(),
         "preprocessing_assumed": model.preprocessing is None,
     }
+
+
+def recording_facts(model: SpikingModel) -> dict[str, Any]:
+    """What stands in the place of a preprocessing where frames go in and no images: how they are made, if known."""
+    framing = None if model.framing is None else model.framing.as_dict()
+    return {"framing": framing, "preprocessing": None, "preprocessing_assumed": False}
 
 
 def real_images(preprocessing: Preprocessing, paths: Sequence[Path]) -> list[np.ndarray]:
