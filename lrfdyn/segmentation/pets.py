@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.base import register_data
 from lrfdyn.data.pets import Pet, find_pets
-from lrfdyn.errors import require
+from lrfdyn.errors import require, shown
 from lrfdyn.segmentation.data import MaskedData
 from lrfdyn.segmentation.pairs import Pair
 
@@ -31,7 +31,7 @@ class OxfordPetsTrimaps(MaskedData):
     def __init__(
         self, root: Path, augment: Augmentation, *, border: Literal["ignore", "class"] = "ignore", **options: Any
     ) -> None:
-        require(border in ("ignore", "class"), f"border: expected ignore or class, got {border!r}")
+        require(border in ("ignore", "class"), f"border: expected ignore or class, got {shown(border)}")
         if border == "class":
             self.class_names = ("pet", "background", "border")
         else:
