@@ -23,7 +23,10 @@ TEMPORARY = ".lrfdyn-"  # how the names of temporary folders begin
 
 
 def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
-    """`write` to a temporary file beside `path`, flush it to the disk, then put it in place in one step."""
+    """`write` to a temporary file beside `path`, flush it to the disk, then put it in place in one step. A device or a
+    pipe is not replaced: an OSError."""
+    if not path.is_symlink():
+        plain_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(path.parent) as folder:
         temporary = folder / path.name

@@ -39,6 +39,16 @@ def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_a_pipe_or_device_is_not_replaced(tmp_path):
+    """A user that may write in /dev could lose /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="it is no file"):
+        write_atomic(pipe, lambda file: file.write_text("x"))
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
 def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(tmp_path):
     def killed_in_the_middle(file):
         file.write_text("{")

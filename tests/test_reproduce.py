@@ -33,7 +33,7 @@ def test_everything_is_written(finished):
     assert [run["seed"] for run in results["runs"]] == [0, 0, 1, 1]  # the first of every attention, then the second
     assert results["title"] == "Spikformer on digits"
     assert results["machine"]["threads"] == 1
-    assert results["data"] == {"name": "digits", "train": 1437, "test": 360, "classes": 10}
+    assert results["data"] == {"name": "digits", "kind": "image", "train": 1437, "test": 360, "classes": 10}
     for run in results["runs"]:
         folder = finished / "runs" / f"{run['attention']}-seed{run['seed']}"
         model = lrfdyn.from_pretrained(folder / "model")

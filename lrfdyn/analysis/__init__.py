@@ -6,7 +6,9 @@ from lrfdyn.analysis.measure.inference import attention_peak, attention_state, i
 from lrfdyn.analysis.measure.locality import locality, receptive_field, receptive_field_record, share_inside
 from lrfdyn.analysis.measure.maps import attention_maps
 from lrfdyn.analysis.measure.observe import load_images
+from lrfdyn.analysis.measure.recording import follow_recording
 from lrfdyn.analysis.measure.spikes import EnergyModel, energy, firing_rates
+from lrfdyn.analysis.report.recording import write_recording_page
 from lrfdyn.analysis.report.write import render_report, write_all, write_report
 from lrfdyn.analysis.theory_report import TheorySettings, theory_results
 
@@ -21,6 +23,7 @@ __all__ = [
     "energy",
     "exit_curve",
     "firing_rates",
+    "follow_recording",
     "inference_peak",
     "load_images",
     "locality",
@@ -32,5 +35,6 @@ __all__ = [
     "sources_for",
     "theory_results",
     "write_all",
+    "write_recording_page",
     "write_report",
 ]

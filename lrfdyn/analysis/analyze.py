@@ -19,7 +19,7 @@ from lrfdyn.analysis.measure.maps import AttentionMaps, Pictures, Place, choose_
 from lrfdyn.analysis.measure.observe import RANDOM, Images, ImageTensors, as_batches, observe
 from lrfdyn.analysis.measure.spikes import EnergyModel, FiringRates, SynapticOperations
 from lrfdyn.analysis.report.drawings import places
-from lrfdyn.analysis.report.write import results_head
+from lrfdyn.analysis.report.write import plural, results_head
 from lrfdyn.attention import Attention, attention_label, attention_options
 from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, require
@@ -31,9 +31,9 @@ from lrfdyn.training.recipes import load_recipe
 
 RANDOM_LABEL = " (random weights)"
 NOTES = (
-    "Attention weights of LRF-Dyn are those of its linear mixing, the same for every image; those of the "
-    "other kinds depend on the image.",
-    "Derived state is what one attention layer must hold for one image and one time step: spikes as bits, "
+    "Attention weights of LRF-Dyn are those of its linear mixing, the same for every input; those of the "
+    "other kinds depend on the input.",
+    "Derived state is what one attention layer must hold for one input and one time step: spikes as bits, "
     "sums as 32-bit numbers. LRF-Dyn holds the spikes of the rows that its stencils reach and computes their "
     "potentials again; held as potentials, those rows would outweigh the `k d` numbers of its dendrites by far. "
     "With two directions it holds the spikes of all rows. "
@@ -127,17 +127,17 @@ def analyze(
     for entry, place in zip(entries.values(), places([e["kind"] or e["model"] for e in entries.values()]), strict=True):
         entry["place"] = place
     names = list(dict.fromkeys(entry["model"] for entry in entries.values()))
-    what, noun = ("noise", "image") if images.name == RANDOM else (images.name, "test image")
-    epochs = max(len(run["curve"]) for run in runs)
-    trained = f", {_plural(len(runs), 'run')} of training for {_plural(epochs, 'epoch')}" if epochs else ""
+    what, noun = ("noise", "image") if images.name == RANDOM else (images.name, f"test {images.noun}")
+    epochs, classes = max(len(run["curve"]) for run in runs), images.facts.get("num_classes")
+    trained = f", {plural(len(runs), 'run')} of training for {plural(epochs, 'epoch')}" if epochs else ""
     times = [run["train_seconds"] for run in runs if run["train_seconds"] is not None]
     untrained = "; ".join(e["label"].replace(RANDOM_LABEL, "") for e in entries.values() if not e["trained"])
-    of_few, shown = "; ".join(entry["label"] for entry in few), _plural(images.count, "image")
-    lead = f"{_plural(len(entries), 'model')}{trained}, analysed on {_plural(images.count, noun)} of {what}."
+    of_few, shown = "; ".join(entry["label"] for entry in few), plural(images.count, images.noun)
+    lead = f"{plural(len(entries), 'model')}{trained}, analysed on {plural(images.count, noun)} of {what}."
     return {
         **results_head(title or f"{', '.join(names)} on {what}", lead, command),
         "machine": machine(images.device),
-        "data": {"name": what, "train": images.train, "test": images.count, "classes": images.facts.get("num_classes")},
+        "data": {"name": what, "kind": images.noun, "train": images.train, "test": images.count, "classes": classes},
         "batch": min(images.batch_size, images.count),  # of the measurement of speed
         "model": {"name": names[0] if len(names) == 1 else None, **about},
         "recipe": {k: v for k, v in recipes[0].items() if v is not None and all(r.get(k) == v for r in recipes)},
@@ -229,10 +229,6 @@ def model_label(model: SpikingModel) -> tuple[str, dict[str, Any]]:
     options = {**defaults, **(model.config.get("attention_options") or {})}
     changed = [f"{key} {text(value)}" for key, value in options.items() if text(value) != text(defaults[key])]
     return ", ".join([attention_label(kind), *changed]), options
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _tell_apart(entries: Sequence[dict[str, Any]]) -> None:

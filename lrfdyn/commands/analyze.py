@@ -19,7 +19,7 @@ from lrfdyn.analysis.analyze import NOTES, PASSES, analyze, sources_for
 from lrfdyn.analysis.measure.maps import parse_queries
 from lrfdyn.analysis.measure.observe import RANDOM, Images, load_images
 from lrfdyn.analysis.measure.spikes import EnergyModel
-from lrfdyn.analysis.report.write import FORMATS, check_formats, write_all
+from lrfdyn.analysis.report.write import FORMATS, check_formats, noun_of, write_all
 from lrfdyn.commands.shared import MIB, bars, comma_list, command_line, make_table, number, plain_console
 from lrfdyn.data.base import DATA
 from lrfdyn.devices import choose_device
@@ -33,7 +33,7 @@ ENERGY = EnergyModel()
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("models", nargs="+", metavar="MODEL", help="what to analyse")
-    add("--data", default=RANDOM, help=f"test images of {', '.join(DATA)}, or {RANDOM} noise")
+    add("--data", default=RANDOM, help=f"test images or recordings of {', '.join(DATA)}, or {RANDOM} noise")
     add("--data-root", type=Path, help="folder of the data's files")
     add("--image-size", type=int, help="pixels a side; default the data's, or for noise the model's")
     add("--frames", type=int, help="of every recording, which must be the model's time steps; default 16")
@@ -73,7 +73,7 @@ def analyze_with_bar(sources: list[Source], images: Images, console: Console, **
     """Run `analyze` with the command line as its command and a progress bar."""
     with bars(console) as bar:
         total = len(sources) * PASSES * images.count
-        task = bar.add_task("images", total=total, news="")
+        task = bar.add_task(f"{images.noun}s", total=total, news="")
         options["progress"] = lambda model, what, n: bar.update(task, advance=n, news=f"{Path(model).name}: {what}")
         results = analyze(sources, images, command=command_line(), **options)
         bar.update(task, completed=total, news="")
@@ -96,16 +96,17 @@ COLUMNS = (  # title, field of an entry, format and unit
     ("state\nKiB", "state_bytes", ",.1f", 1024),
     ("peak\nMiB", "peak_inference_bytes", ",.1f", MIB),
     ("firing", "firing_rate", ".1%", 1),
-    ("µJ per\nimage", "energy_pj", ",.2f", 1e6),
+    ("µJ per\n{noun}", "energy_pj", ",.2f", 1e6),
     ("share\nnear", "short_range_share", ".1%", 1),
     ("entropy", "entropy_mean", ".2f", 1),
-    ("images\nper s", "images_per_second", ",.0f", 1),
+    ("{noun}s\nper s", "images_per_second", ",.1f", 1),
 )
 
 
 def models_table(results: dict[str, Any]) -> Table:
     """Return a table with one row per model and a dash for what is not known of it."""
-    table = make_table("model", *(f">{title}" for title, *_ in COLUMNS), title=results["title"])
+    titles = (title.format(noun=noun_of(results)) for title, *_ in COLUMNS)
+    table = make_table("model", *(f">{title}" for title in titles), title=results["title"])
     for entry in results["attentions"].values():
         flat = {**entry, **entry["energy"], **entry.get("locality", {})}
         table.add_row(entry["label"], *(number(flat.get(field), form, unit) for _, field, form, unit in COLUMNS))

@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.commands.shared import bar, print_json
-from lrfdyn.data.recordings import READERS
+from lrfdyn.analysis.report.recording import write_recording_page
+from lrfdyn.commands.shared import bar, command_line, print_json
+from lrfdyn.data.recordings import READERS, read_events
 from lrfdyn.deploy.follow import Step
 from lrfdyn.deploy.predict import PICTURES, Predictor, expand_files
 from lrfdyn.errors import LrfdynError, require, unknown_name
-from lrfdyn.files import writable_folder, write_json
+from lrfdyn.files import expanded, writable_folder, write_json
 from lrfdyn.segmentation.predict import predict_segmentation
 
 Found = tuple[str, list[Path], Iterator[dict[str, Any]]]  # what the files are, these, and the record of each
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--exit", type=float, metavar="0..1", help="torch: stop at the time step at which this confidence is passed")
     add("--threads", type=int, default=0, help="onnx: 0 takes all that there are; native: 0 takes one")
     add("--steps", action="store_true", help="recordings, torch: print every time step, as of a single recording")
+    add("--page", type=Path, metavar="FILE", help="one recording, torch: write a page of its events, scores and firing")
     add("--device", help="of PyTorch; default: the GPU where there is one")
     add("--json", metavar="FILE|-", help="write JSON to a file, or to the output instead of text")
     add("--task", default="classification", metavar="classification|segmentation", help="what the model does")
@@ -51,6 +53,10 @@ def run(args: argparse.Namespace) -> int:
         raise unknown_name("task", args.task, TASKS)
     if args.json not in (None, "-"):
         writable_folder(Path(args.json).parent, "json")  # told before the work is done
+    if args.page is not None:
+        writable_folder(args.page.parent, "page")
+    for file in args.files:
+        expanded(file, "files")  # told before a model is opened
     kind, paths, found = TASKS[args.task](args)
     records, bad = [], 0
     with bar(len(paths) > 1) as shown:
@@ -61,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
                 print(f"lrfdyn predict: cannot read {record[kind]} ({record['error']})", file=sys.stderr)
             elif args.json != "-":
                 print(f"{record[kind]}: {record.get('overlay') or named(record)}{taken(args, record)}")
+                if "page" in record:
+                    print(f"page: {record['page']}")
     result = {"model": args.model, "task": args.task, "unreadable": bad, f"{kind}s": records}
     if args.json == "-":
         print_json(result)
@@ -89,17 +97,36 @@ def classify(args: argparse.Namespace) -> Found:
     for option in ("out", "flip", "window"):
         require(not getattr(args, option), f"{option}: only with --task segmentation")
     predictor = Predictor.open(args.model, args.runtime, args.device, args.threads, args.exit)
+    one = "takes images" if predictor.framing is None else "gives the logits of all steps at once"
+    for option in ("steps", "page"):
+        asked = bool(getattr(args, option))
+        require(predictor.follows or not asked, f"{option}: only for recordings in torch; {args.model} {one}")
     if predictor.facts.get("preprocessing_assumed") and predictor.preprocessing is not None:
         assumed = predictor.preprocessing.as_dict()
         print(
             f"lrfdyn predict: the model does not say how images are preprocessed; taken is {assumed}", file=sys.stderr
         )
-    one = "takes images" if predictor.framing is None else "gives the logits of all steps at once"
-    require(predictor.follows or not args.steps, f"steps: only for recordings in torch; {args.model} {one}")
     paths = expand_files(args.files, PICTURES if predictor.framing is None else tuple(READERS), f"{predictor.kind}s")
     shown = args.json != "-" and (args.steps or len(paths) == 1)
     watch = partial(print_step, predictor) if shown else None
-    return predictor.kind, paths, predictor.predict(paths, args.top, args.batch, watch)
+    found = predictor.predict(paths, args.top, args.batch, watch)
+    if args.page is not None:
+        require(len(paths) == 1, f"page: expected one recording, got {len(paths)}")
+        found = with_page(args, predictor, found)
+    return predictor.kind, paths, found
+
+
+def with_page(
+    args: argparse.Namespace, predictor: Predictor, found: Iterator[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Passes the record of one recording on, and writes its page where it could be read."""
+    runner: Any = predictor.run
+    for record in found:
+        if "error" not in record:
+            path, how = Path(record["recording"]), {"exit": args.exit, "command": command_line()}
+            write_recording_page(args.page, runner.model, read_events(path), name=path.name, **how)
+            record["page"] = str(args.page)
+        yield record
 
 
 def print_step(predictor: Predictor, step: Step) -> None:
@@ -113,8 +140,8 @@ def segment(args: argparse.Namespace) -> Found:
     require(args.out is not None, "out: --task segmentation needs the folder that the maps go to")
     require(args.runtime in (None, "torch"), f"runtime: segmentation runs in torch, got {args.runtime!r}")
     require(args.exit is None, "exit: only with --task classification")
-    require(not args.threads, "threads: only with --task classification")
-    require(not args.steps, "steps: only with --task classification")
+    for option in ("threads", "steps", "page"):
+        require(not getattr(args, option), f"{option}: only with --task classification")
     paths, how = expand_files(args.files, PICTURES, "images"), {"flip": args.flip, "window": args.window}
     return "image", paths, predict_segmentation(args.model, paths, args.out, device=args.device, **how)
 

@@ -85,10 +85,11 @@ class TimeStream:
         require(not model.training, "model: expected evaluation mode (batch statistics are those of all time steps)")
         self._membranes = Membranes()
         weights = chain(model.parameters(), model.buffers())
-        self._model = copy.deepcopy(model, {id(tensor): tensor for tensor in weights})
-        replace_neurons(self._model, self._carried)
+        # With the names of the model's parts, so that hooks can look on.
+        self.network = copy.deepcopy(model, {id(tensor): tensor for tensor in weights})
+        replace_neurons(self.network, self._carried)
         kinds: set[type] = set()
-        for path, module in self._model.named_modules():
+        for path, module in self.network.named_modules():
             unfixed = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None
             require(not unfixed, f"model: {path} takes its statistics from all time steps, those to come among them")
             rows = f"model: {path} runs over rows, not along time; expected the model without StreamingAttention"
@@ -128,7 +129,7 @@ class TimeStream:
 
     def keep(self, chosen: Tensor) -> None:
         """Goes on with the images of the batch that the mask `chosen`, `[B]`, names, and forgets the others."""
-        require_alone(self._model)
+        require_alone(self.network)
         require(self.steps > 0, "chosen: the stream has seen no frame yet")
         assert self._shape is not None
         assert self._total is not None
@@ -143,7 +144,7 @@ class TimeStream:
         self, frame: Tensor, held: list[Tensor], total: Tensor | None, steps: int
     ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
         """What is held after a frame, membranes and total, and the logits of the frame and of all `steps`."""
-        model, membranes = self._model, self._membranes
+        model, membranes = self.network, self._membranes
         membranes.before, membranes.after, membranes.names = held, [], []
         last = model.forward_features(frame.unsqueeze(0))
         spikes = model.head_map(last)
@@ -169,9 +170,9 @@ class TimeStream:
         """What is held from step to step for a batch of frames of `size` (height and width, default: those that the
         model was laid out for), derived from shapes: a number for every neuron, layer by layer, and the classifier's
         sum. Their `bytes` together are `nbytes`."""
-        channels, *laid_out = self._model.input_size
+        channels, *laid_out = self.network.input_size
         with FakeTensorMode(allow_non_fake_inputs=True):  # shapes without memory
-            frame = torch.zeros(batch, channels, *(size or laid_out)).to(next(self._model.parameters()))
+            frame = torch.zeros(batch, channels, *(size or laid_out)).to(next(self.network.parameters()))
             held, total, *_ = self._pass(frame, [], None, 1)
         named = zip([*self._membranes.names, "classifier"], [*held, total], strict=True)
         return [StateTerm(name, " x ".join(map(str, x.shape)), x.numel(), 8 * x.itemsize) for name, x in named]

@@ -15,6 +15,7 @@ from lrfdyn.attention import create_attention, lif_host
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.qkformer import TokenAttention
 from lrfdyn.nn.neurons import IF, LIF
+from tests.deploy.small import small
 from tests.models.host_checks import digits_model
 
 GRID = (3, 3)
@@ -104,6 +105,21 @@ def test_first_layer_of_a_static_image_multiplies_once():
     assert first["multiply_accumulates"] == edges**2  # one channel in, one out
     again = energy(net, images, EnergyModel(repeat_first=True))["layers"][0]
     assert again["multiply_accumulates"] == 4 * edges**2
+
+
+def test_events_that_are_counted_are_so_many_spikes():
+    """Also where the spikes of the other layers are integers that are divided by their levels."""
+    model = small("sdt_v3", in_channels=2)
+    frames = torch.randint(3, (2, 1, 2, 32, 32)).float()
+    first, *_ = energy(model, frames)["layers"]
+    conv = model.get_submodule(first["name"])
+    assert isinstance(conv, nn.Conv2d)
+    uses = conv_uses(conv, 32, 32) * conv.out_channels
+    assert first["accumulates"] == float((frames * uses).sum())
+    assert first["multiply_accumulates"] == 0
+    scaled, *_ = energy(model, frames / 4)["layers"]
+    assert scaled["accumulates"] == 0
+    assert scaled["multiply_accumulates"] == float(4 * uses.sum())  # of every number in both frames
 
 
 def host_layer(kind, **options):

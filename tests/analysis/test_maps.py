@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lrfdyn.analysis import attention_maps
-from lrfdyn.analysis.measure.maps import choose_pictures, parse_queries
+from lrfdyn.analysis.measure.maps import BRIGHTER, DARKER, choose_pictures, parse_queries
 from lrfdyn.analysis.measure.observe import Images, load_images, observe, watch_attentions
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
@@ -98,6 +98,21 @@ def test_pictures_hold_the_levels_of_the_images(channels):
     torch.testing.assert_close(pictures.images, torch.cat(batches)[[0, 2]])
     for shown, image in zip(pictures.shown, levels[[0, 2]], strict=True):
         assert torch.equal(pixels(shown["source"]), image.permute(1, 2, 0).flatten())
+
+
+def test_a_recording_is_the_sum_of_its_frames_in_two_colours():
+    frames = torch.zeros(3, 2, 2, 1, 3)  # [T, recordings, channels, H, W]
+    frames[:, 1, 0, 0, 0] = 4  # darker
+    frames[1, 1, 1, 0, 1] = 6  # brighter
+    images = Images("made up", 2, 2, CPU, {"time_steps": 3}, list(frames.split(1, 1)), [])
+    pictures = choose_pictures(images, ["2"])
+    assert [shown["name"] for shown in pictures.shown] == ["recording 1", "recording 2"]
+    assert torch.equal(pictures.images, frames)
+    none, seen = (pixels(shown["source"]).tolist() for shown in pictures.shown)
+    assert none == [0] * 9
+    assert seen == [*DARKER, *(round(level / 2) for level in BRIGHTER), 0, 0, 0]
+    with pytest.raises(LrfdynError, match="maps: expected 1 to 2 of the recordings, got 3"):
+        choose_pictures(images, ["3"])
 
 
 def test_files_are_read_as_test_images_are(tmp_path):

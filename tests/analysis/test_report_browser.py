@@ -7,7 +7,6 @@ import io
 import json
 import math
 import re
-import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from lrfdyn.analysis.report.write import render_report, write_report
 from lrfdyn.analysis.theory_report import TheorySettings, theory_results
+from tests.analysis.browser import FLAGS, find_browser
 from tests.analysis.made_up import HOSTILE, Page, attention, layer, make_results
 
 FIGURES = {
@@ -36,26 +36,8 @@ FIGURES = {
 
 def dump_dom(path: Path, profile: Path, width: int = 800) -> str:
     """Return the page as headless Chromium leaves it after running its scripts in a window of this width."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    browser = next((found for found in map(shutil.which, names) if found), None)
-    if browser is None:
-        pytest.skip("needs Chromium or Chrome on the PATH")
-    command = [
-        browser,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        f"--user-data-dir={profile}",
-        "--virtual-time-budget=3000",
-        f"--window-size={width},600",
-        "--dump-dom",
-        path.as_uri(),
-    ]
+    size = [f"--user-data-dir={profile}", "--virtual-time-budget=3000", f"--window-size={width},600"]
+    command = [find_browser(), *FLAGS, *size, "--dump-dom", path.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
@@ -173,6 +155,22 @@ def test_browser_draws_no_common_line_for_different_grids(tmp_path: Path) -> Non
     assert "images of different sizes" in different
     crosses = [item for _, item in pages[1].elements if item.get("class") == "cross"]
     assert len(crosses) == 1
+
+
+def test_browser_speaks_of_recordings(tmp_path: Path) -> None:
+    """Where the data are recordings no word of the page says that they are images."""
+    results = make_results()
+    results["data"]["kind"] = "recording"
+    results["batch"] = 16
+    results |= {"lead": "", "pictures": [{**results["pictures"][0], "name": "recording 1"}]}
+    path = tmp_path / "report.html"
+    write_report(results, path)
+    page = Page(dump_dom(path, tmp_path / "profile"))
+    assert error_count(page) == "0"
+    texts = "\n".join(text for name, text in page.texts if not name.startswith(("script", "style")))
+    for words in ("Energy per recording", "recordings/s", "a batch of 16 recordings", "the sum of all frames"):
+        assert words in texts
+    assert "image" not in texts
 
 
 def test_browser_shows_a_share_of_the_whole_track(tmp_path: Path) -> None:

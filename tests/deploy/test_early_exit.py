@@ -29,7 +29,7 @@ def test_images_leave_with_the_logits_so_far(host, film):
     seen = []
     layer = next(module for module in model.modules() if isinstance(module, torch.nn.Conv2d))
     early = EarlyExit(model, threshold)
-    conv = next(module for module in early.stream._model.modules() if isinstance(module, type(layer)))
+    conv = next(module for module in early.stream.network.modules() if isinstance(module, type(layer)))
     conv.register_forward_hook(lambda _conv, inputs, _out: seen.append(len(inputs[0])))
     logits, taken = early(images)
     (row,) = exit_curve(steps, torch.zeros(6, dtype=torch.long), (threshold,))

@@ -168,7 +168,7 @@ def test_an_error_leaves_the_stream_as_it_was():
     for frame, message in wrong:
         with pytest.raises(LrfdynError, match=message):
             stream.step(frame)  # type: ignore[arg-type]
-    handle = stream._model.blocks[0].register_forward_hook(lambda *_: 1 / 0)
+    handle = stream.network.blocks[0].register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         stream.step(frames[1])
     handle.remove()

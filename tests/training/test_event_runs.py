@@ -15,6 +15,7 @@ import lrfdyn
 from lrfdyn import LrfdynError
 from lrfdyn.analysis.analyze import analyze, sources_for
 from lrfdyn.analysis.measure.observe import load_images
+from lrfdyn.analysis.report.write import figures
 from lrfdyn.cli import main
 from lrfdyn.data.recordings import Framing, read_events
 from lrfdyn.models.registry import model_defaults
@@ -86,8 +87,13 @@ def test_analysis_of_recordings(root, whole):
     assert torch.equal(torch.cat(images.batches, 1), batch.images)
     results = analyze(sources_for(str(whole), images), images, maps=["2"])
     (entry,) = results["attentions"].values()
-    assert [picture["name"] for picture in results["pictures"]] == ["image 1", "image 5"]
+    assert [picture["name"] for picture in results["pictures"]] == ["recording 1", "recording 5"]
     assert len(entry["attention_maps"]["maps"]) == 2
+    assert results["lead"].endswith("analysed on 5 test recordings of nmnist.")
+    captions = {name: figure.caption for name, figure in figures(results).items()}
+    assert "5 test recordings of nmnist" in captions["firing_rates"]
+    assert "The picture is the sum of all frames" in captions["attention_maps"]
+    assert not any("image" in text for text in (*captions.values(), *results["notes"]))
     with pytest.raises(LrfdynError, match=r"maps: expected a number of the recordings of nmnist, got a\.png"):
         analyze(sources_for(str(whole), images), images, maps=["a.png"])
     assert entry["energy"]["energy_pj"] > 0

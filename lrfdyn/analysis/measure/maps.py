@@ -26,6 +26,7 @@ from lrfdyn.data.preprocess import Preprocessing, reason, require_pillow
 from lrfdyn.errors import LrfdynError, require
 
 Place = tuple[int, int]  # row and column of a token
+DARKER, BRIGHTER = (88, 172, 255), (255, 156, 66)  # colours of events, told apart with any colour vision
 PNG = b"\x89PNG\r\n\x1a\n"  # what every such file begins with
 
 
@@ -114,15 +115,18 @@ class Pictures:
 
 def choose_pictures(images: Images, wanted: Sequence[str]) -> Pictures:
     """The pictures that `wanted` names: one number, so many of the analysed images at equal steps, or image files,
-    which are scaled and cropped as the test images are. A recording is shown as the sum of its frames."""
+    which are scaled and cropped as the test images are. A recording is shown as the sum of its frames, in the colours
+    of events."""
     how = images.preprocessing
     require(images.name != RANDOM, f"maps: need images of a data set, got {RANDOM} noise")
     if len(wanted) == 1 and wanted[0].isdecimal():
         count, every = int(wanted[0]), torch.cat(images.batches, -4)
         most = every.shape[-4]
-        require(1 <= count <= most, f"maps: expected 1 to {most} of the images, or files, got {count}")
+        files = "" if how is None else ", or files"
+        require(1 <= count <= most, f"maps: expected 1 to {most} of the {images.noun}s{files}, got {count}")
         chosen = torch.linspace(0, most - 1, count).round().long()
-        picked, names = every.index_select(-4, chosen.to(every.device)), [f"image {n + 1}" for n in chosen.tolist()]
+        names = [f"{images.noun} {n + 1}" for n in chosen.tolist()]
+        picked = every.index_select(-4, chosen.to(every.device))
     else:
         if how is None:
             raise LrfdynError(f"maps: expected a number of the recordings of {images.name}, got {wanted[0]}")
@@ -141,10 +145,13 @@ def _read(how: Preprocessing, path: Path) -> Tensor:
 
 
 def _levels(how: Preprocessing | None, image: Tensor) -> Tensor:
-    """The levels `[C, H, W]` of a picture, uint8; of frames `[T, C, H, W]` of events their sum, the most is white."""
+    """The levels `[C, H, W]` of a picture, uint8; of frames `[T, 2, H, W]` of events the sum of each channel in its
+    colour, the more the lighter."""
     if how is None:
-        total = image.sum((0, 1)).unsqueeze(0)
-        return (total * (255 / total.max().clamp(min=1))).round().byte()
+        total = image.sum(0)
+        colours = torch.tensor([DARKER, BRIGHTER], dtype=total.dtype)
+        mixed = torch.einsum("chw,cl->lhw", total / total.max().clamp(min=1), colours)
+        return mixed.round().clamp(0, 255).byte()
     mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (how.mean, how.std))
     return ((image * std + mean) * 255).round().clamp(0, 255).byte()
 

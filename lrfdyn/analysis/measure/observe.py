@@ -42,7 +42,12 @@ class Images:
     batches: list[Tensor]
     labels: list[Tensor]
     train: int | None = None  # training images of the data set
-    preprocessing: Preprocessing | None = None  # what was done to the images; None for noise
+    preprocessing: Preprocessing | None = None  # what was done to the images; None for noise and recordings
+
+    @property
+    def noun(self) -> str:
+        """What one of them is."""
+        return "recording" if "time_steps" in self.facts else "image"
 
     def of(self, model: SpikingModel) -> list[Tensor]:
         """Return the batches `[B, C, H, W]` (of recordings `[T, B, C, H, W]`) for a model, which must be made for their
@@ -50,7 +55,7 @@ class Images:
         takes, made_for, _ = model.input_size
         channels, size = self.facts.get("in_channels", takes), self.facts.get("image_size", made_for)
         require(channels == takes, f"data: {self.name} has {channels} channels, the model takes {takes}")
-        sizes = f"{self.name} has images of {size} pixels, the model was made for {made_for}; pass --image-size"
+        sizes = f"{self.name} has {self.noun}s of {size} pixels, the model was made for {made_for}; pass --image-size"
         require("image_size" not in model.config or size == made_for, f"data: {sizes}")
         frames = self.facts.get("time_steps", model.time_steps)
         steps = f"{self.name} has {frames} frames a recording, the model has {model.time_steps} time steps"

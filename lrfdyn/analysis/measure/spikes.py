@@ -77,16 +77,17 @@ class EnergyModel:
         """Whether `mac_layers` names a layer."""
         return any(fnmatch(layer, pattern) for pattern in self.mac_layers)
 
-    def assumptions(self) -> list[str]:
-        """In words, for a reader of the numbers, with formulas between backticks."""
+    def assumptions(self, frames: bool = False) -> list[str]:
+        """In words, for a reader of the numbers, with formulas between backticks; `frames` of events or images."""
         forced = f" (and {', '.join(self.mac_layers)})" if self.mac_layers else ""
         repeated = "at every time step" if self.repeat_first else "once, because all time steps show the same image"
+        static, scaled = f"of a static image, counted {repeated}", "where frames are scaled (n events are n spikes)"
         return [
             f"{self.accumulate_pj:g} pJ per accumulate and {self.multiply_accumulate_pj:g} pJ per multiply-accumulate "
             "(32 bit at 45 nm).",
             "A spike is one accumulate per weight that it meets, exact at the borders; an integer spike n is n spikes.",
             f"Layers whose input is not spikes{forced} multiply-accumulate with every weight, such as the first "
-            f"convolution of a static image, counted {repeated}, or a classifier behind an average.",
+            f"convolution {scaled if frames else static}, or a classifier behind an average.",
             "SSA is counted as `q (k^T v)`. The dendrites of LRF-Dyn take `3k` multiply-accumulates per token, channel "
             "and direction (`2k` for the recurrence, `k` for the read-out; `2k` in all where modes are real), its "
             "stencils 9 each: potentials are not spikes.",
@@ -135,7 +136,7 @@ class SynapticOperations:
         return handles
 
     def _begin(self, _module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        self.static, self.batch = args[0].dim() == 4, len(args[0])
+        self.static, self.frames, self.batch = args[0].dim() == 4, args[0].dim() == 5, len(args[0])
         self.images += images_in(args[0])
 
     def _layer(self, name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -149,10 +150,12 @@ class SynapticOperations:
         else:
             kind, levels = "linear", self.head_levels
             uses = torch.tensor(float(cast(nn.Linear, module).out_features), device=x.device)
+        self.first = self.first or name
+        is_first = self.static and self.first == name
+        if self.frames and self.first == name:
+            levels = 1  # events are counted, and not divided as integer spikes are
         spikes = x.double() * levels
         whole = spikes.round()
-        is_first = self.static and self.first in (None, name)
-        self.first = self.first or name
         repeated = is_first and self.energy.repeat_first and x.shape[0] == self.batch
         dense = float(x.numel() / uses.numel() * uses.sum()) * (self.time_steps if repeated else 1)
         real = ((spikes - whole).abs() > TOLERANCE).any() | is_first | self.energy.multiplies(name)
@@ -196,7 +199,8 @@ class SynapticOperations:
             layers.append({"name": name, "kind": self.kinds[name], **values})
         keys = ("accumulates", "multiply_accumulates", "energy_pj")
         totals = {key: math.fsum(layer[key] for layer in layers) for key in keys}
-        return {**totals, "layers": layers, "assumptions": self.energy.assumptions(), "notes": [*self.notes]}
+        assumptions = self.energy.assumptions(self.frames)
+        return {**totals, "layers": layers, "assumptions": assumptions, "notes": [*self.notes]}
 
 
 @checked

@@ -342,7 +342,7 @@ def energy(plt: Any, entries: Entries) -> Any:
         values = [sums[part] / 1e6 for sums in parts]
         axis.barh(names, values, left=start, color=PARTS[part], label=part, height=0.65)
         start = [a + b for a, b in zip(start, values, strict=True)]
-    axis.set(xlabel="energy per image (µJ)")
+    axis.set(xlabel=f"energy per {entries[0].get('noun', 'image')} (µJ)")
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     figure.legend(loc=BELOW, ncols=2)

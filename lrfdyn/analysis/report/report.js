@@ -1,33 +1,4 @@
-// The page from top to bottom: its header, notes and footer, and the order of its parts.
-
-function themeButton() {
-  const button = document.getElementById("theme");
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const current = () => document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
-  const other = () => (current() === "dark" ? "light" : "dark");
-  const label = () => {
-    button.textContent = other() === "dark" ? "Dark theme" : "Light theme";
-  };
-  button.addEventListener("click", () => {
-    const theme = other();
-    document.documentElement.dataset.theme = theme;
-    try { localStorage.setItem("lrfdyn-theme", theme); } catch (error) { /* storage is blocked: not remembered */ }
-    label();
-  });
-  dark.addEventListener("change", label);
-  label();
-}
-
-async function copy(text, code, button) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch (error) {
-    getSelection().selectAllChildren(code);
-    document.execCommand("copy");
-  }
-  button.textContent = "Copied";
-  setTimeout(() => { button.textContent = "Copy"; }, 1500);
-}
+// The report from top to bottom: its facts and the order of its parts.
 
 function intro() {
   const { machine = {} } = results;
@@ -37,34 +8,10 @@ function intro() {
     ["Time", (results.train_seconds ? `training ${duration(results.train_seconds)}, ` : "") +
       `analysis ${duration(results.wall_seconds)}`],
     ["Made", String(results.created ?? "–").replace("T", " ")]].slice(results.machine ? 0 : 3);
-  const code = html("code", {}, results.command ?? "");
-  const button = html("button", { type: "button", class: "quiet", "aria-label": "Copy the command",
-    click: () => copy(code.textContent, code, button) }, "Copy");
-  document.getElementById("intro").append(...[results.lead ? html("p", { class: "lead" }, prose(results.lead)) : "",
-    html("ul", { class: "facts" }, facts.map(([name, value]) => html("li", {}, name, html("b", {}, value)))),
-    results.command ? html("div", { class: "command" }, code, button) : ""].filter(Boolean));
+  introduce(facts);
 }
 
-function closing() {
-  if ((results.notes ?? []).length) {
-    const items = results.notes.map((note) => html("li", {}, prose(plain(note))));
-    section("notes", "Notes").append(html("ul", { class: "notes" }, items));
-  }
-  document.getElementById("foot").append(
-    html("p", {}, `Made by lrfdyn ${results.version ?? ""}. All numbers are in this file; it loads nothing.`),
-    html("p", {}, "If you use this, please cite the paper: ", html("cite", {},
-      "Neural Dynamics Self-Attention for Spiking Transformers"), "."));
-}
-
-function contents() {
-  const items = [...document.querySelectorAll("main > section")].map((part) =>
-    html("li", {}, html("a", { href: `#${part.id}` }, part.getAttribute("aria-label"))));
-  const nav = document.getElementById("contents");
-  nav.append(html("b", {}, "Contents"), html("ol", {}, items));
-  nav.hidden = items.length < 2;
-}
-
-const PARTS = [
+build([
   themeButton, intro, summary,
   theoryFigures, checksTable,
   () => {
@@ -91,10 +38,4 @@ const PARTS = [
     if (kinds.some((kind) => kind.receptive_field)) fieldFigures(section("fields", "What the model sees"));
   },
   energySection, firingSection, stateTable, details, closing, contents,
-];
-
-for (const part of PARTS) {
-  // One part that fails must not take the rest of the page with it, but must be counted.
-  try { part(); } catch (error) { reportError(error); }
-}
-document.body.dataset.errors = String(pageErrors);
+]);

@@ -198,7 +198,7 @@ function toCsv(rows) {
   return rows.map((row) => row.map((value) => cell(String(value ?? ""))).join(",")).join("\r\n") + "\r\n";
 }
 
-const INLINED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin",
+const INLINED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linejoin",
   "stroke-linecap", "font-family", "font-size", "font-weight", "text-anchor", "image-rendering", "paint-order", "filter"];
 
 /** Return the drawing as a file of its own: light, 760 wide, with a legend and without the page's style sheet. */

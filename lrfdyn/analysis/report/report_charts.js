@@ -71,9 +71,9 @@ function reference({ scaleX, scaleY, box }, { axis, value, text }) {
  * Return a chart of lines over a common x.
  *
  * A series is {key, label, index, points: [{x, y, low, high}]}; one with `edges` is a histogram, whose points are
- * the middles of its bins.
+ * the middles of its bins. `extra(axes)` returns what is drawn under the lines.
  */
-function lineChart(width, { label, height = 340, x, y, series, references = [], tipTitle }) {
+function lineChart(width, { label, height = 340, x, y, series, references = [], tipTitle, extra = () => null }) {
   const frame = axes(width, height, x, y);
   const { scaleX, scaleY, box } = frame;
   const px = (value) => scaleX(value).toFixed(1);
@@ -102,7 +102,7 @@ function lineChart(width, { label, height = 340, x, y, series, references = [], 
   const marks = series.map(({ index }, order) => marked[order].map((place) =>
     mark(index, place[0].toFixed(1), place[1].toFixed(1), radius(place, order))));
   const cursor = svg("line", { class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden" });
-  const chart = canvasOf(width, height, label, frame.group, bands, cursor, lines, marks,
+  const chart = canvasOf(width, height, label, frame.group, bands, extra(frame), cursor, lines, marks,
     references.map((ref) => reference(frame, ref)), series.length ? null :
       svg("text", { x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle" },
         "No series is shown."));
@@ -265,11 +265,11 @@ function heatImage(map, shade) {
   return canvas.toDataURL();
 }
 
-/** Return the scale of the colours of maps that are divided by their largest value. */
-const heatScale = (top, shade = (value) => value) => [
+/** Return the scale of the colours of maps that are divided by their largest value, which `most` names. */
+const heatScale = (top, shade = (value) => value, most = "1 (largest of each map)") => [
   Array.from({ length: 60 }, (_, i) => svg("rect", { x: 14 + 2 * i, y: top, width: 2.2, height: 10,
     fill: `rgb(${heatColour(shade(i / 59)).join(",")})` })),
-  svg("text", { x: 0, y: top + 10 }, "0"), svg("text", { x: 142, y: top + 10 }, "1 (largest of each map)")];
+  svg("text", { x: 0, y: top + 10 }, "0"), svg("text", { x: 142, y: top + 10 }, most)];
 
 /** Return the maps of the items {label, index, map, centre, tip} side by side, with the scale of their colours. */
 function heatMaps(width, { label, items, shade }) {

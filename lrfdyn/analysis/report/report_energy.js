@@ -54,22 +54,22 @@ function energySection() {
     return [part, sum("energy_pj"), [[null, "accumulates", large(sum("accumulates"))],
       [null, "multiply-accumulates", large(sum("multiply_accumulates"))]]];
   }) }));
-  figure(parent, { id: "energy-parts", title: "Energy per image",
-    caption: "Energy of the synaptic operations of one image over all time steps, from the spikes that were sent. The " +
+  figure(parent, { id: "energy-parts", title: `Energy per ${noun}`,
+    caption: `Energy of the synaptic operations of one ${noun} over all time steps, from the spikes that were sent. The ` +
       "colours are parts of the network, not models. The assumptions are listed below.",
-    draw: (width) => stackChart(width, { label: "Energy per image by part of the network", items, parts,
+    draw: (width) => stackChart(width, { label: `Energy per ${noun} by part of the network`, items, parts,
       format: joules }),
     table: () => [["model", "layer", "kind", "accumulates", "multiply_accumulates", "energy_pj"],
       ...counted.flatMap(({ label, energy }) => energy.layers.map((layer) => [label, layer.name, layer.kind,
         layer.accumulates, layer.multiply_accumulates, layer.energy_pj]))] });
-  parent.append(grid("Operations per image", ["Model", "Accumulates", "Multiply-accumulates", "Energy"],
+  parent.append(grid(`Operations per ${noun}`, ["Model", "Accumulates", "Multiply-accumulates", "Energy"],
     counted.map((kind) => [named(kind), ...["accumulates", "multiply_accumulates"].map((field) =>
       numberCell(kind.energy[field], large(kind.energy[field]))),
     numberCell(kind.energy.energy_pj, joules(kind.energy.energy_pj))])));
   parent.append(folded("What is counted, and what is not", html("ul", { class: "notes" },
     (counted[0].energy.assumptions ?? []).map((line) => html("li", {}, prose(line))))));
   parent.append(folded("Energy by layer", html("p", { class: "soft" },
-    "Energy per image. The bars compare within the table; a click on a heading sorts."),
+    `Energy per ${noun}. The bars compare within the table; a click on a heading sorts.`),
   layerTable("Energy by layer",
     ({ energy }) => Object.fromEntries((energy?.layers ?? []).map((layer) => [layer.name, layer.energy_pj])), joules)));
 }

@@ -1,9 +1,9 @@
 // The figures of the report, each from the part of the results it shows.
 
-const results = JSON.parse(document.getElementById("results").textContent);
 // Eight colours and shapes, of which an attention has the same in every report; a ninth model would start over.
 const kinds = Object.entries(results.attentions ?? {}).map(([key, values], i) =>
   ({ key, index: (values.place ?? i) % 8, ...values, label: String(values.label ?? key) }));
+const noun = results.data?.kind ?? "image";  // what one of the test images or recordings is
 const seeds = Math.max(0, ...kinds.map((kind) => (kind.accuracy_values ?? []).length));
 const spreadName = results.spread ?? "the spread over the seeds";
 const twoDigits = orDash((value) => value.toFixed(2));
@@ -35,7 +35,7 @@ function accuracyFigure(parent) {
       "the number of parameters. A point that would cover another is hollow. " +
       (seeds > 1 ? `The bar is ± ${spreadName} and the small dots are the single runs. ` : "") +
       "The derived state is what one layer must keep for one time step, from the formulas in the table of terms; " +
-      "the measured peak is that of the whole model on one image. The accuracy axis does not start at zero.",
+      `the measured peak is that of the whole model on one ${noun}. The accuracy axis does not start at zero.`,
     draw: (width, { choice }) => pointChart(width, { label: "Test accuracy against memory",
       height: width < 500 ? 340 : 400, yLabel: "Test accuracy", xLabel: sources[choice][width < 430 ? 2 : 1],
       items: items(sources[choice][0]) }),
@@ -217,7 +217,7 @@ function fieldFigures(parent) {
       choices: [["linear", "Linear"], ["root", "Square root"]],
       caption: `How strongly ${sizes.length > 1 ? "the input pixels move" : `${each} ${pixels} × ${pixels} input pixels moves`} ` +
         `the output at the centre token${cross ? ", above the cross" : ""}, scaled so that the largest value of each map is 1. ` +
-        `${sizes.length > 1 ? "The models take images of different sizes, drawn alike. " : ""}` +
+        `${sizes.length > 1 ? `The models take ${noun}s of different sizes, drawn alike. ` : ""}` +
         "The square root brings out weak surroundings.",
       draw: (width, { choice }) => heatMaps(width, { label: "Effective receptive fields",
         shade: choice === "root" ? (value) => Math.sqrt(Math.max(0, value)) : (value) => value,

@@ -65,7 +65,9 @@ function mapsFigure(parent) {
         map: mapOf(kind, i, q, choice) }))] })));
   figure(parent, { id: "attention-maps", title: "Where single queries look", choices: layers > 1 ? choices : choices.slice(0, 1),
     caption: "The weights that the outlined token gives all tokens, laid over the picture in grey, each map divided by " +
-      "its largest value: absolute values, added up over the time steps. Those of LRF-Dyn are the same for every image.",
+      "its largest value: absolute values, added up over the time steps. " +
+      `Those of LRF-Dyn are the same for every ${noun}.` + (noun === "recording" ? " The picture is the sum of all " +
+        "frames, brighter in orange and darker in blue." : ""),
     draw: (width, { choice }) => {
       const gap = 12;
       const wanted = shown.length + 1;

@@ -1,32 +1,6 @@
 // The tables of the report: the summary, the derived state, and the folded details.
 
-const page = document.getElementById("main");
-
-function section(id, title, lead) {
-  const node = html("section", { id, "aria-label": title }, html("h2", {}, title, anchor(id, title)),
-    lead ? html("p", { class: "soft" }, lead) : null);
-  page.append(node);
-  return node;
-}
-
-/** Return `table` in a box that scrolls sideways, and says so where the table is wider than it. */
-function scrolling(label, table) {
-  const look = () => {
-    const hidden = box.scrollWidth - box.clientWidth;
-    frame.classList.toggle("wide", hidden > 1);
-    frame.classList.toggle("more", hidden - box.scrollLeft > 1);
-  };
-  const box = html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label, scroll: look }, table);
-  const frame = html("div", { class: "frame" }, html("div", { class: "edge" }, box),
-    html("p", { class: "cue", "aria-hidden": "true" }, "Scroll sideways for more columns →"));
-  for (const node of [box, table]) onResize(node, look);
-  return frame;
-}
-
 const named = (kind, scope = "row") => html("th", { scope }, swatch(kind.index), kind.label);
-const heading = (text, name = null) => html("th", { scope: "col", class: name }, text);
-const plain = (value) =>
-  (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value ?? "–"));
 
 const COLUMNS = [
   { field: "accuracy_mean", title: "Accuracy", unit: "test, %", best: 1,
@@ -35,10 +9,10 @@ const COLUMNS = [
   { field: "state_bytes", title: "State", unit: "derived", best: -1, format: bytes },
   { field: "peak_inference_bytes", title: "Peak memory", unit: "measured", best: -1, format: bytes },
   { field: "firing_rate", title: "Firing", unit: "per step", best: 0, format: percent(1) },
-  { field: "energy_pj", title: "Energy", unit: "per image", best: -1, format: joules },
+  { field: "energy_pj", title: "Energy", unit: `per ${noun}`, best: -1, format: joules },
   { field: "short_range_share", title: "Nearby", unit: "attention", best: 0, format: percent(1) },
   { field: "entropy_mean", title: "Entropy", unit: "nats", best: 0, format: twoDigits },
-  { field: "images_per_second", title: "Speed", unit: "images/s", best: 1,
+  { field: "images_per_second", title: "Speed", unit: `${noun}s/s`, best: 1,
     format: orDash((value) => (value >= 100 ? count(value) : short(value))) },
 ];
 
@@ -112,7 +86,7 @@ function summary() {
     return header;
   });
   table.append(html("thead", {}, html("tr", {}, headers)), ...bodies.values());
-  const batch = isNumber(results.batch) ? `a batch of ${plural(results.batch, "image")}` : "one batch";
+  const batch = isNumber(results.batch) ? `a batch of ${plural(results.batch, noun)}` : "one batch";
   const accuracy = !seeds ? "No accuracy is known of these models." : seeds > 1
     ? `Accuracy is the mean over ${seeds} seeds ± ${spreadName}; means within the spread of each other do not differ.`
     : "One seed per attention: small differences in accuracy mean nothing.";
@@ -144,42 +118,6 @@ function stateTable() {
     "What one attention layer must keep for one time step, derived from its formulas and not measured.").append(
     scrolling("Derived state by term", html("table", { class: "pinned" }, html("thead", {}, heads), listed.map(body))));
 }
-
-const folded = (title, ...content) => html("details", {}, html("summary", {}, title), ...content);
-
-/** Sort key of a cell: its number where it has one. */
-const sortValue = (cell) => (cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value));
-
-/** Return a table whose columns sort; `heads` are texts or nodes and `rows` lists of cells. */
-function grid(label, heads, rows) {
-  const body = html("tbody", {}, rows.map((cells) => html("tr", {}, cells)));
-  const original = [...body.rows];
-  const headers = heads.map((head, column) => {
-    const header = html("th", { scope: "col", "aria-sort": "none" },
-      html("button", { type: "button", class: "sort", title: "Sort by this column", click: () => {
-        const next = { none: "descending", descending: "ascending", ascending: "none" }[header.getAttribute("aria-sort")];
-        for (const other of headers) {
-          other.setAttribute("aria-sort", other === header ? next : "none");
-          other.querySelector(".arrow").textContent =
-            other !== header || next === "none" ? "↕" : next === "ascending" ? "↑" : "↓";
-        }
-        const sign = next === "ascending" ? 1 : -1;
-        const order = (a, b) => {
-          const [one, two] = [sortValue(a.cells[column]), sortValue(b.cells[column])];
-          if (typeof one === "string" || typeof two === "string") return sign * String(one).localeCompare(String(two));
-          if (Number.isNaN(one) || Number.isNaN(two)) return Number(Number.isNaN(one)) - Number(Number.isNaN(two));
-          return sign * (one - two);
-        };
-        body.append(...(next === "none" ? original : [...original].sort(order)));
-      } }, head, html("span", { class: "arrow", "aria-hidden": "true" }, "↕")));
-    return header;
-  });
-  return scrolling(label, html("table", { class: "pinned" }, html("thead", {}, html("tr", {}, headers)), body));
-}
-
-/** Return a cell with the number that it sorts by. */
-const numberCell = (value, text, extra = {}) =>
-  html("td", { "data-value": isNumber(value) ? value : NaN, ...extra }, text);
 
 /** Return the names of all lists, one that only some have behind the one that it follows there. */
 function inOrder(lists) {

@@ -24,8 +24,9 @@ from lrfdyn.version import __version__
 RESULTS_FORMAT = "lrfdyn-results/1"
 FORMATS = ("pdf", "svg", "png")
 STAMPS = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same figure is the same file
-# Inlined in this order: the later scripts use the functions of the earlier ones.
-SCRIPTS = ("_base", "_charts", "_figures", "_maps", "_tables", "_energy", "_theory", "")
+# Inlined in this order: the later scripts use the functions of the earlier ones, and those of every page come first.
+EVERYWHERE = ("report_base", "report_frame", "report_charts")
+SCRIPTS = (*(f"report_{name}" for name in ("figures", "maps", "tables", "energy", "theory")), "report")
 Entry = dict[str, Any]
 Row = Sequence[Any]
 
@@ -34,6 +35,10 @@ def results_head(title: str, lead: str, command: str) -> dict[str, Any]:
     """Return what all results begin with."""
     head = {"format": RESULTS_FORMAT, "title": title, "lead": lead, "command": command}
     return {**head, "created": datetime.now().isoformat(timespec="seconds"), "version": __version__}
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def has_matplotlib() -> bool:
@@ -104,6 +109,11 @@ def render_report(results: dict[str, Any]) -> str:
     """Return the report of `results` as one HTML page with its style, scripts and data inside."""
     found = results.get("format")
     require(found == RESULTS_FORMAT, f"results: expected the format {RESULTS_FORMAT!r}, got {found!r}")
+    return render_page(results, ("report",), SCRIPTS)
+
+
+def render_page(results: dict[str, Any], styles: Sequence[str], scripts: Sequence[str]) -> str:
+    """Return an HTML page of `results` with these files of this folder inside, and those that every page has."""
 
     def asset(name: str) -> str:
         return resources.files("lrfdyn.analysis.report").joinpath(name).read_text(encoding="utf-8")
@@ -111,10 +121,10 @@ def render_report(results: dict[str, Any]) -> str:
     data = json.dumps(finite(results), allow_nan=False, separators=(",", ":"))
     return Template(asset("report.html")).substitute(
         title=html.escape(str(results.get("title", "lrfdyn report"))),
-        style=asset("report.css"),
+        style="\n".join(asset(f"{name}.css") for name in styles),
         # A bare "<" could close the script element ("</script>") or open a comment in it ("<!--").
         data=data.replace("<", "\\u003c"),
-        script="\n".join(asset(f"report{name}.js") for name in SCRIPTS),
+        script="\n".join(asset(f"{name}.js") for name in (*EVERYWHERE, *scripts)),
     )
 
 
@@ -129,9 +139,9 @@ class Figure(NamedTuple):
 
 def figures(results: dict[str, Any]) -> dict[str, Figure]:
     """Return every figure and table that `results` have the numbers of, by name."""
-    runs, pictures = results.get("runs", []), results.get("pictures", [])
+    runs, common = results.get("runs", []), {"pictures": results.get("pictures", []), "noun": noun_of(results)}
     entries = [
-        {"place": i, **entry, "runs": [run for run in runs if run["attention"] == key], "pictures": pictures}
+        {"place": i, **entry, "runs": [run for run in runs if run["attention"] == key], **common}
         for i, (key, entry) in enumerate(results.get("attentions", {}).items())
     ]
     words = _words(results, entries)
@@ -149,6 +159,11 @@ def figures(results: dict[str, Any]) -> dict[str, Figure]:
     return made
 
 
+def noun_of(results: dict[str, Any]) -> str:
+    """What one of the things is that results were measured on: an image or a recording."""
+    return (results.get("data") or {}).get("kind") or "image"
+
+
 def _words(results: dict[str, Any], entries: Sequence[Entry]) -> dict[str, str]:
     """What captions take from the results."""
     data = results.get("data") or {}
@@ -157,7 +172,10 @@ def _words(results: dict[str, Any], entries: Sequence[Entry]) -> dict[str, str]:
     several = any(len(entry.get("accuracy_values") or []) > 1 for entry in entries)
     cross = any(_part(entry, "receptive_field", "centre") for entry in entries)
     return {
-        "images": f"{data.get('test', 'the')} {'' if kind == ' of noise' else 'test '}images{kind}",
+        "images": f"{data.get('test', 'the')} {'' if kind == ' of noise' else 'test '}{noun_of(results)}s{kind}",
+        "noun": noun_of(results),
+        "summed": " The picture is the sum of all frames, brighter in orange and darker in blue."
+        * (noun_of(results) == "recording"),
         "near": str(near.pop()) if len(near) == 1 else "a quarter of the largest on the grid of each model",
         "weights": "Weights are absolute values, averaged over heads (channels for LRF-Dyn), added up over the time "
         "steps and normalised to sum 1 for every query",
@@ -278,14 +296,14 @@ DEFINITIONS: dict[str, tuple[str, Callable[[Entry], Iterable[Row]], str]] = {
         _maps("average"),
         "Attention of single queries (outlined), laid over the picture: the weights that the query gives the tokens, "
         "averaged over layers, each map divided by its largest value. {weights}; those of LRF-Dyn do not depend on the "
-        "image.",
+        "{noun}.{summed}",
     ),
     "attention_maps_layers": (
         "picture query_row query_column layer row column weight",
         _maps("by_layer"),
         "Attention of single queries (outlined), laid over the picture, layer by layer: the weights that the query "
         "gives the tokens, each map divided by its largest value; no map where it gives none. {weights}; those of "
-        "LRF-Dyn do not depend on the image.",
+        "LRF-Dyn do not depend on the {noun}.{summed}",
     ),
     "receptive_fields": (
         "row column value",
@@ -302,7 +320,7 @@ DEFINITIONS: dict[str, tuple[str, Callable[[Entry], Iterable[Row]], str]] = {
     "energy": (
         f"layer {COUNTS}",
         _records(f"name {COUNTS}", "energy", "layers"),
-        "Energy of the synaptic operations of one image over all time steps, counted from the spikes that were sent; "
+        "Energy of the synaptic operations of one {noun} over all time steps, counted from the spikes that were sent; "
         "{images}. {assumptions}",
     ),
     "firing_rates": (
@@ -313,7 +331,7 @@ DEFINITIONS: dict[str, tuple[str, Callable[[Entry], Iterable[Row]], str]] = {
     "memory_accuracy": (
         PLACE,
         lambda e: [_values(e, PLACE)] * bool(e.get("state_bytes") and e.get("accuracy_mean") is not None),
-        "Test accuracy against memory: left, the derived state of one attention layer for one image and time step; "
+        "Test accuracy against memory: left, the derived state of one attention layer for one {noun} and time step; "
         "right, the measured peak of an evaluation pass at batch 1. The area of a point is proportional to the number "
         "of parameters. {spread}",
     ),
