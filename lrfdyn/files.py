@@ -146,6 +146,14 @@ def plain_file(path: Path) -> Path:
     return path
 
 
+def text_lines(path: Path, argument: str) -> list[str]:
+    """The lines of a text, without the spaces around them; an error names `argument` and the file."""
+    try:
+        return [line.strip() for line in plain_file(path).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise LrfdynError(f"{argument}: cannot read {path} ({explain(error)})") from None
+
+
 def read_json(path: Path, argument: str) -> dict[str, Any]:
     """The object in a JSON file; a damaged one is an error that names `argument` and the file."""
     try:

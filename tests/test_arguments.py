@@ -23,7 +23,7 @@ from lrfdyn.ops import dendrite_step
 PAGES = Path(__file__).parent.parent / "docs" / "api"
 # What functions give back, abstract classes, and what a forward pass calls or a host builds.
 NOT_CALLED = {
-    "Attention", "Batch", "CausalSSA", "ConvBN", "DataSource", "EventData", "Exported", "HubMixin",
+    "Attention", "Batch", "CausalSSA", "ConvBN", "DataSource", "EventData", "Exported", "HubMixin", "MaskedData",
     "LRFDyn", "LRFSSA", "LowMemoryModel", "LrfdynError", "MembraneBlock", "MembraneConv", "MembraneMLP",
     "Neuron", "Operations", "Predictor", "Reporter", "RowStream", "SDSA", "SSA", "Source", "SpikingConv",
     "SpikingModel", "SpikingNeuron", "StateTerm", "SwapReport", "SweepReporter",

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import before_after, common
+from benchmarks import before_after, common, loader
 from lrfdyn import create_model
+from tests.data.make import write_pets, write_tiny_imagenet
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(
@@ -38,6 +39,21 @@ def test_records_of_an_earlier_run_keep_their_machine(tmp_path):
     assert first == earlier
     assert second == {"ms": 2.0, **common.about()}
     assert second["versions"]["torch"] != "1.0"
+
+
+@pytest.mark.parametrize("name", ["tiny_imagenet", "oxford_pets", "oxford_pets_trimaps"])
+def test_loader(name, tmp_path, monkeypatch, capsys):
+    """With and without augmentation, for every number of processes."""
+    pytest.importorskip("PIL")
+    (write_tiny_imagenet if name == "tiny_imagenet" else write_pets)(tmp_path)
+    out, size = tmp_path / "out.json", [] if name == "tiny_imagenet" else ["--image-size", "24"]
+    argv = ["loader.py", name, "--root", str(tmp_path), "--workers", "0", "1", "--batches", "2", "--steps", "2", *size]
+    monkeypatch.setattr(sys, "argv", [*argv, "--device", "cpu", "--json", str(out)])
+    loader.main()
+    records = json.loads(out.read_text())
+    assert [(r["workers"], r["augmentation"]) for r in records] == [(0, "none"), (0, "full"), (1, "none"), (1, "full")]
+    assert all(record["images_per_s"] > 0 and record["steps"] == 2 for record in records)
+    assert "images_per_s" in capsys.readouterr().out
 
 
 def test_one_that_fails_is_told_and_left_behind(capsys):

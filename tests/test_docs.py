@@ -120,18 +120,20 @@ def test_python_of_the_page_runs(page):
     assert names["out"].shape[:3] == (4, 2, 64)
 
 
-def test_recipes_of_the_training_page_load(tmp_path):
-    page = (DOCS / "training.md").read_text("utf-8")
-    stages, recipe, shards = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[:3]
+def test_recipes_of_the_pages_load(tmp_path):
+    pages = ((DOCS / name).read_text("utf-8") for name in ("training.md", "data.md"))
+    (stages, recipe), shards = (re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) for page in pages)
     (tmp_path / "stages.yaml").write_text(stages)
     assert [stage.epochs for stage, _ in load_recipe(tmp_path / "stages.yaml").in_stages()] == [105, 45]
     (tmp_path / "mine.yaml").write_text(recipe)
     config = load_recipe(tmp_path / "mine.yaml")
     assert config.data.name == "folder"
     assert config.augmentation.crop == "resized"  # of the recipe that it extends
-    (tmp_path / "shards.yaml").write_text(shards)
-    config = load_recipe(tmp_path / "shards.yaml")
-    check_options(config.data.name, data_options(config))
+    assert len(shards) == 2
+    for text in shards:
+        (tmp_path / "shards.yaml").write_text(text)
+        config = load_recipe(tmp_path / "shards.yaml")
+        check_options(config.data.name, data_options(config))
 
 
 def test_commands_of_the_pages_are_understood():

@@ -31,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    (action,) = (action for action in args.parser._actions if isinstance(action, argparse._SubParsersAction))
-    words = {name: [*_names(name), *sub._option_string_actions] for name, sub in action.choices.items()}
+    words = {name: [*_names(name), *_words(sub)] for name, sub in _choices(args.parser).items()}
     quoted = {name: shlex.quote(" ".join(each)) for name, each in words.items()}
     commands = shlex.quote(" ".join(words))
     if args.shell == "fish":
@@ -42,6 +41,18 @@ def run(args: argparse.Namespace) -> None:
         return
     cases = "\n".join(f"    {name}) words={each} ;;" for name, each in quoted.items())
     print((ZSH if args.shell == "zsh" else "") + BASH.format(cases=cases, commands=commands), end="")
+
+
+def _choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of a command's own commands."""
+    found = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return next(found, {})
+
+
+def _words(parser: argparse.ArgumentParser) -> list[str]:
+    """Its options, and the names and options of what it leads to."""
+    inner = (word for name, sub in _choices(parser).items() for word in (name, *_words(sub)))
+    return list(dict.fromkeys((*parser._option_string_actions, *inner)))
 
 
 def _names(command: str) -> list[str]:

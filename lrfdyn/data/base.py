@@ -84,6 +84,11 @@ class DataSource:
         `split` is "train" or "test"; a test may leave out images that cannot be read."""
         raise NotImplementedError
 
+    def picture(self, split: str, index: int) -> tuple[np.ndarray, int | np.ndarray]:
+        """A whole picture as it is stored, `[H, W, C]` of bytes, and its class, or its mask `[H, W]` of bytes: classes,
+        and 255 for none. It is what `lrfdyn data pack` writes."""
+        raise LrfdynError(f"source: {type(self).__name__} has no pictures that could be packed")
+
     def augmented(self, levels: Tensor, keys: Keys) -> Tensor:
         """What training sees of loaded images."""
         return augment_images(levels, self.augment, keys, self.mean, self.deviation)
@@ -189,6 +194,34 @@ def last_of_classes(labels: np.ndarray, classes: int, images: int) -> np.ndarray
         require(share < len(there), f"held_out: {words}, got {share} of each")
         chosen[there[-share:]] = True
     return chosen
+
+
+class NumberedData(DataSource):
+    """The samples of both splits have one numbering: `labels` are those of all, `rows` the numbers of each split's."""
+
+    labels: np.ndarray
+    rows: dict[str, np.ndarray]
+
+    def number(self, labels: Sequence[int] | np.ndarray, train: int) -> None:
+        """Takes the labels of all samples, of which the first `train` are for training."""
+        self.labels = np.asarray(labels, np.int64)
+        self.rows = {"train": np.arange(train), "test": np.arange(train, len(self.labels))}
+        self.train_images, self.test_images = train, len(self.labels) - train
+
+    @checked
+    def hold_out(self, images: int) -> None:
+        train = self.rows["train"]
+        held = last_of_classes(self.labels[train], self.num_classes, images)
+        self.rows = {"train": train[~held], "test": train[held]}
+        self.train_images, self.test_images = len(train) - images, images
+
+
+def place(root: Path, folders: Sequence[str], needed: str) -> Path:
+    """`root`, or the folder in it that an archive made, whichever holds `needed`."""
+    for folder in (root, *(root / name for name in folders)):
+        if (folder / needed).exists():
+            return folder
+    raise LrfdynError(f"root: {root} has no {needed}")
 
 
 DATA: Registry[type[DataSource]] = Registry("data")

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from lrfdyn.data.loading import load_in_order, to_device
 from lrfdyn.data.preprocess import CROP_SHARE, IMAGENET_DEVIATION, IMAGENET_MEAN, centre_crop, require_pillow
 from lrfdyn.errors import LrfdynError, require, require_integer
 from lrfdyn.files import plain_file
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
 MOST_REPLACEMENTS = 100  # bad images in a row, before this is no longer a matter of single files
@@ -72,12 +75,25 @@ def resized_crop_box(
     return left, top, left + w, top + h
 
 
+def decoded(encoded: bytes) -> Image:
+    """The picture as it is stored, in colour."""
+    from PIL.Image import open as open_image
+
+    return preprocess.eight_bits(open_image(io.BytesIO(encoded))).convert("RGB")
+
+
+def failure(error: Exception) -> str:
+    """Pillow names the buffer, which tells nobody anything."""
+    return f"{type(error).__name__}: {str(error).partition(' <_io.')[0]}"
+
+
 class DecodedData(DataSource):
     """`workers` processes decode (0: this one). An image that cannot be read is an error, or with `on_corrupt="skip"`
     listed in `corrupt`, replaced in training and left out in tests. `crop_share` is the evaluated part of a side."""
 
     image_size, in_channels = 224, 3
-    mean, deviation = IMAGENET_MEAN, IMAGENET_DEVIATION
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    deviation: tuple[float, ...] = IMAGENET_DEVIATION
 
     def __init__(
         self,
@@ -127,17 +143,23 @@ class DecodedData(DataSource):
                     labels.append(images.labels[index])
                     break
                 except Exception as error:  # damaged files make decoders fail in any way
-                    reason = str(error).partition(" <_io.")[0]  # Pillow names the buffer, which tells nobody anything
-                    failures[images.name(index)] = f"{type(error).__name__}: {reason}"
+                    failures[images.name(index)] = failure(error)
             if failures and not self._skip:
                 break
         read = torch.from_numpy(levels[: len(labels)]).permute(0, 3, 1, 2)
         return read, torch.from_numpy(np.array(labels, np.int64)), failures
 
+    def picture(self, split: str, index: int) -> tuple[np.ndarray, int]:
+        images = self.splits[split]
+        try:
+            return np.asarray(decoded(images.read(index))), int(images.labels[index])
+        except Exception as error:  # as above
+            raise LrfdynError(f"data: cannot read the image {images.name(index)} ({failure(error)})") from None
+
     def _decode(self, encoded: bytes, numbers: np.ndarray | None) -> np.ndarray:
         from PIL import Image
 
-        image = preprocess.eight_bits(Image.open(io.BytesIO(encoded))).convert("RGB")
+        image = decoded(encoded)
         if numbers is None:
             return np.asarray(centre_crop(image, self.image_size, self.crop_share))
         box = resized_crop_box(*image.size, numbers, self.augment.crop_scale, self.augment.crop_ratio)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,14 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lrfdyn.checks import checked
+from lrfdyn.data.array_file import cached_array, fingerprint
 from lrfdyn.data.augment import Augmentation
-from lrfdyn.data.base import DataSource, last_of_classes, register_data
+from lrfdyn.data.base import NumberedData, place, register_data
 from lrfdyn.data.decode import FolderImages
 from lrfdyn.data.event_augment import UNUSED, augment_frames
-from lrfdyn.data.frame_cache import cached_frames
 from lrfdyn.data.hashed_random import Keys
-from lrfdyn.data.loading import load_in_order, to_device
+from lrfdyn.data.loading import load_parts, to_device
 from lrfdyn.data.recordings import READERS, Events, Framing, read_events
 from lrfdyn.errors import LrfdynError, explain, require, require_integer
 
@@ -42,7 +39,7 @@ class Recording(NamedTuple):
         return self.path if self.stop is None else f"{self.path} from {self.start} to {self.stop} µs"
 
 
-class EventData(DataSource):
+class EventData(NumberedData):
     """Recordings of an event camera: a batch has frames `[T, B, 2, H, W]` that count events, `frames` for a recording,
     with the same number of events or (`split_by="time"`) of the same length. They are made at the first use, by
     `workers` processes (None: one a core), and kept in the folder `cache`, by default `.frames` in that of the data;
@@ -79,17 +76,8 @@ class EventData(DataSource):
         self.root, self.recordings, self._workers = root, [*train, *test], workers
         self.framing = Framing(frames, split_by, self.sensor, self.image_size)
         self.cache = (root / ".frames" if cache is None else Path(cache).expanduser()).absolute()
-        self.labels = np.array([recording.label for recording in self.recordings], np.int64)
-        self.rows = {"train": np.arange(len(train)), "test": np.arange(len(train), len(self.recordings))}
-        self.train_images, self.test_images = len(train), len(test)
+        self.number([recording.label for recording in self.recordings], len(train))
         self._counts: np.ndarray | None = None
-
-    @checked
-    def hold_out(self, images: int) -> None:
-        train = self.rows["train"]
-        held = last_of_classes(self.labels[train], self.num_classes, images)
-        self.rows = {"train": train[~held], "test": train[held]}
-        self.train_images, self.test_images = len(train) - images, images
 
     def load(self, split: str, steps: Sequence[Keys], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         for keys in steps:
@@ -109,26 +97,20 @@ class EventData(DataSource):
         """The frames of all recordings, `[n, T, 2, H, W]`, those of training first, mapped from the cache."""
         if self._counts is None:
             name = f"{type(self).__name__}_{self.framing.steps}_{self.framing.by}"
-            self._counts = cached_frames(self.cache / name, self._facts(), self._make)
+            what = f"frames of {len(self.recordings)} recordings"
+            self._counts = cached_array(self.cache / name, self._facts(), self._make, what)
         return self._counts
 
     def _facts(self) -> dict[str, Any]:
         """What decides the frames: the settings, and the name, size and time of every recording."""
-        text = hashlib.sha256()
-        try:
-            for path, _, start, stop in self.recordings:
-                about, name = os.stat(path), path.removeprefix(str(self.root))
-                text.update(repr((name, about.st_size, about.st_mtime_ns, start, stop)).encode(errors="replace"))
-        except OSError as error:
-            raise LrfdynError(f"data: cannot read the recording {error.filename} ({error.strerror})") from None
+        files = ((path, start, stop) for path, _, start, stop in self.recordings)
+        recordings = fingerprint(self.root, files, "recording")
         shape = [len(self.recordings), self.framing.steps, 2, *self.sensor]
-        return {"shape": shape, "by": self.framing.by, "recordings": text.hexdigest()}
+        return {"shape": shape, "by": self.framing.by, "recordings": recordings}
 
     def _make(self) -> Iterator[np.ndarray]:
         """The frames of all recordings in parts, in order."""
-        parts = np.split(np.arange(len(self.recordings)), range(TOGETHER, len(self.recordings), TOGETHER))
-        workers = (os.cpu_count() or 1) if self._workers is None else self._workers
-        return load_in_order(self._integrate, parts, workers if len(parts) > 1 else 0, torch.device("cpu"))
+        return load_parts(self._integrate, len(self.recordings), TOGETHER, self._workers)
 
     def _integrate(self, indices: np.ndarray) -> np.ndarray:
         frames, path, whole = [], "", None
@@ -166,14 +148,6 @@ def first_of_classes(recordings: Sequence[Recording], classes: int) -> tuple[lis
         end = math.ceil(len(own) * TRAIN_SHARE)
         train, test = train + own[:end], test + own[end:]
     return train, test
-
-
-def place(root: Path, folders: Sequence[str], needed: str) -> Path:
-    """`root`, or the folder in it that an archive made, whichever holds `needed`."""
-    for folder in (root, *(root / name for name in folders)):
-        if (folder / needed).exists():
-            return folder
-    raise LrfdynError(f"root: {root} has no {needed}")
 
 
 @register_data("nmnist")

@@ -6,6 +6,8 @@ import atexit
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -39,7 +41,7 @@ def load_in_order(load: Callable[..., Any], items: Sequence[Any], workers: int, 
         collate_fn=partial(_load, load),
         num_workers=min(workers, len(items), cores),
         pin_memory=device.type == "cuda",
-        worker_init_fn=_leave_signals_to_the_run,
+        worker_init_fn=partial(_start_worker, os.getpid()),
         generator=torch.Generator(),  # it would draw from the global one, which belongs to the model
     )
     others = set(multiprocessing.active_children())
@@ -52,6 +54,14 @@ def load_in_order(load: Callable[..., Any], items: Sequence[Any], workers: int, 
     for batch in iterator:
         require(not isinstance(batch, LrfdynError), str(batch))
         yield batch
+
+
+def load_parts(load: Callable[..., Any], count: int, together: int, workers: int | None) -> Iterator[Any]:
+    """`load(numbers)` for the numbers 0..count - 1 in parts of at most `together`, by `workers` processes (None: one a
+    core)."""
+    parts = np.split(np.arange(count), range(together, count, together))
+    workers = (os.cpu_count() or 1) if workers is None else workers
+    return load_in_order(load, parts, workers if len(parts) > 1 else 0, torch.device("cpu"))
 
 
 def _load(load: Callable[..., Any], item: Any) -> Any:
@@ -71,7 +81,20 @@ def _end_workers() -> None:
             worker.join(0.1)
 
 
-def _leave_signals_to_the_run(worker: int) -> None:
+def _start_worker(run: int, worker: int) -> None:
+    """A worker ends with the run, however that ends: one with a large result would wait for a reader without end, and
+    keep the locks that the run had."""
+    threading.Thread(target=_end_with, args=(run,), daemon=True).start()
+    _leave_signals_to_the_run()
+
+
+def _end_with(run: int) -> None:
+    while os.getppid() == run:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _leave_signals_to_the_run() -> None:
     """Ctrl-C, and a scheduler that wants the machine back, signal all processes at once. The run needs its data to
     come to a checkpoint, and ends its workers itself; they end too where it is gone."""
 

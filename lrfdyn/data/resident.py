@@ -57,6 +57,10 @@ class ResidentData(DataSource):
         for where in (to_device(keys.samples, device) for keys in steps):
             yield images.index_select(0, where), labels.index_select(0, where)
 
+    def picture(self, split: str, index: int) -> tuple[np.ndarray, int]:
+        images, labels = self.splits[split]
+        return images[index].permute(1, 2, 0).float().round().clamp(0, 255).byte().cpu().numpy(), int(labels[index])
+
 
 @register_data("digits")
 class Digits(ResidentData):

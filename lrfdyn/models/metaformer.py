@@ -17,7 +17,7 @@ from lrfdyn.nn.layers import ConvBN, MembraneConv, drop_path_rates, init_weights
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, residual_section, row_halo, sections_of
 
-STRIDES = (2, 2, 2, 2, 1)
+STRIDES = (2, 2, 2, 1)  # of the stages behind the first
 CONV_STAGES = 3
 
 # The places in the official networks, and what both call the layers in a block: see `SpikingModel.official_keys`.
@@ -63,6 +63,8 @@ class MetaFormerConfig(TransformerConfig):
     """Channels of the last four stages; the first has half of `widths[0]`."""
     depths: Sequence[int] = (1, 1, 2, 6, 2)
     """Number of blocks in each of the five stages; these are those of the official networks."""
+    stem_stride: int = 2
+    """What the first convolution divides the grid by; with 1 images of 64 x 64 leave 8 x 8 tokens."""
 
 
 class MetaFormer(SpikingModel):
@@ -79,8 +81,10 @@ class MetaFormer(SpikingModel):
         require(len(widths) == 4 and min(widths) >= 1, f"widths: expected four integers >= 1, got {widths}")
         require(widths[0] % 2 == 0, f"widths: expected an even first width (the network starts at half), got {widths}")
         require(len(depths) == 5 and min(depths) >= 1, f"depths: expected five integers >= 1, got {depths}")
-        stage_widths = (widths[0] // 2, *widths)
-        self.describe_stages([*stage_widths[:CONV_STAGES], widths[-1]], (2, 4, 8, 16), config.image_size)
+        first, stage_widths = config.stem_stride, (widths[0] // 2, *widths)
+        require(first in (1, 2), f"stem_stride: expected 1 or 2, got {first}")
+        seen = [*stage_widths[:CONV_STAGES], widths[-1]]
+        self.describe_stages(seen, [first * 2**i for i in range(len(seen))], config.image_size)
 
         neuron = partial(self.make_neuron, config)
         rates = iter(drop_path_rates(config.drop_path, sum(depths[CONV_STAGES:])))
@@ -92,7 +96,7 @@ class MetaFormer(SpikingModel):
 
         self.stages = nn.ModuleList()
         before = self.in_channels
-        for i, (width, depth, stride) in enumerate(zip(stage_widths, depths, STRIDES, strict=True)):
+        for i, (width, depth, stride) in enumerate(zip(stage_widths, depths, (first, *STRIDES), strict=True)):
             if i == 0:
                 down = ConvBN(before, width, kernel=7, stride=stride, bias=True)
             else:

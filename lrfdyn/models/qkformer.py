@@ -1,5 +1,5 @@
-"""QKFormer (Zhou et al., 2024), ImageNet, CIFAR and event-camera form. Stages of Q-K token attention, then one of any
-attention."""
+"""QKFormer (Zhou et al., 2024), ImageNet, CIFAR, Tiny-ImageNet and event-camera form. Stages of Q-K token attention,
+then one of any attention."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ class Form(NamedTuple):
 FORMS = {
     "imagenet": Form(((1, True),), (((2, True), (2, False)), ((4, True), (4, False)), ((8, True), (8, False))), (1, 2)),
     "cifar": Form(((1, False),), (((2, False),), ((4, False), (4, True)), ((8, False), (8, True))), (1, 1)),
+    # Ours: CIFAR's form and grids for images that are twice as high and wide.
+    "tiny_imagenet": Form(((1, True),), (((2, False),), ((4, False), (4, True)), ((8, False), (8, True))), (1, 1)),
     "dvs": Form(
         stem=((1, False), (2, True)),
         embeddings=(((4, True), (8, True)), ((16, False), (16, True))),
@@ -134,7 +136,8 @@ class QKFormerConfig(TransformerConfig):
     depth: int = 10
     """Number of blocks in all stages together."""
     form: str = "imagenet"
-    """Layout of the network, "imagenet", "cifar" or, with two stages, "dvs"."""
+    """Layout of the network, "imagenet", "cifar", "tiny_imagenet" (CIFAR's with a pooling stem) or, with two stages,
+    "dvs"."""
     legacy_neuron_axis: bool = False
     """In the official code the neuron behind the self-attention's projection runs over the T * B images instead of T
     steps, so that the output for an image depends on the batch around it. True does the same; official weights were

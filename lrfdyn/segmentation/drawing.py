@@ -12,7 +12,7 @@ import numpy as np
 
 from lrfdyn.data.preprocess import scaled_size
 from lrfdyn.errors import needs
-from lrfdyn.segmentation.data import CLASSES, IGNORED
+from lrfdyn.segmentation.pairs import CLASSES, IGNORED
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 GOLDEN_TURN = 0.618033988749895  # neighbouring numbers get hues far apart
 BLEND = 0.55  # of the colour in an overlay
 MARGIN, GAP, INK, FAINT, PAPER = 8, 6, (25, 25, 25), (110, 110, 110), (255, 255, 255)
+Names = Sequence[str] | None
 LEGEND_HEIGHT = 160  # at least, beside an image: eight classes and the number of the others
 
 
@@ -54,9 +55,10 @@ def palette(classes: int = CLASSES) -> np.ndarray:
     return colours
 
 
-def class_shares(mask: np.ndarray, classes: int) -> dict[str, float]:
-    """Return the share of every class in the pixels of `mask` that have one, the largest first."""
-    counts, names = np.bincount(mask[mask != IGNORED].ravel(), minlength=classes), class_names(classes)
+def class_shares(mask: np.ndarray, classes: int, names: Names = None) -> dict[str, float]:
+    """Return the share of every class in the pixels of `mask` that have one, the largest first. `names` of the classes
+    are those of a data set that has its own."""
+    counts, names = np.bincount(mask[mask != IGNORED].ravel(), minlength=classes), names or class_names(classes)
     total = max(1, counts.sum())
     return {names[i]: float(counts[i] / total) for i in np.argsort(-counts, kind="stable") if counts[i]}
 
@@ -76,18 +78,20 @@ def blend(image: Image, mask: np.ndarray, classes: int) -> Image:
     return pillow().Image.fromarray(mixed.round().astype(np.uint8))
 
 
-def overlay(image: Image, mask: np.ndarray, classes: int) -> Image:
+def overlay(image: Image, mask: np.ndarray, classes: int, names: Names = None) -> Image:
     """Draw `blend` with a legend at its side, which is higher than a small image."""
-    names = legend(mask, classes, max(image.height, LEGEND_HEIGHT))
-    sheet = pillow().Image.new("RGB", (image.width + names.width, names.height), PAPER)
+    side = legend(mask, classes, max(image.height, LEGEND_HEIGHT), names=names)
+    sheet = pillow().Image.new("RGB", (image.width + side.width, side.height), PAPER)
     sheet.paste(blend(image, mask, classes), (0, 0))
-    sheet.paste(names, (image.width, 0))
+    sheet.paste(side, (image.width, 0))
     return sheet
 
 
-def legend(mask: np.ndarray, classes: int, height: int, limit: int = 14, percent: bool = True) -> Image:
+def legend(
+    mask: np.ndarray, classes: int, height: int, limit: int = 14, percent: bool = True, names: Names = None
+) -> Image:
     """Draw the largest classes of a mask or several, as many as fit, with their share of the pixels."""
-    shares, size = class_shares(mask, classes), int(np.clip(height / 24, 11, 28))
+    shares, size = class_shares(mask, classes, names), int(np.clip(height / 24, 11, 28))
     line = round(1.5 * size)
     room = max(1, min(limit, (height - MARGIN) // line))
     shown = list(shares.items())[: room - 1 if len(shares) > room > 1 else room]
@@ -98,7 +102,7 @@ def legend(mask: np.ndarray, classes: int, height: int, limit: int = 14, percent
     width = round(max(map(font.getlength, texts), default=0)) + 2 * MARGIN + 2 * size
     image = pillow().Image.new("RGB", (width, height), PAPER)
     draw = pillow().ImageDraw.Draw(image)
-    colours, names = palette(classes), class_names(classes)
+    colours, names = palette(classes), names or class_names(classes)
     for i, text in enumerate(texts):
         y, listed = MARGIN // 2 + i * line, i < len(shown)
         if listed:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lrfdyn.checks import checked
 from lrfdyn.errors import require
-from lrfdyn.segmentation.data import IGNORED
+from lrfdyn.segmentation.pairs import IGNORED
 
 
 def require_torchmetrics() -> None:

@@ -17,10 +17,11 @@ from lrfdyn.data.preprocess import IMAGENET_DEVIATION, IMAGENET_MEAN, open_pictu
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.files import writable_folder, write_atomic
-from lrfdyn.segmentation.data import IGNORED, Pair, find_pairs, read_pair
+from lrfdyn.segmentation.data import find_pairs
 from lrfdyn.segmentation.drawing import blend, class_shares, grid, legend, mask_image, overlay, pillow
 from lrfdyn.segmentation.inference import best_class, segment
 from lrfdyn.segmentation.model import Segmenter
+from lrfdyn.segmentation.pairs import IGNORED, Pair, read_pair
 from lrfdyn.sources import find_source
 
 MOST_PIXELS = 2**24  # that the network sees at once: its scores are 150 numbers a pixel
@@ -85,7 +86,8 @@ def predict_segmentation(
             yield {"image": str(path), "error": reason(error)}
             continue
         mask, classes = predict_mask(network, image, window=window, flip=flip), network.num_classes
-        pictures = {"mask": mask_image(mask, classes), "overlay": overlay(image, mask, classes)}
+        own = network.class_names
+        pictures = {"mask": mask_image(mask, classes), "overlay": overlay(image, mask, classes, own)}
         files = {kind: out / f"{name}_{kind}.png" for kind in pictures}
         try:
             for kind, file in files.items():
@@ -93,7 +95,7 @@ def predict_segmentation(
         except OSError as error:
             raise LrfdynError(f"out: cannot write in {out} ({error.strerror or error})") from None
         written = {"image": str(path), **{kind: str(file) for kind, file in files.items()}}
-        yield {**written, "width": image.width, "height": image.height, "classes": class_shares(mask, classes)}
+        yield {**written, "width": image.width, "height": image.height, "classes": class_shares(mask, classes, own)}
 
 
 def choose_pairs(root: Path, names: Sequence[str] = (), count: int = 4) -> list[Pair]:
@@ -118,7 +120,7 @@ def segmentation_figure(
     networks = {title: load_segmenter(m, device) if isinstance(m, str) else m for title, m in models.items()}
     counts = {network.num_classes for network in networks.values()}
     require(len(counts) == 1, f"models: expected the same number of classes in all, got {sorted(counts)}")
-    (classes,) = counts
+    (classes,), named = counts, next(iter(networks.values())).class_names
     accuracy: dict[str, list[float]] = {title: [] for title in networks}
     rows, captions = [], []
     for pair in pairs:
@@ -127,7 +129,7 @@ def segmentation_figure(
         masks = [predict_mask(network.eval(), image) for network in networks.values()]
         for values, mask in zip(accuracy.values(), masks, strict=True):
             values.append(100 * float((mask == truth)[labelled].mean()) if labelled.any() else float("nan"))
-        names = legend(np.stack([truth, *masks]), classes, 300, limit=12, percent=False)
+        names = legend(np.stack([truth, *masks]), classes, 300, limit=12, percent=False, names=named)
         rows.append([image, *(blend(image, mask, classes) for mask in (truth, *masks)), names])
         correct = ", ".join(f"{title} {values[-1]:.1f} %" for title, values in accuracy.items())
         captions.append(f"{pair.image.stem}: correct pixels {correct}")

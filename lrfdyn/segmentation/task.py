@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from lrfdyn.data import Batch, DataSource
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
-from lrfdyn.segmentation.data import IGNORED, Ade20k
+from lrfdyn.segmentation.data import MaskedData
 from lrfdyn.segmentation.drawing import class_names
 from lrfdyn.segmentation.inference import check_window, segment
 from lrfdyn.segmentation.metric import build_confusion, class_rows, require_torchmetrics, scores
 from lrfdyn.segmentation.model import Segmenter, create_segmenter, load_backbone
+from lrfdyn.segmentation.pairs import IGNORED
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.tasks import Task, TestRun, register_task
 
@@ -40,7 +41,7 @@ class Segmentation(Task):
 
     def prepare(self, model: SpikingModel, config: TrainConfig, source: DataSource) -> None:
         assert isinstance(model, Segmenter)
-        assert isinstance(source, Ade20k)
+        assert isinstance(source, MaskedData)
         require_torchmetrics()
         check_window(source.window, model.stride)
         source.check_test_pairs()
@@ -61,7 +62,7 @@ class Segmentation(Task):
     def test(self, model: nn.Module, run: TestRun) -> dict[str, Any]:
         """Return mIoU and accuracies in percent, the loss per labelled pixel, and the numbers of every class."""
         source = run.source
-        assert isinstance(source, Ade20k)
+        assert isinstance(source, MaskedData)
         model.eval()
         # Without the wrapper of several processes: they test different sizes, and must not wait for each other.
         plain: Any = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
@@ -79,5 +80,5 @@ class Segmentation(Task):
         loss_sum, count = run.accelerator.reduce(sums, "sum").tolist()
         require(count > 0, "data: expected at least one labelled pixel in the test images")
         matrix = confusion.compute().double().cpu()  # the sum over all processes
-        rows = class_rows(matrix, class_names(source.num_classes))
+        rows = class_rows(matrix, source.class_names or class_names(source.num_classes))
         return {"test_loss": loss_sum / count, **scores(matrix), "classes": rows}

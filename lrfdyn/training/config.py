@@ -88,8 +88,8 @@ class DataConfig(Section):
 
     name: Annotated[
         str,
-        "digits, cifar10, cifar100, imagenet, imagenette, folder, webdataset, ade20k, nmnist, cifar10dvs, "
-        "dvs128_gesture, ncaltech101, event_folder or one's own.",
+        "digits, cifar10, cifar100, tiny_imagenet, imagenet, imagenette, oxford_pets, folder, webdataset, ade20k, "
+        "oxford_pets_trimaps, mask_shards, nmnist, cifar10dvs, dvs128_gesture, ncaltech101, event_folder or one's own.",
     ]
     root: Annotated[str | None, "The folder of its files."] = None
     image_size: Annotated[int | None, "Pixels a side that images are brought to; null: that of the data set."] = None

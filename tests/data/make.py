@@ -117,3 +117,43 @@ def joined(parts: list[list[Batch]]) -> list[Batch]:
         )
         for step in zip(*parts, strict=True)
     ]
+
+
+def write_tiny_imagenet(root: Path, classes: int = 3, train: int = 4, val: int = 6, side: int = 64) -> Path:
+    """The official layout; the classes are listed in another order than their folders have."""
+    wnids = [f"n{c:08d}" for c in range(classes)]
+    for c, wnid in enumerate(wnids):
+        folder = root / "train" / wnid / "images"
+        folder.mkdir(parents=True)
+        for i in range(train):
+            (folder / f"{wnid}_{i}.JPEG").write_bytes(jpeg(c * train + i, (side, side)))
+    (root / "val" / "images").mkdir(parents=True)
+    lines = []
+    for i in range(val):
+        (root / "val" / "images" / f"val_{i}.JPEG").write_bytes(jpeg(500 + i, (side, side)))
+        lines.append(f"val_{i}.JPEG\t{wnids[(2 * i + 1) % classes]}\t0\t0\t63\t63\n")
+    (root / "val" / "val_annotations.txt").write_text("".join(lines))
+    (root / "wnids.txt").write_text("\n".join(reversed(wnids)) + "\n")
+    words = [f"{wnid}\tname {c}, other name {c}\n" for c, wnid in enumerate(wnids)]
+    (root / "words.txt").write_text("n99999999\tentity\n" + "".join(words))
+    return root
+
+
+def write_pets(root: Path, breeds: int = 37, train: int = 2, test: int = 1, size: tuple[int, int] = (40, 32)) -> Path:
+    """The official layout, with a trimap of every image: a pet in the middle, a border of two pixels."""
+    from PIL import Image
+
+    for folder in ("images", "annotations/trimaps"):
+        (root / folder).mkdir(parents=True)
+    lines: dict[str, list[str]] = {"trainval": ["# name, class, species, breed"], "test": []}
+    for label in range(breeds):
+        for i in range(train + test):
+            name = f"{'Cat' if label < 12 else 'dog'}_breed_{label}_{i}"
+            (root / "images" / f"{name}.jpg").write_bytes(jpeg(label * 10 + i, size))
+            trimap = np.full((size[1], size[0]), 2, np.uint8)
+            trimap[6:-6, 6:-6], trimap[8:-8, 8 + i : -8] = 3, 1
+            Image.fromarray(trimap).save(root / "annotations" / "trimaps" / f"{name}.png")
+            lines["trainval" if i < train else "test"].append(f"{name} {label + 1} {1 + (label > 11)} 1")
+    for split, listed in lines.items():
+        (root / "annotations" / f"{split}.txt").write_text("\n".join(listed) + "\n")
+    return root

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +20,7 @@ from lrfdyn import LrfdynError
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.data.decode import resized_crop_box
 from lrfdyn.data.hashed_random import Keys
+from lrfdyn.data.loading import load_in_order
 from tests.data.make import EVERYTHING, assert_equal, jpeg, write_folder, write_shards, write_tar
 
 pytest.importorskip("PIL")
@@ -49,6 +54,27 @@ def test_an_error_of_the_program_ends_its_workers(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
     assert result.stderr.strip().endswith("RuntimeError: between two batches")
+
+
+def test_workers_end_with_a_program_that_was_killed() -> None:
+    """Though nobody takes their results any more, which are larger than a pipe; the program's locks end with them."""
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+
+    def program() -> None:
+        batches = load_in_order(lambda number: np.zeros(2**20, np.uint8), range(9), 1, torch.device("cpu"))
+        next(batches)
+        there.send([child.pid for child in multiprocessing.active_children()])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = fork.Process(target=program)
+    process.start()
+    process.join()
+    (worker,), stop = here.recv(), time.monotonic() + 30
+    status = Path(f"/proc/{worker}/status")
+    while status.exists() and "State:\tZ" not in status.read_text():
+        assert time.monotonic() < stop, "the worker lives on"
+        time.sleep(0.05)
 
 
 def test_no_more_workers_than_cores(tmp_path: Path, recwarn) -> None:
@@ -233,7 +259,7 @@ def test_the_index_of_a_shard_is_kept_and_made_again(tmp_path: Path, monkeypatch
     write_shards(tmp_path)
     scanned = []
     scan = shards._scan
-    monkeypatch.setattr(shards, "_scan", lambda path: scanned.append(path.name) or scan(path))
+    monkeypatch.setattr(shards, "_scan", lambda path, masks: scanned.append(path.name) or scan(path, masks))
     first = create_data("webdataset", tmp_path, RESIZED).splits["train"]
     assert sorted(scanned) == ["train-0.tar", "train-1.tar", "train-2.tar", "val-0.tar"]
     scanned.clear()

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from lrfdyn import LrfdynError
-from lrfdyn.data import Augmentation, create_data, events, frame_cache
+from lrfdyn.data import Augmentation, array_file, create_data, events
 from lrfdyn.data.events import EventData
 from lrfdyn.data.recordings import Events, Framing, integrate, read_events
 from lrfdyn.files import in_turn
@@ -251,12 +251,12 @@ def test_processes_take_turns(tmp_path: Path) -> None:
 def test_another_process_made_the_frames_meanwhile(tmp_path: Path) -> None:
     path, facts = tmp_path / "frames", {"shape": [2, 1, 2, 3, 3]}
     counts = np.arange(36).reshape(2, 1, 2, 3, 3)
-    expected = np.array(frame_cache.cached_frames(path, facts, lambda: [counts]))
+    expected = np.array(array_file.cached_array(path, facts, lambda: [counts], "frames"))
     np.testing.assert_array_equal(expected, counts)
     aside = path.rename(tmp_path / "aside")
     with in_turn(tmp_path):
         result: list[np.ndarray] = []
-        other = threading.Thread(target=lambda: result.append(frame_cache.cached_frames(path, facts, pytest.fail)))
+        other = threading.Thread(target=lambda: result.append(array_file.cached_array(path, facts, pytest.fail, "")))
         other.start()
         other.join(0.12)
         aside.rename(path)

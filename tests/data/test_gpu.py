@@ -11,14 +11,19 @@ import torch
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.data.augment import EVENT_OPERATIONS
 from lrfdyn.data.event_augment import augment_frames
-from tests.data.make import EVERYTHING, keys, write_cifar, write_folder
+from tests.data.make import EVERYTHING, keys, write_cifar, write_folder, write_tiny_imagenet
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def test_cifar_as_on_the_cpu_without_waiting(tmp_path: Path, monkeypatch) -> None:
-    write_cifar(tmp_path, "cifar100", monkeypatch, train=512)
-    data = create_data("cifar100", tmp_path, EVERYTHING)
+@pytest.mark.parametrize("name", ["cifar100", "tiny_imagenet"])
+def test_resident_images_as_on_the_cpu_without_waiting(name: str, tmp_path: Path, monkeypatch) -> None:
+    if name == "cifar100":
+        write_cifar(tmp_path, name, monkeypatch, train=512)
+    else:
+        pytest.importorskip("PIL")
+        write_tiny_imagenet(tmp_path, train=48)
+    data = create_data(name, tmp_path, EVERYTHING)
     arguments = {"epoch": 0, "seed": 0, "batch_size": 32}
     next(data.train_batches(**arguments, device="cuda"))  # copies the images
     torch.cuda.set_sync_debug_mode("error")

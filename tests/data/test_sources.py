@@ -19,7 +19,16 @@ from lrfdyn.data.hashed_random import Keys
 from lrfdyn.data.resident import ResidentData
 from lrfdyn.training.estimate import estimate
 from lrfdyn.training.recipes import load_recipe
-from tests.data.make import EVERYTHING, assert_equal, joined, write_cifar, write_folder, write_shards
+from tests.data.make import (
+    EVERYTHING,
+    assert_equal,
+    joined,
+    write_cifar,
+    write_folder,
+    write_pets,
+    write_shards,
+    write_tiny_imagenet,
+)
 from tests.data.recordings import write_nmnist
 
 Create = Callable[..., DataSource]
@@ -27,7 +36,9 @@ RESIZED = replace(EVERYTHING, crop="resized")
 MOVED = replace(EVERYTHING, rand_augment_layers=0, erase=0, event_operations=("identity", "shear_x", "cut_out"))
 
 
-@pytest.fixture(params=["digits", "cifar10", "cifar100", "imagenette", "webdataset", "nmnist"])
+@pytest.fixture(
+    params=["digits", "cifar10", "cifar100", "imagenette", "webdataset", "nmnist", "tiny_imagenet", "oxford_pets"]
+)
 def create(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Create:
     name = request.param
     if name.startswith("cifar"):
@@ -40,7 +51,11 @@ def create(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         write_nmnist(tmp_path)
         return lambda augment=MOVED: create_data(name, tmp_path, augment, frames=3)
     pytest.importorskip("PIL")
-    (write_folder if name == "imagenette" else write_shards)(tmp_path)
+    if name == "tiny_imagenet":
+        write_tiny_imagenet(tmp_path, train=9)
+        return lambda augment=EVERYTHING: create_data(name, tmp_path, augment, workers=0)
+    writers = {"imagenette": write_folder, "webdataset": write_shards, "oxford_pets": write_pets}
+    writers[name](tmp_path)
 
     def decoded(augment: Augmentation = RESIZED, **options) -> DataSource:
         return create_data(name, tmp_path, augment, image_size=24, **options)

@@ -26,6 +26,8 @@ def commands(case: Case) -> None:
         [ground / "recordings" / "a.bin", "--model", ground / "camera", "--exit", "0.5", "--page", "p.html"]],
         "figure-segmentation": [[f"a={ground / 'segmenter'}", "--root", ground / "shapes", "--count", "1", "--out",
         "f.png"]],
+        "data": [["pack", "ade20k", "--data.root", ground / "shapes", "--data.options", "{num_classes: 3}", "--out",
+        "p", "--short-side", "9", "--workers", "0", "--quality", "50"], ["check", ground / "shapes"], ["check", "p"]],
         "completion": [["bash"], ["zsh"], []],
         "reproduce": [["--out", "d", "--seeds", "x", "--attentions", "ssa"]],
     }  # fmt: skip

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import lrfdyn
+from lrfdyn.deploy import compile_for_inference
 from lrfdyn.models import list_models
+from lrfdyn.nn.layers import ConvBN
 from tests.golden_rule import check_behaviour, check_layout, load
 from tests.models.host_checks import (
     HOSTS,
@@ -247,3 +249,42 @@ ERRORS = {
 def test_errors_name_the_argument(host, options, message):
     with pytest.raises(lrfdyn.LrfdynError, match=message):
         small_model(host, **options)
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "strides"),
+    [
+        ("sdt_v2", {"stem_stride": 1}, [1, 2, 4, 8]),
+        ("sdt_v3", {"stem_stride": 1}, [1, 2, 4, 8]),
+        ("qkformer_cifar", {"form": "tiny_imagenet"}, [2, 4, 8]),
+    ],
+)
+def test_stems_for_small_images(host, options, strides):
+    """With the weights of the other stem, whose maps are a part of its own or which sees a part of them."""
+    torch.manual_seed(0)
+    usual, model = (randomize(small_model(host, **more)).eval() for more in ({}, options))
+    model.load_state_dict(usual.state_dict())
+    assert [info.stride for info in model.feature_info] == strides
+    assert model.grid == (4, 4)
+    check_feature_maps(small_model(host, **options, time_steps=2), (33, 47))
+    x = torch.randn(1, 2, 3, 32, 32)
+    with torch.no_grad():
+        if host == "qkformer_cifar":
+            halved = torch.nn.functional.max_pool2d(ConvBN.forward(model.stem, x).flatten(0, 1), 3, 2, 1)
+            assert torch.equal(model.stem(x), model.stem.neuron(halved.unflatten(0, (1, 2))))
+        else:
+            first, second = (network.stages[0].down(x) for network in (model, usual))
+            assert torch.allclose(first[..., ::2, ::2], second, atol=1e-5)
+        for section in model.sections():
+            height = x.shape[3]
+            x = section.run(x)
+            assert x.shape[3] == -(-height // section.stride), section.name
+        images = torch.randn(2, 3, 32, 32)
+        assert torch.allclose(compile_for_inference(model)(images), model(images), atol=1e-5)
+    torch.manual_seed(0)
+    check_trains(small_model(host, **options), (33, 47))
+
+
+def test_strides_of_the_first_convolution():
+    with pytest.raises(lrfdyn.LrfdynError, match="stem_stride: expected 1 or 2, got 4"):
+        small_model("sdt_v3", stem_stride=4)

@@ -13,16 +13,9 @@ from PIL import Image
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.errors import LrfdynError
 from lrfdyn.segmentation import data as ade20k
-from lrfdyn.segmentation.data import (
-    IGNORED,
-    Pictures,
-    find_pairs,
-    photometric,
-    random_crops,
-    read_mask,
-    read_pair,
-    shift_colour,
-)
+from lrfdyn.segmentation.crops import Pictures, photometric, random_crops, shift_colour
+from lrfdyn.segmentation.data import find_pairs
+from lrfdyn.segmentation.pairs import IGNORED, read_mask, read_pair
 from tests.data.make import assert_equal, joined, keys
 from tests.segmentation.make import CLASSES, shapes, turned_pair, write_pair, write_shapes
 

@@ -10,10 +10,10 @@ import torch
 
 from lrfdyn.errors import LrfdynError
 from lrfdyn.segmentation import inference
-from lrfdyn.segmentation.data import IGNORED
 from lrfdyn.segmentation.drawing import class_names, palette
 from lrfdyn.segmentation.inference import pad_to_stride, segment, window_starts
 from lrfdyn.segmentation.metric import build_confusion, class_rows, scores
+from lrfdyn.segmentation.pairs import IGNORED
 from tests.segmentation.make import CLASSES, tiny_model
 
 

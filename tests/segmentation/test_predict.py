@@ -13,8 +13,9 @@ from lrfdyn.cli import main
 from lrfdyn.deploy import compile_for_inference
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
-from lrfdyn.segmentation.data import IGNORED, find_pairs, read_pair
+from lrfdyn.segmentation.data import find_pairs
 from lrfdyn.segmentation.drawing import blend, class_names, class_shares, mask_image, overlay, palette
+from lrfdyn.segmentation.pairs import IGNORED, read_pair
 from lrfdyn.segmentation.predict import load_segmenter, predict_mask, predict_segmentation, segmentation_figure
 from tests.segmentation.make import TINY_HOST, shapes, tiny_model, turned_pair, write_shapes
 

@@ -54,6 +54,8 @@ EXPERIMENTS: dict[str, list[dict[str, Any]]] = {
     "imagenet_sdt_v2": sizes("sdt_v2_15m", "sdt_v2_55m", of=[{}]),
     **{name: [{}] for name in ("imagenet_sdt_v1", "imagenet_sew_resnet", "imagenet_ms_resnet")},
     **{f"imagenette_{host}": THREE for host in ("spikformer", "qkformer", "sdt_v3")},
+    **{f"tiny_imagenet_{host}": THREE for host in ("spikformer", "qkformer", "sdt_v3")},
+    "pets_sdt_v3": THREE,
     "nmnist_spikformer": THREE,
     **{f"{data}_qkformer": [*THREE, QKV] for data in ("cifar10dvs", "gesture")},
     "cifar10dvs_spikformer": [*THREE, QKV],
@@ -81,6 +83,15 @@ def test_experiments(name: str):
         assert facts["steps"] == facts["steps_per_epoch"] * config.schedule.total_epochs
         for processes in (2, 4, 8):
             config.micro_batch(processes)
+
+
+@pytest.mark.parametrize("host", ["spikformer", "qkformer", "sdt_v3"])
+def test_tiny_imagenet_has_8_x_8_tokens_and_one_schedule(host: str):
+    config, first = (load_recipe(f"tiny_imagenet_{name}") for name in (host, "spikformer"))
+    facts = Classification().build_model(config, num_classes=200, image_size=64, in_channels=3)
+    assert facts.grid == (8, 8)
+    for part in ("data", "augmentation", "optimizer", "schedule", "run"):
+        assert getattr(config, part) == getattr(first, part)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
-"""Frames of recordings in one file, mapped into memory, that begins with JSON which says what they are made of."""
+"""What is made of many files once, in one file that is mapped into memory and begins with JSON which says of what."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,34 +17,48 @@ from lrfdyn.errors import LrfdynError, explain
 from lrfdyn.files import in_turn, json_object, plain_file, writable_folder, write_atomic
 
 FORMAT = 1  # of the file; one of another format is made anew
-HEAD = 4096  # bytes in front of the frames
-WIDTHS = ("uint8", "uint16", "uint32")  # of a count; the first that holds all of them
+HEAD = 4096  # bytes in front of the numbers
+WIDTHS = ("uint8", "uint16", "uint32")  # of a number; the first that holds all of them
 
 logger = logging.getLogger(__name__)
 
 
 class TooManyError(Exception):
-    """A pixel has more events in a frame than the width of a count holds."""
+    """A number is larger than the width holds."""
 
 
-def cached_frames(path: Path, facts: Mapping[str, Any], make: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
-    """The counts in `path` where they are made of `facts`, JSON that has their `shape`; else `make()` gives them in
-    parts, and they are written first."""
+def fingerprint(root: Path, files: Iterable[tuple[Any, ...]], what: str) -> str:
+    """A hash of the name, size and time of every file, and of what stands behind its path; `what` is for errors."""
+    text = hashlib.sha256()
+    try:
+        for path, *rest in files:
+            about, name = os.stat(path), path.removeprefix(str(root))
+            text.update(repr((name, about.st_size, about.st_mtime_ns, *rest)).encode(errors="replace"))
+    except OSError as error:
+        raise LrfdynError(f"data: cannot read the {what} {error.filename} ({error.strerror})") from None
+    return text.hexdigest()
+
+
+def cached_array(
+    path: Path, facts: Mapping[str, Any], make: Callable[[], Iterable[np.ndarray]], what: str
+) -> np.ndarray:
+    """The numbers in `path` where they are made of `facts`, JSON that has their `shape`; else `make()` gives them in
+    parts, and they are written first. `what` they are is for the message."""
     facts = {"format": FORMAT, **facts}
-    while (frames := _mapped(path, facts)) is None:
+    while (array := _mapped(path, facts)) is None:
         try:
             folder = writable_folder(path.parent, "cache")
         except LrfdynError as error:
             raise LrfdynError(f"{error}; data.options.cache names another") from None
         with in_turn(folder):
             if _mapped(path, facts) is None:  # no other process has made it meanwhile
-                logger.warning("data: making the frames of %d recordings, once, in %s", facts["shape"][0], path)
+                logger.warning("data: making the %s, once, in %s", what, path)
                 _write(path, facts, make)
-    return frames
+    return array
 
 
 def _mapped(path: Path, facts: Mapping[str, Any]) -> np.ndarray | None:
-    """The frames in a file, where it is whole and made of `facts`."""
+    """The numbers in a file, where it is whole and made of `facts`."""
     try:
         with plain_file(path).open("rb") as file:
             stated = json_object(file.read(HEAD).decode())
@@ -60,10 +76,10 @@ def _write(path: Path, facts: Mapping[str, Any], make: Callable[[], Iterable[np.
         def write(file: Path, width: str = width) -> None:
             with file.open("wb") as out:
                 out.write(json.dumps({**facts, "width": width}).encode().ljust(HEAD))
-                for counts in make():
-                    if counts.max() > np.iinfo(width).max:
+                for part in make():
+                    if part.max() > np.iinfo(width).max:
                         raise TooManyError
-                    out.write(counts.astype(width).tobytes())
+                    out.write(part.astype(width, copy=False).tobytes())
 
         try:
             write_atomic(path, write)
