@@ -72,7 +72,7 @@ def card_text(entry: Pretrained, command: str, no_integer: str) -> str:
 | | |
 |---|---|
 {"".join(f"| {key} | {value} |" + chr(10) for key, value in rows.items())}
-These are the weights of seed {entry.seed}, the first, and not of the best one. Recipe `{entry.recipe}`, in
+These are the weights of seed {entry.seed}, the first, whatever its accuracy. Recipe `{entry.recipe}`, in
 `recipe.yaml`; {entry.epochs:g} epochs; the logs of all seeds are in the repository: {logs}.
 
     {command}
