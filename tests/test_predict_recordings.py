@@ -307,3 +307,8 @@ def test_logits_that_are_not_finite_are_said(place, tmp_path, capsys):
     path = place / "in" / "0.bin"
     assert main(["predict", str(path), "--model", str(tmp_path)]) == 2
     assert f"model: its logits of {path} are not finite" in capsys.readouterr().err
+
+
+def test_integers_take_no_recordings(place, tmp_path, capsys):
+    assert main(["export", str(place / "run"), "--out", str(tmp_path / "model.c")]) == 2
+    assert "model: it was trained on recordings" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from lrfdyn.commands.shared import MIB, bar, print_json
 from lrfdyn.data import DATA, Augmentation, Shard, check_shards, create_data, pack_shards
 from lrfdyn.errors import require
 from lrfdyn.files import expanded
-from lrfdyn.training.recipes import parse_yaml
+from lrfdyn.training.recipes import parse_option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def pack(args: argparse.Namespace) -> None:
     Classes or masks come with them, and a manifest. The data sets webdataset and mask_shards read them. The same
     command goes on with a pack that was interrupted.
     """
-    options = parse_yaml(args.source_options)
+    options = parse_option("data.options", args.source_options)
     named = isinstance(options, dict) and all(isinstance(key, str) for key in options)
     require(named, f"--data.options: expected {{name: value}}, got {args.source_options}")
     source = create_data(args.source, args.root, Augmentation(), **options)
@@ -69,7 +69,7 @@ def pack(args: argparse.Namespace) -> None:
         def say(shard: Shard) -> None:
             progress.update(task, advance=shard.images)
 
-        manifest = pack_shards(source, out, name=name, root=root, say=say, **how)
+        manifest = pack_shards(source, out, name=name, root=root, options=options, say=say, **how)
     if args.json:
         print_json(manifest.as_dict())
     else:

@@ -101,6 +101,8 @@ def export_integer(args: argparse.Namespace, model: SpikingModel, weights: str, 
     native = Path(args.out).suffix == EXPORTED["native"] if args.format is None else args.format == "native"
     require(not args.frames, "frames: a model in integers takes images, not event frames")
     require(not args.dense, f"dense: only for NIR files, got {args.out}")
+    films = "model: it was trained on recordings, which a model in integers does not take"
+    require(model.framing is None, films)
     integer = quantize(model, weights=weights)
     preprocessing = Preprocessing.from_dict(integer.facts["preprocessing"], "model")
     real = [torch.from_numpy(preprocessing.levels(image)) for image in real_images(preprocessing, images)]

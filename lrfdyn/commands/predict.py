@@ -51,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.task not in TASKS:
         raise unknown_name("task", args.task, TASKS)
-    if args.json not in (None, "-"):
-        writable_folder(Path(args.json).parent, "json")  # told before the work is done
-    if args.page is not None:
-        writable_folder(args.page.parent, "page")
+    for name, given in (("json", args.json), ("page", args.page)):
+        if given not in (None, "-"):  # told before the work is done
+            require(not Path(given).is_dir(), f"{name}: expected a file, got the folder {given}")
+            writable_folder(Path(given).parent, name)
     for file in args.files:
         expanded(file, "files")  # told before a model is opened
     kind, paths, found = TASKS[args.task](args)

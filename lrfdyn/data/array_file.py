@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lrfdyn.errors import LrfdynError, explain
-from lrfdyn.files import in_turn, json_object, plain_file, writable_folder, write_atomic
+from lrfdyn.errors import LrfdynError, explain, require
+from lrfdyn.files import expanded, in_turn, json_object, plain_file, writable_folder, write_atomic
 
 FORMAT = 1  # of the file; one of another format is made anew
 HEAD = 4096  # bytes in front of the numbers
@@ -37,6 +37,13 @@ def fingerprint(root: Path, files: Iterable[tuple[Any, ...]], what: str) -> str:
     except OSError as error:
         raise LrfdynError(f"data: cannot read the {what} {error.filename} ({error.strerror})") from None
     return text.hexdigest()
+
+
+def cache_folder(given: str | None, usual: Path) -> Path:
+    """The folder of an option `cache`, or the usual one."""
+    text = given is None or isinstance(given, str)
+    require(text, f"cache: expected the path of a folder, got {given!r}")
+    return (usual if given is None else expanded(given, "cache")).absolute()
 
 
 def cached_array(
@@ -88,3 +95,5 @@ def _write(path: Path, facts: Mapping[str, Any], make: Callable[[], Iterable[np.
             continue
         except OSError as error:
             raise LrfdynError(f"cache: cannot write {path} ({explain(error)})") from None
+    else:
+        raise LrfdynError(f"cache: {path} cannot hold numbers above {np.iinfo(WIDTHS[-1]).max}")

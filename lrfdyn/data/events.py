@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lrfdyn.data.array_file import cached_array, fingerprint
+from lrfdyn.data.array_file import cache_folder, cached_array, fingerprint
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.base import NumberedData, place, register_data
 from lrfdyn.data.decode import FolderImages
@@ -75,7 +75,7 @@ class EventData(NumberedData):
         require_integer("image_size", self.image_size, 1, most=2**14)
         self.root, self.recordings, self._workers = root, [*train, *test], workers
         self.framing = Framing(frames, split_by, self.sensor, self.image_size)
-        self.cache = (root / ".frames" if cache is None else Path(cache).expanduser()).absolute()
+        self.cache = cache_folder(cache, root / ".frames")
         self.number([recording.label for recording in self.recordings], len(train))
         self._counts: np.ndarray | None = None
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lrfdyn.errors import LrfdynError, require
+from lrfdyn.errors import LrfdynError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _workers: WeakSet[Any] = WeakSet()
@@ -41,7 +41,7 @@ def load_in_order(load: Callable[..., Any], items: Sequence[Any], workers: int, 
         collate_fn=partial(_load, load),
         num_workers=min(workers, len(items), cores),
         pin_memory=device.type == "cuda",
-        worker_init_fn=partial(_start_worker, os.getpid()),
+        worker_init_fn=_start_worker,
         generator=torch.Generator(),  # it would draw from the global one, which belongs to the model
     )
     others = set(multiprocessing.active_children())
@@ -52,7 +52,8 @@ def load_in_order(load: Callable[..., Any], items: Sequence[Any], workers: int, 
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for batch in iterator:
-        require(not isinstance(batch, LrfdynError), str(batch))
+        if isinstance(batch, LrfdynError):
+            raise batch
         yield batch
 
 
@@ -81,15 +82,16 @@ def _end_workers() -> None:
             worker.join(0.1)
 
 
-def _start_worker(run: int, worker: int) -> None:
+def _start_worker(worker: int) -> None:
     """A worker ends with the run, however that ends: one with a large result would wait for a reader without end, and
     keep the locks that the run had."""
-    threading.Thread(target=_end_with, args=(run,), daemon=True).start()
+    # The parent is the run, or the server that forks for it and ends with it.
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     _leave_signals_to_the_run()
 
 
-def _end_with(run: int) -> None:
-    while os.getppid() == run:
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
 

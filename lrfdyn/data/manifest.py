@@ -104,7 +104,7 @@ def check_shards(folder: Path, say: Callable[[Shard], object] = lambda shard: No
     manifest = read_manifest(folder)
     if manifest is None:
         raise LrfdynError(f"shards: {folder} has no {MANIFEST} of lrfdyn data pack")
-    _check_folder(folder, manifest, set())
+    _check_folder(folder, manifest, {path.name for path in folder.glob("*.tar")})
     for shard in manifest.shards:
         path = folder / shard.name
         try:

@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -92,6 +92,7 @@ def pack_shards(
     *,
     name: str,
     root: Path | None = None,
+    options: Mapping[str, Any] | None = None,
     short_side: int | None = None,
     quality: int = 95,
     shard_mib: int = 256,
@@ -100,8 +101,8 @@ def pack_shards(
     say: Callable[[Shard], object] = lambda shard: None,
 ) -> Manifest:
     """Writes the pictures of both splits, in their order, to shards of at most `shard_mib` MiB in the new folder `out`,
-    with a manifest. `name` and `root` are those that the source was created with. `workers` processes encode (None: one
-    a core), which changes nothing but the speed. `say` hears of every shard.
+    with a manifest. `name`, `root` and `options` are those that the source was created with. `workers` processes encode
+    (None: one a core), which changes nothing but the speed. `say` hears of every shard.
 
     Shards are written to `.OUT.part` beside `out`, which becomes `out` in one step when all are there. What was
     interrupted goes on behind its last whole shard, or with `restart` begins anew.
@@ -121,9 +122,11 @@ def pack_shards(
     _require_new(out)
     part = out.with_name(f".{out.name}.part")
     with sole_user(part):
-        wanted = {**facts, "root": str(root and root.absolute()), "shard_mib": shard_mib}
+        own = sorted((key, value) for key, value in (options or {}).items() if key not in ("workers", "cache"))
+        wanted = {**facts, "root": str(root and root.absolute()), "options": repr(own), "shard_mib": shard_mib}
         shards = _whole_shards(part, wanted, restart)
         for split in FILES:
+            source.picture(split, 0)  # what a source makes once is made here: workers can start none of their own
             first = sum(shard.images for shard in shards if shard.split == split)
             load = partial(_encode_some, source, split, first, short_side, quality)
             parts = load_parts(load, facts["images"][split] - first, TOGETHER, workers)

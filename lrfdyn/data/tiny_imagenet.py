@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lrfdyn.data.array_file import cached_array, fingerprint
+from lrfdyn.data.array_file import cache_folder, cached_array, fingerprint
 from lrfdyn.data.augment import Augmentation
 from lrfdyn.data.base import NumberedData, place, register_data
 from lrfdyn.data.hashed_random import Keys
@@ -49,7 +49,7 @@ class DecodedOnce(NumberedData):
         require(augment.crop != "resized", "crop: expected pad or none for images that are kept decoded, got resized")
         require_integer("workers", 0 if workers is None else workers, 0)
         self.root, self._files, self._workers = root, np.array([os.fsencode(file) for file in files]), workers
-        self.cache = (root / ".levels" if cache is None else Path(cache).expanduser()).absolute()
+        self.cache = cache_folder(cache, root / ".levels")
         self.number(labels, train)
         self._levels: np.ndarray | None = None
         self._resident: dict[torch.device, tuple[Tensor, Tensor]] = {}

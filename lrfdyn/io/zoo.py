@@ -156,15 +156,15 @@ def zoo_folder(
 
 def verify(entry: Pretrained, folder: Path) -> None:
     """An error for the first file that does not have the checksum of the index."""
+    hint = "delete the folder to get it anew, or update lrfdyn"
     for name, facts in entry.files.items():
         try:
             found = file_digest(folder / name)
         except OSError as error:
             raise LrfdynError(
-                f"source: {entry.name} is not whole: cannot read {folder / name} ({explain(error)})"
+                f"source: {entry.name} is not whole: cannot read {folder / name} ({explain(error)}); {hint}"
             ) from None
         same = found == facts["sha256"]
-        hint = "delete the folder to get it anew, or update lrfdyn"
         require(
             same, f"source: {folder / name} is damaged or of another version (its checksum is not the zoo's); {hint}"
         )

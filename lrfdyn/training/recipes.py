@@ -98,10 +98,7 @@ def parse_config(
             raise unknown_name("option", f"--{key}", [f"--{known}" for known in (*key_types(), *SHORT_NAMES)])
         (section, name), kind = key.split("."), key_types()[key]
         if isinstance(value, str):
-            try:
-                parsed = parse_yaml(value)
-            except _yaml().YAMLError:
-                raise LrfdynError(f"--{key}: cannot read {shown(value)} as YAML") from None
+            parsed = parse_option(key, value)
             number = kind in (str, str | None) and isinstance(parsed, (int, float))  # a folder may be called 2024
             value = value if number else parsed
         convert(value, kind, f"--{key}")
@@ -205,6 +202,13 @@ def merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
     return _yaml().safe_dump(dict(values), sort_keys=False, default_flow_style=None, width=100)
+
+
+def parse_option(key: str, text: str) -> Any:
+    try:
+        return parse_yaml(text)
+    except _yaml().YAMLError:
+        raise LrfdynError(f"--{key}: cannot read {shown(text)} as YAML") from None
 
 
 def parse_yaml(text: str) -> Any:

@@ -207,7 +207,7 @@ def test_bad_input_of_the_command_is_one_line(place, tmp_path, capsys):
     for arguments, message in [
         ([*both, *model, *page], "page: expected one recording, got 2"),
         ([both[0], "--model", str(tmp_path / "images"), *page], "page: only for recordings in torch; .* takes images"),
-        ([both[0], *model, "--page", str(tmp_path)], "page: cannot write"),
+        ([both[0], *model, "--page", str(tmp_path)], "page: expected a file, got the folder"),
         ([both[0], *model, *page, *segment], "page: only with --task classification"),
     ]:
         assert main(["predict", *arguments]) == 2

@@ -77,6 +77,24 @@ def test_workers_end_with_a_program_that_was_killed() -> None:
         time.sleep(0.05)
 
 
+def test_workers_that_a_server_forks(tmp_path: Path) -> None:
+    """Their parent is not the program, as with the usual start of processes from Python 3.14 on."""
+    write_folder(tmp_path)
+    code = (
+        "import multiprocessing\n"
+        "from lrfdyn.data import Augmentation, create_data\n"
+        "if __name__ == '__main__':\n"
+        "    multiprocessing.set_start_method('forkserver')\n"
+        f"    data = create_data('imagenette', {str(tmp_path)!r}, Augmentation(), image_size=24, workers=1)\n"
+        "    print(len(list(data.train_batches(epoch=0, seed=0, batch_size=4))))\n"
+    )
+    (tmp_path / "program.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(tmp_path / "program.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert result.stdout.strip() == "6", result.stderr
+
+
 def test_no_more_workers_than_cores(tmp_path: Path, recwarn) -> None:
     """PyTorch would warn of them in the middle of a run."""
     write_folder(tmp_path)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lrfdyn.cli import main
-from lrfdyn.data import Augmentation, check_shards, create_data, pack, pack_shards
+from lrfdyn.data import Augmentation, check_shards, create_data, pack, pack_shards, tiny_imagenet
 from lrfdyn.data.pack import grouped, tar_bytes
 from lrfdyn.data.resident import ResidentData
 from lrfdyn.errors import LrfdynError
@@ -269,3 +269,40 @@ def test_grey_pictures_are_stored_in_colour(tmp_path: Path) -> None:
     found, label = create_data("webdataset", tmp_path / "out", NONE).picture("test", 3)
     assert label == 1
     assert np.abs(found.astype(int) - split[0][3].permute(1, 2, 0).numpy()).max() <= 2
+
+
+def test_what_a_source_decodes_once_is_decoded_before_workers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny_imagenet, "TOGETHER", 2)
+    monkeypatch.setattr(pack, "TOGETHER", 2)
+    (tmp_path / "data").mkdir()
+    write_tiny_imagenet(tmp_path / "data")
+    apart = packed(tmp_path / "data", tmp_path / "apart", "tiny_imagenet", workers=2)
+    assert files(apart) == files(packed(tmp_path / "data", tmp_path / "whole", "tiny_imagenet"))
+
+
+def test_an_interrupted_pack_of_other_options_is_refused(pets: Path, tmp_path: Path) -> None:
+    def stop(shard: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        packed(pets, tmp_path / "out", say=stop, options={"crop_share": 0.5})
+    with pytest.raises(LrfdynError, match="other settings"):
+        packed(pets, tmp_path / "out", options={"crop_share": 0.75})
+    packed(pets, tmp_path / "out", options={"crop_share": 0.5, "workers": 3})
+
+
+def test_a_shard_too_many(whole: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole, tmp_path / "more")
+    (folder / "train-99999.tar").write_bytes(b"")
+    with pytest.raises(LrfdynError, match="is not in"):
+        check_shards(folder)
+
+
+@pytest.mark.parametrize(("options", "words"), [("[1", "cannot read"), ("{cache: 5}", "cache: expected the path")])
+def test_options_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, words: str) -> None:
+    write_tiny_imagenet(tmp_path)
+    command = ["data", "pack", "tiny_imagenet", "--data.root", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main([*command, "--data.options", options]) == 2
+    assert words in capsys.readouterr().err
