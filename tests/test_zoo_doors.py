@@ -201,7 +201,7 @@ def test_damaged_and_missing_files(elsewhere, part):
     with pytest.raises(LrfdynError, match=f"{part} is damaged or of another version"):
         find_source(NAME)
     path.unlink()
-    with pytest.raises(LrfdynError, match=rf"{NAME} is not whole: cannot read .*{part} \(No such file"):
+    with pytest.raises(LrfdynError, match=rf"{NAME} is not whole: .*{part}: No such file .*; delete the folder"):
         lrfdyn.create_model("spikformer_4_384", attention="lrf_dyn", pretrained="digits")
 
 

@@ -161,9 +161,8 @@ def verify(entry: Pretrained, folder: Path) -> None:
         try:
             found = file_digest(folder / name)
         except OSError as error:
-            raise LrfdynError(
-                f"source: {entry.name} is not whole: cannot read {folder / name} ({explain(error)}); {hint}"
-            ) from None
+            why = error.strerror or explain(error)  # without the path again
+            raise LrfdynError(f"source: {entry.name} is not whole: {folder / name}: {why}; {hint}") from None
         same = found == facts["sha256"]
         require(
             same, f"source: {folder / name} is damaged or of another version (its checksum is not the zoo's); {hint}"
