@@ -17,13 +17,7 @@ from lrfdyn.errors import LrfdynError
 from lrfdyn.io import zoo
 from lrfdyn.io.hub import CONFIG_FILE, WEIGHTS_FILE
 from lrfdyn.sources import find_source
-
-ROOT = Path(__file__).parent.parent
-WEIGHTS = ROOT / "weights"
-ENTRIES = {entry.name: entry for entry in lrfdyn.list_pretrained()}
-NAME = "spikformer_digits_lrf_dyn"
-IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-stored = pytest.mark.skipif((ROOT / "PKG-INFO").is_file(), reason="an sdist has no weights")
+from tests.test_zoo import ENTRIES, IMAGES, NAME, ROOT, WEIGHTS, stored
 
 
 @pytest.fixture
