@@ -37,7 +37,7 @@ class MSResNetConfig(ResNetConfig):
 
 
 @dataclass
-class PlainResNetConfig(ResNetConfig):
+class PlainResNetConfig(MSResNetConfig):
     """The options of the ResNet without spikes."""
 
     time_steps: int = 1
@@ -92,8 +92,8 @@ class SpikingResNet(SpikingModel):
             same = stride == 1 and c_in == c_out
             return BasicBlock(*convs, nn.Identity() if same else shortcut(c_in, c_out, stride=stride), next(rates))
 
-        shape = {"kernel": 3} if small else {"kernel": 7, "stride": 2}
-        self.stem = self.stem_layer(self.in_channels, widths[0], **shape)
+        kernel, stride = (3, 1) if small else (7, 2)
+        self.stem = self.stem_layer(self.in_channels, widths[0], kernel=kernel, stride=stride)
         self.neuron = self.neuron_class()
         self.stages = nn.ModuleList()
         for i, (c_in, c_out) in enumerate(pairwise([widths[0], *widths])):
@@ -145,8 +145,9 @@ class MSResNet(SpikingResNet):
     """MS-ResNet: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Its shortcuts carry membrane
     potentials, and neurons are only inside the residual branches. Options are the fields of `MSResNetConfig`."""
 
-    config_class = MSResNetConfig
-    layer, neuron_class, first_stride = MembraneConv, MSLIF, 2
+    config_class: ClassVar[type[MSResNetConfig]] = MSResNetConfig
+    layer, first_stride = MembraneConv, 2
+    neuron_class: ClassVar[type[MSLIF | nn.ReLU]] = MSLIF
     official_keys = (
         *((rf"^conv{i + 2}_x\.", f"stages.{i}.") for i in range(4)),
         (r"^conv1\.0\.", "stem.conv."),
