@@ -101,7 +101,7 @@ const pen = { x: 128, y: 128, down: false };
 /** Draw a line to (x, y), or only move there, and mark the pen. */
 function movePen(context, x, y, drawing) {
   if (drawing) {
-    Object.assign(context, { lineWidth: 30, lineCap: "round", strokeStyle: "#fff" });
+    Object.assign(context, { lineWidth: 44, lineCap: "round", strokeStyle: "#fff" });
     context.beginPath();
     context.moveTo(pen.x, pen.y);
     context.lineTo(x, y);
