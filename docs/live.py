@@ -174,6 +174,8 @@ def stored_model(entry: Pretrained, folder: Path) -> dict[str, Any]:
     stored = CACHE / f"{entry.name}-{content.hexdigest()[:16]}"
     path = stored / f"{entry.name}.onnx"
     if not stored.is_dir():
+        for old in CACHE.glob(f"{entry.name}-*"):
+            shutil.rmtree(old, ignore_errors=True)
         with new_folder(stored) as made:
             (made / "facts.json").write_text(json.dumps(write_model(entry, made / path.name)))
     shutil.copy(path, folder)

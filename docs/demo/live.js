@@ -340,9 +340,13 @@ async function chooseSet(set) {
 
 async function start() {
   themeButton();
+  if (location.protocol === "file:") {
+    throw new Error("A browser runs models from a web server alone: python -m http.server -d site, then open " +
+      "localhost:8000/demo/");
+  }
   const manifest = JSON.parse(new TextDecoder().decode(await load("manifest.json")));
   byId("made").textContent = `lrfdyn ${manifest.version}. The models are in integers: the same bits here as in Python. ` +
-    `Times are of this browser, one thread of WebAssembly (${manifest.runtime}), the median of up to ${RUNS} runs, ` +
+    `Times are of this browser, one thread of WebAssembly (${manifest.runtime}, MIT License), the median of up to ${RUNS} runs, ` +
     "with all that the page shows computed along.";
   if (!manifest.runtime) {
     throw new Error("The runtime (onnxruntime-web) was not there when this page was built, so that no model can run.");

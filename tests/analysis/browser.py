@@ -111,12 +111,13 @@ class Tab:
 
 
 @contextmanager
-def open_browser(profile: Path) -> Iterator[Tab]:
+def open_browser(profile: Path, *more: str) -> Iterator[Tab]:
+    """A browser with a profile of its own, and with `more` flags."""
     browser = find_browser()
     (reads, commands), (answers, writes) = os.pipe(), os.pipe()
     # The browser expects the pipes under these numbers.
     start = f"import os, sys; os.dup2({reads}, 3); os.dup2({writes}, 4); os.execv(sys.argv[1], sys.argv[1:])"
-    flags = [*FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+    flags = [*FLAGS, *more, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
     command = [sys.executable, "-c", start, browser, *flags]
     process = subprocess.Popen(command, pass_fds=(reads, writes), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.close(reads)
