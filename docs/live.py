@@ -29,6 +29,7 @@ from lrfdyn.attention import Attention, attention_label
 from lrfdyn.deploy import IntegerModel, quantize
 from lrfdyn.deploy.integer.onnx_graph import Graph, write_graph
 from lrfdyn.deploy.integer.operations import Fire, Ssa
+from lrfdyn.errors import LrfdynError
 from lrfdyn.files import temporary_folder
 from lrfdyn.io.hub import from_pretrained
 from lrfdyn.io.zoo import INDEX, Pretrained, read_index
@@ -213,6 +214,9 @@ def build(folder: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    why = build(Path(sys.argv[1]))
+    try:
+        why = build(Path(sys.argv[1]))
+    except LrfdynError as error:  # an sdist has no weights
+        why = str(error)
     if why:
         print(f"live page: {why}; it says so in place of running", file=sys.stderr)

@@ -167,7 +167,7 @@ def test_samples_are_predicted_as_in_python(tab, digits, models):
             assert tab.ask(f"live.shown.results[{i}].scores") == pytest.approx(scores.tolist(), abs=1e-9)
             best = int(scores.argmax())
             written = tab.ask(f"document.querySelectorAll('.card .says')[{i}].innerText").split()
-            assert written == [str(best), f"{float(scores[best]):.1%}"]
+            assert written == [str(best), f"{float(scores[best]):.1%},", "right" if best == number else "wrong"]
 
 
 def test_a_batch_of_test_images_has_the_same_bits(tab, digits, models):

@@ -13,6 +13,7 @@ const say = (text, bad = false) => {
 const milliseconds = (value) => `${value < 10 ? value.toFixed(1) : value.toFixed(0)} ms`;
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
+const className = (number) => live.set.classes[number].replaceAll("_", " ");
 const tokenName = (token) => `row ${Math.floor(token / live.set.grid[1]) + 1}, column ${(token % live.set.grid[1]) + 1}`;
 
 // ---- running ----
@@ -86,19 +87,20 @@ function drawAnswer() {
   const { results, levels, name, label } = live.shown;
   paint(byId("picture"), levels);
   byId("picture").setAttribute("aria-label", `${name}, as the networks see it`);
-  byId("picture-text").textContent = label === undefined ? name : `${name} of the class ${live.set.classes[label]}.`;
+  byId("picture-text").textContent = label === undefined ? name : `${name} of the class ${className(label)}.`;
+  const verdict = (best) => (label === undefined ? "" : best === label ? ", right" : ", wrong");
   byId("cards").replaceChildren(...live.set.models.map((model, i) => {
     const order = results[i].scores.map((score, k) => [score, k]).sort((a, b) => b[0] - a[0]).slice(0, 5);
     return html("figure", { class: `card s${i}`, "aria-label": model.label },
       html("div", { class: "head" }, html("h3", {}, swatch(i), model.label),
         html("span", { class: "soft time", id: `time-${i}` })),
-      html("p", { class: "says" }, html("b", {}, live.set.classes[order[0][1]]),
-        html("span", { class: "soft" }, percent(1)(order[0][0]))),
+      html("p", { class: "says" }, html("b", {}, className(order[0][1])),
+        html("span", { class: "soft" }, percent(1)(order[0][0]), verdict(order[0][1]))),
       html("ol", { class: "scores" }, order.map(([score, k]) => {
         const bar = html("i", { "aria-hidden": "true" });
         bar.style.width = `${100 * score}%`;
-        return html("li", {}, html("span", {}, live.set.classes[k]), html("span", { class: "track" }, bar),
-          html("span", {}, percent(1)(score)));
+        return html("li", {}, html("span", {}, className(k)), html("span", { class: "soft" }, percent(1)(score)),
+          html("span", { class: "track" }, bar));
       })),
       html("figcaption", {}, `${percent(1)(model.top1 / 100)} right of ${count(model.test_images)} test pictures, `,
         `${large(model.parameters)} parameters`));
@@ -326,7 +328,7 @@ async function chooseSet(set) {
   }
   byId("draw").hidden = set.channels !== 1;
   byId("samples").replaceChildren(...set.samples.map((sample) => html("button", { type: "button", "aria-pressed": "false",
-    "aria-label": `Sample: ${set.classes[sample.class]}`, click: () => attempt(() => showSample(sample)) },
+    "aria-label": `Sample: ${className(sample.class)}`, click: () => attempt(() => showSample(sample)) },
   html("img", { src: sample.file, alt: "", class: "sharp" }))));
   const layers = set.models[0].attention.map((_, i) => [i, `Layer ${i + 1}`]);
   choices("layers", [["average", "Average"], ...layers], "average", (layer) => { live.layer = layer; drawAttention(); });
