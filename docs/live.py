@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def fetch_runtime(cache: Path = CACHE) -> Path:
     if folder.is_dir():
         return folder
     registry = os.environ.get("NPM_CONFIG_REGISTRY", REGISTRY).rstrip("/")
-    with urllib.request.urlopen(f"{registry}/{RUNTIME}/-/{RUNTIME}-{VERSION}.tgz", timeout=20) as answer:
+    with urllib.request.urlopen(f"{registry}/{RUNTIME}/-/{RUNTIME}-{VERSION}.tgz", timeout=10) as answer:
         packed = answer.read()
     if hashlib.sha512(packed).digest() != base64.b64decode(INTEGRITY):
         raise OSError(f"{RUNTIME} {VERSION} from {registry} has another checksum")
@@ -175,7 +176,7 @@ def stored_model(entry: Pretrained, folder: Path) -> dict[str, Any]:
     stored = CACHE / f"{entry.name}-{content.hexdigest()[:16]}"
     path = stored / f"{entry.name}.onnx"
     if not stored.is_dir():
-        for old in CACHE.glob(f"{entry.name}-*"):
+        for old in {*CACHE.glob(f"{entry.name}-*")} - {stored}:  # another process may be faster
             shutil.rmtree(old, ignore_errors=True)
         with new_folder(stored) as made:
             (made / "facts.json").write_text(json.dumps(write_model(entry, made / path.name)))
@@ -203,7 +204,7 @@ def build(folder: Path) -> str | None:
         shutil.copy(REPORT / name, folder)
     try:
         shutil.copytree(fetch_runtime(), folder / "runtime", dirs_exist_ok=True)
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         missing = f"{RUNTIME} {VERSION} could not be downloaded ({error})"
     models = folder / "models"
     models.mkdir(exist_ok=True)

@@ -249,6 +249,12 @@ def test_keys_reach_and_move_everything(tab):
     tab.ask("document.querySelector('#layers input').click()")
 
 
+def test_nothing_is_loaded_from_elsewhere(tab, address):
+    loaded = tab.ask("performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert sum(name.endswith((".wasm", ".onnx")) for name in loaded) >= 2
+    assert {name.startswith((address.rpartition("/")[0], "data:", "blob:")) for name in loaded} == {True}
+
+
 def test_pointer_chooses_the_token(tab):
     tab.ask("byId('map-1').scrollIntoView({ block: 'center' })")
     area = tab.ask("byId('map-1').getBoundingClientRect().toJSON()")
