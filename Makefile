@@ -26,6 +26,7 @@ lint: .venv/dev-installed
 
 docs: .venv/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python docs/live.py site/demo
 
 format: .venv/dev-installed
 	$(BIN)/ruff check --fix .
