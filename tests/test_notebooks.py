@@ -7,13 +7,13 @@ import traceback
 
 import pytest
 
-for package in ("matplotlib", "PIL", "sklearn"):
-    pytest.importorskip(package)
-
 from docs import run_notebooks
 from docs.run_notebooks import NOTEBOOKS, code_cells, differences, drawn, printed, read, run, same_text, text_of
 from docs.theme.notebooks import as_markdown, on_page_markdown
 from tests.test_zoo import stored
+
+for package in ("matplotlib", "PIL", "sklearn"):
+    pytest.importorskip(package)
 
 PATHS = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
 
