@@ -2,6 +2,8 @@
 
     pip install '.[data]' gradio
     python examples/space/app.py
+
+Then it says where the browser finds it. `make space` builds the folder for the hub.
 """
 
 from functools import cache
