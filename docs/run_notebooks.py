@@ -107,8 +107,9 @@ def differences(shown: Notebook, made: Notebook) -> list[str]:
 
 
 def printed(cell: dict[str, Any]) -> str:
-    texts = (text_of(output.get("text") or output["data"].get("text/plain", "")) for output in cell["outputs"])
-    return "\n".join(text for text in texts if text)
+    """The texts of a cell, without those that Jupyter has for a figure."""
+    outputs = [output for output in cell["outputs"] if "image/png" not in output.get("data", {})]
+    return "\n".join(text_of(output.get("text") or output["data"]["text/plain"]) for output in outputs)
 
 
 def drawn(cell: dict[str, Any]) -> int:
