@@ -51,6 +51,7 @@ from lrfdyn.training.tasks import build_data
 ROOT = Path(__file__).parents[1]
 RECIPE_FILE = "recipe.yaml"
 ENERGY_IMAGES = 64
+HERE = {"run.precision": "fp32", "run.test_batch_size": 32}  # batches that a CPU's cache can hold
 SAME = ("model", "attention", "dilations", "token", "data", "recipe", "epochs", "parameters", "precision")
 
 
@@ -124,7 +125,7 @@ def add(run: Path, logs: Sequence[Path], data_root: str | None, name: str | None
     same = load_recipe(log / RECIPE_FILE).fingerprint() == values.fingerprint()
     require(same, f"logs: {log} has other settings than {run}")
     # Measured in float32 on this machine's data, whatever the run had.
-    config = load_recipe(recipe, {"run.precision": "fp32", **({} if data_root is None else {"data.root": data_root})})
+    config = load_recipe(recipe, {**HERE, **({} if data_root is None else {"data.root": data_root})})
     if summary["data"] not in TERMS:
         raise unknown_name("data: add its terms to benchmarks/zoo_card.py", summary["data"], TERMS)
     model = source.load().float()
