@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="files, folders and patterns such as 'photos/*.jpg'")
     add(
         "--model",
-        help="folder of a model or of C, .safetensors, .onnx, .pte or .nir file, zoo's name or hub repository; default: "
-        "the zoo's model that knows the most classes",
+        help="folder of a model or of C, .safetensors, .onnx, .pte or .nir file, zoo's name or hub repository; without "
+        "it the zoo's model that knows the most classes",
     )
     add("--runtime", metavar="torch|onnx|executorch|nir|native", help="default: by the ending of --model")
     add("--top", type=int, default=5, help="how many classes to name")
@@ -91,7 +91,7 @@ def default_model(args: argparse.Namespace) -> str:
     require(args.task == "classification", f"model: --task {args.task} needs one")
     require(args.runtime in (None, "torch"), f"model: --runtime {args.runtime} needs one")
     entry = general_model(recordings=all(Path(file).suffix.lower() in READERS for file in args.files))
-    known = f"the {data_class(entry.data).num_classes} classes of {entry.data}, {entry.bf16:.1f} % of its test set right"
+    known = f"{data_class(entry.data).num_classes} classes of {entry.data}, {entry.bf16:.1f} % of its test set right"
     print(f"lrfdyn predict: no --model, so the zoo's {entry.name} is taken: {known}", file=sys.stderr)
     return entry.name
 
