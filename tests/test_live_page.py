@@ -24,7 +24,7 @@ from docs import live
 from lrfdyn.analysis import attention_maps, attention_state, firing_rates
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.data.preprocess import Preprocessing
-from lrfdyn.deploy import IntegerModel
+from lrfdyn.deploy import IntegerModel, quantize
 from lrfdyn.deploy.integer.operations import Fire
 from lrfdyn.deploy.integer.quantize import quantize_with_twin
 from lrfdyn.io.hub import from_pretrained
@@ -32,6 +32,7 @@ from lrfdyn.models import SpikingModel
 from tests.analysis.browser import Tab, open_browser
 
 pytestmark = pytest.mark.skipif((live.ROOT / "PKG-INFO").is_file(), reason="an sdist has no weights")
+CIFAR100, DIGITS = live.PAIRS
 CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")  # a moving test picture
 STATUS = "byId('status').textContent"
 DROP = """((content, name, type) => {
@@ -48,7 +49,7 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
-    (folder / "missing").write_text(live.build(folder) or "")
+    (folder / "missing").write_text(live.build(folder, [DIGITS]) or "")
     return folder
 
 
@@ -103,7 +104,7 @@ def digits() -> tuple[Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def models() -> list[tuple[SpikingModel, IntegerModel, SpikingModel]]:
     """Of both attentions the model, its integers and these in real numbers."""
-    loaded = [from_pretrained(name, host=SpikingModel) for name in live.PAIRS[0].models]
+    loaded = [from_pretrained(name, host=SpikingModel) for name in DIGITS.models]
     return [(model, *quantize_with_twin(model)) for model in loaded]
 
 
@@ -140,7 +141,7 @@ def test_manifest_has_the_package_s_own_numbers(built, models):
 def test_files_give_logits_spikes_and_attention_in_onnx_runtime(built, digits, models):
     runtime = pytest.importorskip("onnxruntime")
     levels = digits[0][:2]
-    for name, (_, integer, _) in zip(live.PAIRS[0].models, models, strict=True):
+    for name, (_, integer, _) in zip(DIGITS.models, models, strict=True):
         session = runtime.InferenceSession(built / "models" / f"{name}.onnx")
         names = [output.name for output in session.get_outputs()]
         given = dict(zip(names, session.run(None, {"images": levels.numpy()}), strict=True))
@@ -332,7 +333,7 @@ def test_without_the_runtime_the_page_says_so(browser, tmp_path, monkeypatch):
         raise OSError("no network")
 
     monkeypatch.setattr(live, "fetch_runtime", unreachable)
-    assert live.build(tmp_path) == f"{live.RUNTIME} {live.VERSION} could not be downloaded (no network)"
+    assert live.build(tmp_path, [DIGITS]) == f"{live.RUNTIME} {live.VERSION} could not be downloaded (no network)"
     with served(tmp_path) as address:
         for scheme, theme in (("slate", "dark"), ("default", "light")):
             browser.open(address, 390)
@@ -342,6 +343,32 @@ def test_without_the_runtime_the_page_says_so(browser, tmp_path, monkeypatch):
             assert browser.ask("document.documentElement.dataset.theme") == theme
         assert browser.ask(STATUS).startswith("The runtime (onnxruntime-web) was not there when this page was built")
         assert browser.ask("byId('answer').hidden")
+    assert browser.problems == []
+
+
+def test_photos_are_named_as_in_python(browser, tmp_path):
+    """The photos of the page, by models of nine million parameters: the same logits as Python's, and right. The data
+    sets of the page can be chosen from."""
+    pillow = pytest.importorskip("PIL.Image")
+    missing = live.build(tmp_path, live.PAIRS)
+    if missing:
+        pytest.skip(missing)
+    integers = [quantize(from_pretrained(name, host=SpikingModel)) for name in CIFAR100.models]
+    names = integers[0].facts["class_names"]
+    with served(tmp_path) as address:
+        browser.open(address, 390)
+        for number, path in enumerate(sorted((live.PAGE / "samples" / CIFAR100.key).glob("*.png"))):
+            levels = torch.from_numpy(np.array(pillow.open(path))).permute(2, 0, 1).unsqueeze(0)
+            browser.ask(f"byId('samples').children[{number}].click()")
+            browser.wait(f"live.shown?.label === {names.index(path.stem)}")
+            assert browser.ask("[...live.shown.levels]") == levels.flatten().tolist()
+            for i, integer in enumerate(integers):
+                logits = integer(levels)[0].tolist()
+                assert browser.ask(f"live.shown.results[{i}].logits") == logits
+                assert names[int(np.argmax(logits))] == path.stem
+        assert browser.ask("document.documentElement.scrollWidth") <= 390
+        browser.ask("[...document.querySelectorAll('#sets button')].at(-1).click()")
+        browser.wait("live.shown?.levels.length === 64")
     assert browser.problems == []
 
 
