@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from docs.parts import read, table
+from docs.parts import RESULTS, read, table
 from docs.parts.imagenet_costs import (
     ASSUMED,
     GPUS,
@@ -23,8 +23,10 @@ from docs.parts.imagenet_costs import (
     together,
 )
 from lrfdyn.attention.registry import attention_label
+from lrfdyn.training.recipes import load_recipe
 
 ALONE, PLAIN = "memory_h200", "train_step_cifar_reference"
+WHOLE = "cifar100/ssa_strong_300"
 
 
 def span(low: float, high: float) -> str:
@@ -150,12 +152,13 @@ def decoding() -> str:
 
 
 def launches() -> str:
-    """What is known of a step that is not captured, and of plain operations."""
+    """What is known of steps that are not captured, of plain operations and of whole runs."""
     found = [r for r in read(f"performance/{ALONE}.json") if (r["implementation"], r["batch"]) == ("eager", 1)]
     alone = next(r for r in found if r["attention"] == "ssa")
     ours = measured()[alone["model"], "ssa"]
     cifar = [r for r in read(f"performance/{PLAIN}.json") if r["attention"] == "ssa"]
     plain = {r["implementation"]: r["images_per_s"] for r in cifar}
+    whole, batch = read(f"{WHOLE}/summary.json"), load_recipe(RESULTS / WHOLE / "recipe.yaml").run.batch_size
     files = {name: f"[{name}.json](../results/performance/{name}.json)" for name in (ALONE, PLAIN)}
     return (
         f"- A forward pass of `{alone['model']}` for one image, by plain operations that are launched one by one,\n"
@@ -163,7 +166,10 @@ def launches() -> str:
         f"  captured training step of {ours['batch']} images takes {ours['ms']:.1f} ms.\n"
         f"- With plain operations only, not captured, `{cifar[0]['model']}` trains\n"
         f"  {plain['lrfdyn'] / plain['reference']:.1f} times slower than with the kernels and captured\n"
-        f"  ({files[PLAIN]})."
+        f"  ({files[PLAIN]}).\n"
+        f"- A whole run of it on one GPU, with augmentation, did {whole['images_per_s']:,.0f} images/s\n"
+        f"  with batch {batch} ([summary.json](../results/{WHOLE}/summary.json)); its step alone does\n"
+        f"  {plain['lrfdyn']:,.0f} with batch {cifar[0]['batch']}."
     )
 
 

@@ -56,7 +56,7 @@ def counted() -> tuple[Record, ...]:
     return tuple(read("performance/imagenet_counts.json"))
 
 
-def count_of(model: str, attention: str) -> Record:
+def count_of(model: str, attention: str | None) -> Record:
     return next(r for r in counted() if (r["model"], r["attention"]) == (model, attention))
 
 
