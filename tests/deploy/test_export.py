@@ -115,20 +115,31 @@ def test_files_of_films(tmp_path):
         export_model(model, tmp_path / "film.onnx", frames=True, images=[tmp_path])
 
 
-def test_executorch(tmp_path):
+def test_executorch(tmp_path, capsys):
+    """By the commands, from a saved model to predictions."""
     model = small("spikformer", "lrf_dyn", attention_options={"directions": 2})
-    made = export_model(model, tmp_path / "model.pte", most_images=8)
-    assert made.format == "executorch"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pte", "model.pte.json"]
-    runner = ExecutorchRunner(made.path)
+    model.save_pretrained(tmp_path / "saved")
+    path, image = tmp_path / "out" / "model.pte", tmp_path / "noise.png"
+    assert main(["export", str(tmp_path / "saved"), "--out", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "executorch"
+    assert sorted(file.name for file in path.parent.iterdir()) == ["model.pte", "model.pte.json"]
+    runner = ExecutorchRunner(path)
     assert runner.facts["most_images"] == 8
-    assert json.loads(sidecar(made.path).read_text())["preprocessing"]["size"] == 16
+    assert json.loads(sidecar(path).read_text())["preprocessing"]["size"] == 16
     check_file(runner, model, model.input_size)
+
+    Image.effect_noise((16, 16), 60).convert("RGB").save(image)
+    scores = []
+    for source in (path, tmp_path / "saved"):
+        assert main(["predict", str(image), "--model", str(source), "--top", "5", "--json", "-"]) == 0
+        predictions = json.loads(capsys.readouterr().out)["images"][0]["predictions"]
+        scores.append({entry["class"]: entry["score"] for entry in predictions})
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
 
     (tmp_path / "other.pte").write_bytes(b"no program")
     with pytest.raises(LrfdynError, match=r"other\.pte needs its description other\.pte\.json beside it"):
         ExecutorchRunner(tmp_path / "other.pte")
-    sidecar(tmp_path / "other.pte").write_text(sidecar(made.path).read_text())
+    sidecar(tmp_path / "other.pte").write_text(sidecar(path).read_text())
     with pytest.raises(LrfdynError, match=r"other\.pte is not an ExecuTorch program"):
         ExecutorchRunner(tmp_path / "other.pte")
 
@@ -159,11 +170,11 @@ class Layers(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("format", "time_steps", "without"), [("onnx", 2, {"vsa", "lrf_dyn_qkv"}), ("executorch", 1, {"lrf_dyn"})]
+    ("format", "time_steps", "without"), [("onnx", 2, {"vsa", "lrf_dyn_qkv"}), ("executorch", 1, {"lrf_dyn", "lrf_dyn_same"})]
 )
 def test_attentions(format, time_steps, without, tmp_path):
     """The kinds that no network above has, as layers of one file, since a whole network takes long to write. Their
-    convolutions and neurons are those of the networks."""
+    convolutions and neurons are those of the networks, and the coupling of dendrites is in constants only."""
     models = {kind: small("spikformer", kind) for kind in KINDS if kind not in without}
     if format == "onnx":
         models["two directions"] = small("spikformer", "lrf_dyn", attention_options={"directions": 2})
