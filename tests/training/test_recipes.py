@@ -70,13 +70,14 @@ EXPERIMENTS: dict[str, list[dict[str, Any]]] = {
 def test_experiments(name: str):
     """Each loads, builds its model and can be shared by several processes."""
     assert set(list_recipes()) == set(EXPERIMENTS)
+    own = load_recipe(name).model.name
     for choice in EXPERIMENTS[name]:
         config = load_recipe(name, choice)
         if config.model.name.startswith("timm/"):
             pytest.importorskip("timm")
             config = load_recipe(name, {**choice, "model.options": {"pretrained": False}})
         facts = estimate(config, memory=False)
-        assert facts["model"] == choice.get("model", load_recipe(name).model.name)
+        assert facts["model"] == choice.get("model", own)
         for key in ("attention", "dilations", "token"):
             assert key not in choice or tuple(facts[key]) == tuple(choice[key])
         assert facts["directions"] == choice.get("directions", 1 if facts["attention"] == "lrf_dyn" else None)
