@@ -8,7 +8,7 @@ BIN := .venv/bin
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi rocm-smi),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: demo test lint docs format mutants fuzz edge-test zoo clean
+.PHONY: demo test lint docs format mutants fuzz edge-test zoo space clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo-installed
@@ -26,6 +26,7 @@ lint: .venv/dev-installed
 
 docs: .venv/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python docs/live.py site/demo
 
 format: .venv/dev-installed
 	$(BIN)/ruff check --fix .
@@ -47,6 +48,14 @@ edge-test: .venv/demo-installed
 # Folders of the trained models for the Hugging Face hub, in build/zoo: nothing is uploaded.
 zoo: .venv/dev-installed
 	$(BIN)/python benchmarks/zoo.py build build/zoo
+
+# A folder for a space of the Hugging Face hub, in build/space: the page, the package and its weights.
+SPACE ?= build/space
+space:
+	rm -rf $(SPACE)
+	mkdir -p $(SPACE)
+	cp -r examples/space/. lrfdyn weights pyproject.toml $(SPACE)
+	find $(SPACE) -name __pycache__ -prune -exec rm -r {} +
 
 clean:
 	rm -rf .venv demo site build *.egg-info

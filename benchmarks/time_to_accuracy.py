@@ -4,7 +4,8 @@
 
 Seconds are `train_s` of a summary: the time of all training steps, with the batches and the augmentation in them, on
 the clock of the host and to the end of the work on the GPU. Not counted are the first step of every stage, and of every
-start where a run went on, which compile kernels and capture the step, the tests after epochs, and checkpoints.
+start where a run went on, which compile kernels and capture the step, the tests after epochs, and checkpoints. The
+seconds that a teacher was trained for, which `teacher_seconds` says, are in them.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ from benchmarks import common
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.files import read_json, write_json
 
-KEYS = ("recipe", "seed", "top1", "seconds", "epochs", "device")
+KEYS = ("recipe", "seed", "top1", "epochs", "device")
 
 
 def record(folder: Path) -> dict[str, Any]:
     """The line of one run, which had the device to itself and was tested on the test images."""
     summary = read_json(folder / "summary.json", "folders")
-    for key, why in (("held_out", "was tested on held-out training images"), ("beside", "shared its device")):
-        require(not summary.get(key), f"folders: {folder} {why}")
-    require(summary.get("train_s") is not None, f"folders: {folder} does not say how long it trained")
-    return {key: summary["train_s" if key == "seconds" else key] for key in KEYS}
+    teacher = summary.get("teacher")
+    require(not summary.get("held_out"), f"folders: {folder} was tested on held-out training images")
+    for trained, whose in ((summary, ""), *([(teacher, "the teacher of ")] if teacher else [])):
+        require(not trained.get("beside"), f"folders: {whose}{folder} shared its device")
+        require(trained.get("train_s") is not None, f"folders: {whose}{folder} does not say how long it trained")
+    before = teacher["train_s"] if teacher else 0
+    line = {key: summary[key] for key in KEYS} | {"seconds": round(summary["train_s"] + before, 3)}
+    return {**line, "teacher_seconds": before} if teacher else line
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import shlex
@@ -24,7 +25,16 @@ from lrfdyn.training.tasks import data_options
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *NOTEBOOKS]
+
+
+def text_in(page: Path) -> str:
+    """What is written in a page or in the texts of a notebook."""
+    text = page.read_text("utf-8")
+    if page.suffix != ".ipynb":
+        return text
+    return "\n\n".join("".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "markdown")
 
 
 def test_filled_parts_are_current(capsys):
@@ -40,7 +50,7 @@ def test_parts_are_filled_between_markers_only(monkeypatch):
 
 
 def test_every_part_is_used_and_every_marker_is_closed():
-    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    text = "\n".join(map(text_in, PAGES))
     assert set(re.findall(r"<!-- fill: (\w+) -->", text)) == set(fill.PARTS)
     assert text.count("<!-- fill:") == text.count("<!-- end -->") == len(fill.MARKED.findall(text))
 
@@ -140,7 +150,7 @@ def test_commands_of_the_pages_are_understood():
     """Their options exist. A single capital letter stands for a number."""
     commands = set()
     for page in PAGES:
-        text = re.sub(r"\\\n\s*", " ", page.read_text("utf-8"))
+        text = re.sub(r"\\\n\s*", " ", text_in(page))
         commands |= set(re.findall(r"^ {4}lrfdyn (.*)$", text, re.MULTILINE))
     assert len(commands) > 15
     for command in commands:
@@ -151,7 +161,7 @@ def test_commands_of_the_pages_are_understood():
 
 def test_links_between_pages_lead_somewhere():
     pages = [*PAGES, ROOT / "CONTRIBUTING.md", *(DOCS / "api").glob("*.md")]
-    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8"))]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text_in(page))]
     local = [(page, link) for page, link in links if "://" not in link]
     assert len(local) > 20
     for page, link in local:
@@ -161,7 +171,8 @@ def test_links_between_pages_lead_somewhere():
 def test_every_page_is_in_the_site():
     """`make docs` builds the site; here, that nothing was left out of it."""
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
-    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    sources = [*DOCS.rglob("*.md"), *(path.with_suffix(".md") for path in NOTEBOOKS)]
+    pages = {page.relative_to(DOCS).as_posix() for page in sources}
     assert pages <= set(re.findall(r"[\w/]+\.md", str(nav)))
 
 

@@ -85,7 +85,8 @@ def test_time_to_accuracy(tmp_path, capsys):
     assert time_to_accuracy.main([str(tmp_path / "1"), str(tmp_path / "0"), "--json", str(out)]) == 0
     records = json.loads(out.read_text())
     assert records[0] == {"recipe": "fast", "seed": 0, "top1": 70.0, "seconds": 290.0, "epochs": 9, "device": "H200"}
-    assert rows(page.time_to_accuracy(records))["`fast`"] == ["0, 1", "70.50 ± 0.71 (n = 2)", "290.5", "9", "H200"]
+    found = rows(page.time_to_accuracy(records))["`fast`"]
+    assert found == ["0, 1", "70.50 ± 0.71 (n = 2)", "290.5", "0.0", "9", "H200"]
     assert page.time_to_accuracy([]) == "Not measured yet."
     for wrong, message in (("held_out", "was tested on held-out training images"), ("beside", "shared its device")):
         (tmp_path / "0" / "summary.json").write_text(json.dumps({**lines[1], wrong: 3}))
@@ -94,10 +95,28 @@ def test_time_to_accuracy(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_the_training_of_a_teacher_counts(tmp_path, capsys):
+    line = {"recipe": "taught", "seed": 0, "top1": 70.0, "train_s": 200.5, "epochs": 9, "device": "H200"}
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({**line, "teacher": {"name": "t", "top1": 80.0, "train_s": 80.0}}))
+    assert time_to_accuracy.main([str(tmp_path), "--json", str(tmp_path / "time.json")]) == 0
+    records = json.loads((tmp_path / "time.json").read_text())
+    assert (records[0]["seconds"], records[0]["teacher_seconds"]) == (280.5, 80.0)
+    assert rows(page.time_to_accuracy(records))["`taught`"][2:4] == ["280.5", "80.0"]
+    for teacher, message in (({"name": "timm's"}, "does not say how long"), ({"train_s": 1, "beside": "x"}, "shared")):
+        path.write_text(json.dumps({**line, "teacher": teacher}))
+        with pytest.raises(SystemExit):
+            time_to_accuracy.main([str(tmp_path)])
+        assert f"the teacher of {tmp_path} {message}" in capsys.readouterr().err
+
+
 def test_runs_with_stages_stand_apart_and_those_on_held_out_images_are_not_there(tmp_path):
     stages = [{"epochs": 8, "time_steps": 1, "tau": 1.5}]
     staged = run("ssa", 70.0, schedule__stages=stages)
     assert staged.settings == ", other settings, 8 with T = 1"
+    taught = run("ssa", 70.0, distill__teacher="results/t")
+    assert taught.settings == ", other settings, with a teacher"
+    assert ("distill.teacher", None, "results/t") in page.changes(taught)
     (tmp_path / "held").mkdir()
     for out, held in ((tmp_path, None), (tmp_path / "held", 5000)):
         recipe = {**staged.recipe, "data": {**staged.recipe["data"], "held_out": held}}

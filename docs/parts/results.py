@@ -28,9 +28,10 @@ from lrfdyn.training.recipes import load_recipe
 
 FOLDER = RESULTS / "cifar100"
 # The models of the page, the paper's first, and of each the recipe with the settings that its runs are told apart by:
-# those of its authors, and for the ViT those of Spikformer.
+# those of its authors, for the teacher its own, and for the ViT those of Spikformer.
 PUBLISHED = {
-    "spikformer_4_384": "cifar100_spikformer", "qkformer_4_384": "cifar100_qkformer", "vit_4_384": "cifar100_vit",
+    "spikformer_4_384": "cifar100_spikformer", "qkformer_4_384": "cifar100_qkformer",
+    "resnet18_cifar": "cifar100_resnet", "vit_4_384": "cifar100_vit",
 }  # fmt: skip
 MODEL, *OTHERS = PUBLISHED
 LATE, END = 0.7, 0.8  # where the enlarged curves begin, and the tests whose mean stands beside the last
@@ -92,11 +93,14 @@ class Run:
     @property
     def dilations(self) -> tuple[int, ...]:
         given, kind = self.recipe["model"]["dilations"], self.recipe["model"]["attention"]
-        return tuple(attention_options(kind).get("dilations", ()) if given is None else given)
+        own = {} if kind is None else attention_options(kind)
+        return tuple(own.get("dilations", ()) if given is None else given)
 
     @property
     def title(self) -> str:
         model = self.recipe["model"]
+        if model["attention"] is None:
+            return "no attention"
         marks = [f" ({mark})" for (key, value), mark in MARKS.items() if model.get(key) == value]
         return "".join([attention_label(model["attention"]), *marks])
 
@@ -116,6 +120,7 @@ class Run:
         mixed = self.recipe["schedule"]["mix_epochs"]
         until = f", mixed until epoch {mixed}" if "schedule.mix_epochs" in keys else ""
         stages = self.recipe["schedule"].get("stages") or ()
+        until += ", with a teacher" if self.recipe.get("distill", {}).get("teacher") else ""
         until += "".join(f", {s['epochs']} with T = {s['time_steps']}" for s in stages if s["time_steps"] is not None)
         if not keys - {"schedule.mix_epochs"}:
             return until
@@ -192,7 +197,7 @@ def published(length: int, model: str = MODEL) -> dict[str, Any]:
 
 def changes(run: Run) -> list[tuple[str, Any, Any]]:
     """The settings of a run that are not the published ones: key, published value, value here."""
-    sections = ("augmentation", "optimizer", "schedule", "loss", "run.batch_size")
+    sections = ("augmentation", "optimizer", "schedule", "loss", "distill", "run.batch_size")
     # A rate by knots has no warm-up and cool-down of its own; the heading says how long the run is.
     course = ("epochs", "warmup_epochs", "cooldown_epochs") if run.recipe["schedule"].get("rates") else ()
     unused = {f"schedule.{key}" for key in course}
@@ -424,8 +429,9 @@ def time_to_accuracy(records: list[dict[str, Any]] | None = None) -> str:
         runs = list(lines)
         seeds, top1 = ", ".join(str(line["seed"]) for line in runs), several([line["top1"] for line in runs])
         seconds = mean(line["seconds"] for line in runs)
-        body.append([f"`{recipe}`", seeds, top1, f"{seconds:,.1f}", str(epochs), device])
-    header = ["recipe", "seeds", "top-1 %", "training s", "epochs", "device"]
+        teacher = mean(line.get("teacher_seconds", 0) for line in runs)
+        body.append([f"`{recipe}`", seeds, top1, f"{seconds:,.1f}", f"{teacher:,.1f}", str(epochs), device])
+    header = ["recipe", "seeds", "top-1 %", "training s", "of them the teacher's", "epochs", "device"]
     return table(header, body) if body else "Not measured yet."
 
 

@@ -34,6 +34,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     without a link."""
     if page.file.src_uri in PAGES.values():
         return re.sub(r"\]\(docs/", "](", markdown)
+    if "/" in page.file.src_uri:  # what a page in a folder links to above it is in `docs/`
+        return markdown
 
     def link(found: re.Match[str]) -> str:
         text, target = found.groups()

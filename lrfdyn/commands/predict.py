@@ -15,11 +15,13 @@ from typing import Any
 
 from lrfdyn.analysis.report.recording import write_recording_page
 from lrfdyn.commands.shared import bar, command_line, print_json
+from lrfdyn.data import data_class
 from lrfdyn.data.recordings import READERS, read_events
 from lrfdyn.deploy.follow import Step
 from lrfdyn.deploy.predict import PICTURES, Predictor, expand_files
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.files import expanded, writable_folder, write_json
+from lrfdyn.io.zoo import general_model
 from lrfdyn.segmentation.predict import predict_segmentation
 
 Found = tuple[str, list[Path], Iterator[dict[str, Any]]]  # what the files are, these, and the record of each
@@ -30,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="files, folders and patterns such as 'photos/*.jpg'")
     add(
         "--model",
-        required=True,
-        help="folder of a model or of C, .safetensors, .onnx, .pte or .nir file, zoo's name or hub repository",
+        help="folder of a model or of C, .safetensors, .onnx, .pte or .nir file, zoo's name or hub repository; without "
+        "it the zoo's model that knows the most classes",
     )
     add("--runtime", metavar="torch|onnx|executorch|nir|native", help="default: by the ending of --model")
     add("--top", type=int, default=5, help="how many classes to name")
@@ -57,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
             writable_folder(Path(given).parent, name)
     for file in args.files:
         expanded(file, "files")  # told before a model is opened
+    if args.model is None:
+        args.model = default_model(args)
     kind, paths, found = TASKS[args.task](args)
     records, bad = [], 0
     with bar(len(paths) > 1) as shown:
@@ -80,6 +84,16 @@ def run(args: argparse.Namespace) -> int:
     if bad:
         print(f"lrfdyn predict: {bad} of {len(records)} {kind}s could not be read", file=sys.stderr)
     return 1 if bad else 0
+
+
+def default_model(args: argparse.Namespace) -> str:
+    """That of the zoo which knows the most classes, said on the error stream."""
+    require(args.task == "classification", f"model: --task {args.task} needs one")
+    require(args.runtime in (None, "torch"), f"model: --runtime {args.runtime} needs one")
+    entry = general_model(recordings=all(Path(file).suffix.lower() in READERS for file in args.files))
+    known = f"{data_class(entry.data).num_classes} classes of {entry.data}, {entry.bf16:.1f} % of its test set right"
+    print(f"lrfdyn predict: no --model, so the zoo's {entry.name} is taken: {known}", file=sys.stderr)
+    return entry.name
 
 
 def named(record: dict[str, Any]) -> str:

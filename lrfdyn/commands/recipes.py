@@ -28,12 +28,13 @@ def run(args: argparse.Namespace) -> None:
 def print_recipes() -> None:
     """Prints all recipes, grouped by their data set, each with the arguments that its experiments choose from."""
     notes = sorted(((name, *recipe_notes(path)) for name, path in list_recipes().items()), key=lambda note: note[1::-1])
+    width = max(len(name) for name, *_ in notes) + 2
     for data, group in groupby(notes, lambda note: note[1]):
         print(data)
         for name, _, description, variants in group:
             choices = [f"--{argument} {'|'.join(map(str, values))}" for argument, values in variants.items()]
-            print(f"  {name:<28}{description}")
+            print(f"  {name:<{width}}{description}")
             if choices:
-                print(f"  {'':<28}{'  '.join(choices)}")
+                print(f"  {'':<{width}}{'  '.join(choices)}")
         print()
     print("lrfdyn train NAME [--attention KIND ...] trains one, lrfdyn recipes NAME prints it with all its keys")

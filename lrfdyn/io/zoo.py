@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lrfdyn.checks import checked
+from lrfdyn.data import data_class
 from lrfdyn.errors import LrfdynError, explain, near_names, require
 from lrfdyn.files import expanded, plain_file, read_json, temporary_folder, writable_folder
 from lrfdyn.io.remote import OURS, huggingface_hub
@@ -117,6 +118,20 @@ def choose_pretrained(model: str, attention: str | None, data: str | bool) -> Pr
     require(bool(found), f"pretrained: {named} was trained on {several}, got {data!r}")
     require(len(found) == 1, f"pretrained: {named} was trained on {several}; expected one of them, got True")
     return found[0]
+
+
+def general_model(recordings: bool = False) -> Pretrained:
+    """What is taken where no model is named: of those for colour images, or for recordings of an event camera, the one
+    that knows the most classes, and of several the most accurate."""
+
+    def suits(entry: Pretrained) -> bool:
+        data = data_class(entry.data)
+        return data.framed if recordings else not data.framed and data.in_channels == 3
+
+    found = [entry for entry in list_pretrained() if suits(entry)]
+    what = "recordings" if recordings else "colour images"
+    require(bool(found), f"model: no model was named, and the zoo has none for {what}")
+    return max(found, key=lambda entry: (data_class(entry.data).num_classes, entry.bf16))
 
 
 def cache_folder() -> Path:

@@ -3,7 +3,7 @@
 from lrfdyn.models.base import ModelConfig, SpikingModel
 from lrfdyn.models.qkformer import QKFormer
 from lrfdyn.models.registry import create_model, list_models, register_model
-from lrfdyn.models.resnet import MSResNet, SEWResNet
+from lrfdyn.models.resnet import MSResNet, PlainResNet, SEWResNet
 from lrfdyn.models.sdt_v1 import SDTV1
 from lrfdyn.models.sdt_v2 import SDTV2
 from lrfdyn.models.sdt_v3 import SDTV3
@@ -16,6 +16,7 @@ __all__ = [
     "SDTV3",
     "MSResNet",
     "ModelConfig",
+    "PlainResNet",
     "QKFormer",
     "SEWResNet",
     "Spikformer",

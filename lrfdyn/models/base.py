@@ -52,6 +52,12 @@ class FeatureInfo:
     stride: int
 
 
+def shown_once(time_steps: int) -> None:
+    """Checks the time steps of a network without spikes."""
+    given = f"time_steps: a network without spikes shows an image once; expected 1, got {time_steps}"
+    require(time_steps == 1, given)
+
+
 def classifier(width: int, num_classes: int) -> nn.Module:
     """A linear layer, or nothing where there are no classes: the model then gives the features in front of it."""
     return nn.Linear(width, num_classes) if num_classes else nn.Identity()

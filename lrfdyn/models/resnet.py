@@ -1,4 +1,5 @@
-"""SEW-ResNet (Fang et al., 2021) and MS-ResNet (Hu et al., 2024), the hosts without attention."""
+"""SEW-ResNet (Fang et al., 2021) and MS-ResNet (Hu et al., 2024), the hosts without attention, and a ResNet without
+spikes, their reference and a teacher."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from lrfdyn.errors import require
-from lrfdyn.models.base import ModelConfig, SpikingModel, classifier
+from lrfdyn.models.base import ModelConfig, SpikingModel, classifier, shown_once
 from lrfdyn.models.registry import register_model
 from lrfdyn.nn.layers import ConvBN, DropPath, MembraneConv, SpikingConv, convolve, drop_path_rates, max_pool
 from lrfdyn.nn.neurons import IF, MSLIF
@@ -35,6 +36,18 @@ class MSResNetConfig(ResNetConfig):
     time_steps: int = 6
 
 
+@dataclass
+class PlainResNetConfig(MSResNetConfig):
+    """The options of the ResNet without spikes."""
+
+    time_steps: int = 1
+    """Always 1: without spikes, every time step would compute the same."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shown_once(self.time_steps)
+
+
 class BasicBlock(nn.Module):
     """Two convolutions on `[T, B, C, H, W]`, and a shortcut that is the identity where the shapes allow it."""
 
@@ -49,13 +62,15 @@ class BasicBlock(nn.Module):
 
 class SpikingResNet(SpikingModel):
     """A residual network. The stem halves the image's side, stage 1 ends at a quarter of it, and each further stage
-    halves it again. A host says which layers and neurons it has, and the stride of stage 1."""
+    halves it again; of a host for small images, both have the image's side. A host says which layers and neurons it
+    has, and the stride of stage 1."""
 
     config_class: ClassVar[type[ResNetConfig]]
     stem_layer: ClassVar[type[ConvBN]] = ConvBN
     layer: ClassVar[type[SpikingConv | MembraneConv]]
-    neuron_class: ClassVar[type[IF | MSLIF]]
+    neuron_class: ClassVar[type[IF | MSLIF | nn.ReLU]]
     first_stride: ClassVar[int]
+    small_images: ClassVar[bool] = False
 
     def __init__(self, **options: Any) -> None:
         config = self.config_class(**options)
@@ -64,7 +79,8 @@ class SpikingResNet(SpikingModel):
         require(len(widths) >= 1 and min(widths) >= 1, f"widths: expected integers >= 1, got {widths}")
         known = len(depths) == len(widths) and min(depths) >= 1
         require(known, f"depths: expected {len(widths)} integers >= 1 (one for each width), got {depths}")
-        self.describe_stages(widths, [4 * 2**i for i in range(len(widths))])
+        small = self.small_images
+        self.describe_stages(widths, [(1 if small else 4) * 2**i for i in range(len(widths))])
         rates = iter(drop_path_rates(config.drop_path, sum(depths)))
 
         def conv(c_in: int, c_out: int, **shape: int) -> nn.Module:
@@ -76,7 +92,8 @@ class SpikingResNet(SpikingModel):
             same = stride == 1 and c_in == c_out
             return BasicBlock(*convs, nn.Identity() if same else shortcut(c_in, c_out, stride=stride), next(rates))
 
-        self.stem = self.stem_layer(self.in_channels, widths[0], kernel=7, stride=2)
+        kernel, stride = (3, 1) if small else (7, 2)
+        self.stem = self.stem_layer(self.in_channels, widths[0], kernel=kernel, stride=stride)
         self.neuron = self.neuron_class()
         self.stages = nn.ModuleList()
         for i, (c_in, c_out) in enumerate(pairwise([widths[0], *widths])):
@@ -128,8 +145,9 @@ class MSResNet(SpikingResNet):
     """MS-ResNet: images `[B, C, H, W]` or `[T, B, C, H, W]` to logits `[B, classes]`. Its shortcuts carry membrane
     potentials, and neurons are only inside the residual branches. Options are the fields of `MSResNetConfig`."""
 
-    config_class = MSResNetConfig
-    layer, neuron_class, first_stride = MembraneConv, MSLIF, 2
+    config_class: ClassVar[type[MSResNetConfig]] = MSResNetConfig
+    layer, first_stride = MembraneConv, 2
+    neuron_class: ClassVar[type[MSLIF | nn.ReLU]] = MSLIF
     official_keys = (
         *((rf"^conv{i + 2}_x\.", f"stages.{i}.") for i in range(4)),
         (r"^conv1\.0\.", "stem.conv."),
@@ -145,3 +163,15 @@ class MSResNet(SpikingResNet):
 
     def head_map(self, x: Tensor) -> Tensor:
         return self.neuron(x)
+
+
+@register_model("resnet18_cifar", depths=(2, 2, 2, 2), num_classes=100)
+class PlainResNet(MSResNet):
+    """A residual network without spikes for small images: images `[B, C, H, W]` to logits `[B, classes]`. It is
+    MS-ResNet with ReLUs in the place of its neurons, and a stem that keeps the image's side. Options are the fields of
+    `PlainResNetConfig`."""
+
+    config_class = PlainResNetConfig
+    spiking = False
+    neuron_class, first_stride, small_images = nn.ReLU, 1, True
+    official_keys = ()

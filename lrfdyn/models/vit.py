@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
-from lrfdyn.errors import require
-from lrfdyn.models.base import SpikingModel
+from lrfdyn.models.base import SpikingModel, shown_once
 from lrfdyn.models.registry import register_model
 from lrfdyn.models.transformer import CIFAR, PlainTransformer, PlainTransformerConfig
 from lrfdyn.nn.layers import DropPath, convolve
@@ -61,8 +60,7 @@ class ViTConfig(PlainTransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = f"time_steps: a network without spikes shows an image once; expected 1, got {self.time_steps}"
-        require(self.time_steps == 1, given)
+        shown_once(self.time_steps)
 
 
 @register_model("vit_4_384", dim=384, depth=4, heads=12, **CIFAR)

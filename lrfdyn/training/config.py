@@ -204,9 +204,11 @@ class LossConfig(Section):
 
 @dataclass(frozen=True)
 class DistillConfig(Section):
-    """A timm model whose answers are mixed into the targets."""
+    """A trained model whose answers are mixed into the targets."""
 
-    teacher: Annotated[str | None, "The name of a timm model; null: none."] = None
+    teacher: Annotated[
+        str | None, "The folder of a run, another trained model, or the name of a timm model; null: none."
+    ] = None
     weight: Annotated[float, "The teacher's share of the target.", SHARE_OR_ONE] = 0.5
     kind: Annotated[Literal["hard", "soft"], "The teacher's class, or its probabilities."] = "hard"
 

@@ -31,6 +31,7 @@ from lrfdyn.training.tasks import (
     describe_results,
     held_out,
     task_of,
+    teacher_facts,
 )
 from lrfdyn.training.trainer import Trainer
 
@@ -148,6 +149,7 @@ def _finish(trainer: Trainer, records: list[dict[str, Any]], recipe: str, comman
         "precision": config.run.precision,
         "cuda_graph": not trainer.graph_obstacle,
         "ema": config.optimizer.ema_decay is not None,
+        **teacher_facts(config.distill),
         "fingerprint": config.fingerprint(),
         "command": command,
     }

@@ -15,14 +15,17 @@ from torch import Tensor, nn
 
 from lrfdyn.attention import attention_options
 from lrfdyn.checks import checked
+from lrfdyn.convert import fold_batch_norm
 from lrfdyn.data import Batch, DataSource, create_data, data_class
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import require
-from lrfdyn.files import expanded
+from lrfdyn.files import expanded, read_summary
+from lrfdyn.io.zoo import zoo_entry
 from lrfdyn.models import SpikingModel, create_model
 from lrfdyn.models.registry import model_class, model_defaults
 from lrfdyn.models.timm_networks import create_timm
 from lrfdyn.registry import Registry
+from lrfdyn.sources import find_source
 from lrfdyn.training.config import DATA_FACTS, DistillConfig, TrainConfig
 
 Distill = Callable[[Tensor, Tensor], Tensor]
@@ -212,6 +215,28 @@ def build_loss(task: Task, tet: float | None) -> Callable[[Tensor, Tensor], Tens
     return loss
 
 
+def find_teacher(name: str, source: DataSource) -> tuple[nn.Module, Any, Any]:
+    """A trained model by path or by a name of the zoo, its norms folded, else one of timm; with the mean and deviation
+    that it expects images to be normalised by, those of the data where it does not say."""
+    teacher: Any
+    repository = "/" in name and ":" not in name  # or a path that does not exist, which is said
+    if repository or expanded(name, "distill.teacher").exists() or zoo_entry(name) is not None:
+        teacher = fold_batch_norm(find_source(name, "distill.teacher").load())
+        facts, classes = teacher.preprocessing, teacher.config.get("num_classes")
+        mean, deviation = (None, None) if facts is None else (facts.mean, facts.std)
+    else:
+        teacher = create_timm("distill.teacher", name, {}, pretrained=True)
+        timm_facts, classes = getattr(teacher, "pretrained_cfg", None) or {}, getattr(teacher, "num_classes", None)
+        mean, deviation = timm_facts.get("mean"), timm_facts.get("std")
+    mean, deviation = tuple(mean or source.mean), tuple(deviation or source.deviation)
+    for what, ours, theirs in (
+        ("classes", source.num_classes, classes),
+        ("channels", source.in_channels, len(mean)),
+    ):
+        require(ours == theirs, f"distill.teacher: expected {ours} {what}, {name} has {theirs}")
+    return teacher, mean, deviation
+
+
 def build_distill(config: DistillConfig, source: DataSource, device: torch.device) -> Distill | None:
     """A function of images and targets that mixes the teacher's answers into the targets; None without a teacher.
 
@@ -219,15 +244,10 @@ def build_distill(config: DistillConfig, source: DataSource, device: torch.devic
     the training step: a captured step needs no change."""
     if config.teacher is None:
         return None
-    teacher = create_timm("distill.teacher", config.teacher, {}, pretrained=True)
-    facts = getattr(teacher, "pretrained_cfg", None) or {}
-    mean, deviation = tuple(facts.get("mean") or source.mean), tuple(facts.get("std") or source.deviation)
-    for what, ours, theirs in (
-        ("classes", source.num_classes, getattr(teacher, "num_classes", None)),
-        ("channels", source.in_channels, len(mean)),
-    ):
-        require(ours == theirs, f"distill.teacher: expected {ours} {what}, {config.teacher} has {theirs}")
+    teacher, mean, deviation = find_teacher(config.teacher, source)
     teacher = teacher.to(device).eval().requires_grad_(False)
+    if device.type == "cuda":
+        teacher.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     # From the statistics that the data are normalised by to those that the teacher was trained with.
     numbers = (source.mean, source.deviation, mean, deviation)
     from_mean, scale, to_mean, by = (torch.tensor(x, device=device).view(-1, 1, 1) for x in numbers)
@@ -240,6 +260,15 @@ def build_distill(config: DistillConfig, source: DataSource, device: torch.devic
         return targets.lerp(answer, config.weight)
 
     return distill
+
+
+def teacher_facts(config: DistillConfig) -> dict[str, Any]:
+    """What a summary says of the teacher: its name, and where it is a run its accuracy and how long it trained."""
+    if config.teacher is None:
+        return {}
+    trained = read_summary(expanded(config.teacher, "distill.teacher") / "summary.json", "distill.teacher")
+    known = {key: trained[key] for key in ("top1", "train_s", "beside") if key in trained}
+    return {"teacher": {"name": config.teacher, **known}}
 
 
 NAMES = {"top1": "top-1", "top5": "top-5", "miou": "mIoU", "mean_accuracy": "mean accuracy",

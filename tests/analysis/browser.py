@@ -20,7 +20,10 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-KEYS = {"Space": (" ", 32), "ArrowRight": ("ArrowRight", 39), "ArrowLeft": ("ArrowLeft", 37), "Tab": ("Tab", 9)}
+KEYS = {
+    "Space": (" ", 32), "ArrowRight": ("ArrowRight", 39), "ArrowLeft": ("ArrowLeft", 37), "Tab": ("Tab", 9),
+    "ArrowUp": ("ArrowUp", 38), "ArrowDown": ("ArrowDown", 40),
+}  # fmt: skip
 
 
 def find_browser() -> str:
@@ -65,16 +68,20 @@ class Tab:
             self.problems.append(json.dumps(message["params"])[:500])
         return message
 
-    def open(self, path: Path, width: int, height: int = 800, still: bool = False, dark: bool = False) -> None:
-        """Opens a page in a window of this size; with `still` its reader wants no motion."""
+    def open(self, page: Path | str, width: int, height: int = 800, still: bool = False, dark: bool = False) -> None:
+        """Opens a page, a file or an address, in a window of this size; with `still` its reader wants no motion."""
+        self.show(width, height, still, dark)
+        self.problems.clear()
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
+        self.wait("document.readyState === 'complete' && document.body.dataset.ready === 'true'")
+
+    def show(self, width: int, height: int = 800, still: bool = False, dark: bool = False) -> None:
+        """Makes the window so large, and its reader wish that."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         wishes = {"reduced-motion": "reduce" if still else "", "color-scheme": "dark" if dark else "light"}
         media = [{"name": f"prefers-{name}", "value": value} for name, value in wishes.items()]
         self.call("Emulation.setEmulatedMedia", features=media)
-        self.problems.clear()
-        self.call("Page.navigate", url=path.as_uri())
-        self.wait("document.readyState === 'complete' && document.body.dataset.ready === 'true'")
 
     def ask(self, expression: str) -> Any:
         """The value of an expression in the page; a promise is waited for."""
@@ -104,12 +111,13 @@ class Tab:
 
 
 @contextmanager
-def open_browser(profile: Path) -> Iterator[Tab]:
+def open_browser(profile: Path, *more: str) -> Iterator[Tab]:
+    """A browser with a profile of its own, and with `more` flags."""
     browser = find_browser()
     (reads, commands), (answers, writes) = os.pipe(), os.pipe()
     # The browser expects the pipes under these numbers.
     start = f"import os, sys; os.dup2({reads}, 3); os.dup2({writes}, 4); os.execv(sys.argv[1], sys.argv[1:])"
-    flags = [*FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+    flags = [*FLAGS, *more, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
     command = [sys.executable, "-c", start, browser, *flags]
     process = subprocess.Popen(command, pass_fds=(reads, writes), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.close(reads)

@@ -64,7 +64,7 @@ FULL_SIZES = {
 }
 # What the variants of a fixture are with us.
 VARIANTS = {"legacy": {"legacy_neuron_axis": True}, "gesture": {"window_maxima": False}}
-WITHOUT_FIXTURE = {"sdt_v1_2_512", "sew_resnet18", "ms_resnet18", "vit_4_384"}
+WITHOUT_FIXTURE = {"sdt_v1_2_512", "sew_resnet18", "ms_resnet18", "resnet18_cifar", "vit_4_384"}
 
 
 def size_of(host: str) -> tuple[int, int]:

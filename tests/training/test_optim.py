@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.data import Augmentation
+from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.data.resident import Digits
 from lrfdyn.errors import LrfdynError
 from lrfdyn.io.hub import from_pretrained
-from lrfdyn.models import create_model
+from lrfdyn.models import PlainResNet, create_model
 from lrfdyn.training.config import DistillConfig, OptimizerConfig, ScheduleConfig
 from lrfdyn.training.optim import (
     Lamb,
@@ -254,6 +255,27 @@ def test_teacher_sees_images_as_it_was_trained_on(monkeypatch):
     Teacher.num_classes = 3
     with pytest.raises(LrfdynError, match=r"distill.teacher: expected 10 classes, t has 3"):
         build_distill(DistillConfig(teacher="t"), source, torch.device("cpu"))
+
+
+def test_a_teacher_of_our_own(tmp_path):
+    """A folder of a trained model: its answers with the norms folded are its answers."""
+    source = Digits(None, Augmentation())
+    torch.manual_seed(0)
+    teacher = PlainResNet(in_channels=1, num_classes=10, depths=(1, 1), widths=(4, 8)).eval()
+    teacher.stem.bn.running_mean.normal_()
+    teacher.preprocessing = Preprocessing(8, (0.5,), (0.25,))
+    teacher.save_pretrained(tmp_path / "teacher")
+    config = DistillConfig(teacher=str(tmp_path / "teacher"), weight=1.0, kind="soft")
+    levels = torch.rand(2, 1, 8, 8)
+    mixed = build_distill(config, source, torch.device("cpu"))(
+        (levels - source.mean[0]) / source.deviation[0], torch.full((2, 10), 0.1)
+    )
+    torch.testing.assert_close(mixed, teacher((levels - 0.5) / 0.25).softmax(1).detach(), rtol=1e-4, atol=1e-5)
+    teacher.reset_classifier(3)
+    teacher.save_pretrained(tmp_path / "other")
+    for name, error in (("other", "expected 10 classes, .* has 3"), ("none", "no such file or folder")):
+        with pytest.raises(LrfdynError, match=rf"distill.teacher: {error}"):
+            build_distill(DistillConfig(teacher=str(tmp_path / name)), source, torch.device("cpu"))
 
 
 def assert_same_norms(plain: nn.Module, synced: nn.Module, x: torch.Tensor, tolerance: float) -> None:

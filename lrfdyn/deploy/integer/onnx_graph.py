@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import singledispatch
 from itertools import product
 from pathlib import Path
@@ -85,6 +85,9 @@ class Graph:
             part = self("Mul", self.window(x, start, out, stride), self.constant(weight))
             total = self("Add", total, part) if total else part
         return total
+
+
+Observe = Callable[[Graph, Sequence[str]], Mapping[str, str]]
 
 
 @singledispatch
@@ -340,8 +343,9 @@ def write_integer_onnx(model: IntegerModel, out: str | os.PathLike[str], images:
     return path
 
 
-def write_graph(model: IntegerModel, path: Path) -> None:
-    """Writes the program, unchecked."""
+def write_graph(model: IntegerModel, path: Path, observe: Observe = lambda *_: {}) -> None:
+    """Writes the program, unchecked. `observe` is called with the graph and the names of all values in it, the pixels
+    first, and returns by name what the file gives beside the logits, in float32."""
     with importing("format: onnx", "export"):
         import onnx
     g = Graph(model)
@@ -353,7 +357,10 @@ def write_graph(model: IntegerModel, path: Path) -> None:
     types = onnx.TensorProto
     images = g.helper.make_tensor_value_info(INPUT, types.UINT8, ["batch", *model.shape])
     logits = g.helper.make_tensor_value_info(OUTPUT, types.INT32, ["batch", model.values[-1].channels])
-    graph = g.helper.make_graph(g.nodes, "integer", [images], [logits], g.initializers)
+    seen = observe(g, names)
+    g.nodes += [g.helper.make_node("Identity", [value], [name]) for name, value in seen.items()]
+    more = [g.helper.make_tensor_value_info(name, types.FLOAT, None) for name in seen]
+    graph = g.helper.make_graph(g.nodes, "integer", [images], [logits, *more], g.initializers)
     made = g.helper.make_model(graph, opset_imports=[g.helper.make_opsetid("", OPSET)], producer_name="lrfdyn")
     made.ir_version = IR_VERSION
     entry = made.metadata_props.add()
