@@ -170,7 +170,9 @@ class Layers(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("format", "time_steps", "without"), [("onnx", 2, {"vsa", "lrf_dyn_qkv"}), ("executorch", 1, {"lrf_dyn", "lrf_dyn_same"})]
+    ("format", "time_steps", "without"),
+    [("onnx", 2, {"vsa", "lrf_dyn_qkv"}), ("executorch", 1, {"lrf_dyn", "lrf_dyn_same"})],
+    ids=["onnx", "executorch"],
 )
 def test_attentions(format, time_steps, without, tmp_path):
     """The kinds that no network above has, as layers of one file, since a whole network takes long to write. Their
