@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import before_after, common, loader
+from benchmarks import before_after, common, integers, loader
 from lrfdyn import create_model
+from lrfdyn.errors import LrfdynError
 from tests.data.make import write_pets, write_tiny_imagenet
 
 ROOT = Path(__file__).parent.parent
@@ -97,3 +98,19 @@ def test_what_is_measured_of_a_version():
         assert before_after.inference_call(model, images)().shape == (2, 5)
     assert before_after.operations(lambda: images + images) == 1
     assert before_after.operations(lambda: images + images * images) == 2
+
+
+def test_integers_are_the_same_everywhere_and_a_run_goes_on(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(integers, "PART", 4)
+    out = tmp_path / "found.json"
+    command = ["spikformer_digits_ssa", "--data", "digits", "--images", "10", "--json", str(out)]
+    integers.main(command)
+    (record,) = json.loads(out.read_text())
+    assert (record["images"], record["same"], record["of"]) == (10, 10, 10)
+    assert record["top1"] == 10 * record["right"] >= 80
+    out.write_text(json.dumps([{**record, "images": 8, "same": 7, "right": 8}]))  # as if the last part were to come
+    with pytest.raises(LrfdynError, match="same: spikformer_digits_ssa gives other integers elsewhere"):
+        integers.main(command)
+    (record,) = json.loads(out.read_text())
+    assert (record["images"], record["same"]) == (10, 9)

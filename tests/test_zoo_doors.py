@@ -106,6 +106,29 @@ def test_evaluate(capsys):
 
 
 @stored
+def test_predict_without_a_name_takes_the_general_model(capsys, tmp_path, monkeypatch):
+    """A photo is named by one command, and which model did is said."""
+    pytest.importorskip("PIL")
+    photos = ["raccoon", "rocket", "cup"]
+    paths = [str(ROOT / "examples" / "photos" / f"{name}.jpg") for name in photos]
+    assert main(["predict", *paths, "--top", "1", "--json", str(tmp_path / "found.json")]) == 0
+    assert "no --model, so the zoo's spikformer_cifar100_lrf_dyn is taken: 100 classes" in capsys.readouterr().err
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [record["predictions"][0]["name"] for record in found["images"]] == photos
+    assert found["model"] == zoo.general_model().name
+    assert zoo.general_model(recordings=True).data == "nmnist"
+    for arguments, message in (
+        (["--task", "segmentation", "--out", str(tmp_path)], "model: --task segmentation needs one"),
+        (["--runtime", "onnx"], "model: --runtime onnx needs one"),
+    ):
+        assert main(["predict", *paths, *arguments]) == 2
+        assert message in capsys.readouterr().err
+    monkeypatch.setattr(zoo, "read_index", lambda path: {NAME: ENTRIES[NAME]})
+    assert main(["predict", *paths]) == 2
+    assert "model: no model was named, and the zoo has none for colour images" in capsys.readouterr().err
+
+
+@stored
 def test_predict_and_export(capsys, tmp_path, monkeypatch):
     image = pytest.importorskip("PIL.Image")
     path, given = str(tmp_path / "x.png"), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from docs.parts import kib, table
+from lrfdyn.attention import attention_label
 from lrfdyn.io.zoo import Pretrained, list_pretrained
 
 
@@ -33,4 +34,22 @@ def models() -> str:
     return table([*header, "state", "files"], body)
 
 
-PARTS = {"zoo_models": models}
+def short() -> str:
+    """The same in short, for the README."""
+    body = [
+        [
+            f"[{entry.name}](weights/{entry.name}/README.md)",
+            attention_label(str(entry.attention)),
+            entry.data,
+            top1(entry),
+            f"{entry.bf16:.2f}",
+            "–" if entry.integer is None else f"{entry.integer:.2f}",
+            f"{entry.parameters:,}",
+            f"{entry.bytes / 1e6:.1f} MB",
+        ]
+        for entry in list_pretrained()
+    ]
+    return table(["name", "attention", "data", "top-1 %", "as stored", "in integers", "parameters", "files"], body)
+
+
+PARTS = {"zoo_models": models, "zoo_short": short}
