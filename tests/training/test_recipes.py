@@ -413,7 +413,7 @@ def test_installed_package_has_its_recipes(tmp_path):
     zipfile.ZipFile(wheel).extractall(place)
     shutil.rmtree(tree)
     # Both commands in one process, since each would take seconds to start.
-    code = "import sys; from lrfdyn.cli import main; sys.exit(main(['recipes']) or main(['train', 'digits', '--dry-run']))"
+    code = "from lrfdyn.cli import main; exit(main(['recipes']) or main(['train', 'digits', '--dry-run']))"
     how = {"cwd": place.parent, "env": {**os.environ, "PYTHONPATH": str(place)}, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-c", code], check=True, **how)
     assert all(f"  {name} " in done.stdout for name in list_recipes())
