@@ -87,7 +87,7 @@ def test_commands(words, tmp_path, monkeypatch, capsys):
 
 
 def test_a_recipe_from_folders_and_from_shards_to_an_accuracy(tmp_path, capsys):
-    """The smallest network of the family on made-up images: stopped, gone on, evaluated."""
+    """A narrow network on made-up images: stopped, gone on, evaluated."""
     pytest.importorskip("PIL")
     folder, packed = write_folder(tmp_path / "made"), tmp_path / "packed"
     small = ["--attention", "lrf_dyn", "--epochs", "1", "--run.batch_size", "12", "--data.image_size", "32",
