@@ -71,10 +71,10 @@ clean:
 	touch $@
 
 # SpikingJelly and snnTorch are peers to compare with; what they declare to need beyond this is not needed for that.
-.venv/dev-installed: .venv/demo-installed
+.venv/dev-installed: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps spikingjelly loguru h5py snntorch nirtorch
-	touch $@
+	touch .venv/demo-installed $@
 
 .venv/docs-installed: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) --editable '.[docs]'

@@ -25,8 +25,11 @@ MODELS = {
     # name: image size, classes, batch for training, batch for inference
     "spikformer_4_384": (32, 100, 256, 256),
     "spikformer_8_512": (224, 1000, 64, 64),
+    "spikformer_8_768": (224, 1000, 64, 64),
+    "qkformer_10_384": (224, 1000, 32, 64),
     "qkformer_10_512": (224, 1000, 32, 64),
     "sdt_v3_s": (224, 1000, 64, 64),
+    "sdt_v3_l": (224, 1000, 64, 64),
 }
 ATTENTIONS = ("ssa", "lrf_ssa", "lrf_dyn")
 

@@ -23,6 +23,7 @@ from docs.parts import (
     deployment,
     edge,
     findings,
+    imagenet,
     models,
     mutants,
     nmnist,
@@ -33,7 +34,20 @@ from docs.parts import (
     zoo,
 )
 
-MODULES = (deployment, edge, findings, models, mutants, nmnist, performance, readme, results, segmentation, zoo)
+MODULES = (
+    deployment,
+    edge,
+    findings,
+    imagenet,
+    models,
+    mutants,
+    nmnist,
+    performance,
+    readme,
+    results,
+    segmentation,
+    zoo,
+)
 PARTS: dict[str, Callable[[], str]] = {name: part for module in MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"(<!-- fill: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
 

@@ -104,10 +104,10 @@ def test_integers_are_the_same_everywhere_and_a_run_goes_on(tmp_path, capsys, mo
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(integers, "PART", 4)
     out = tmp_path / "found.json"
-    command = ["spikformer_digits_ssa", "--data", "digits", "--images", "10", "--json", str(out)]
+    command = ["spikformer_digits_ssa", "--data", "digits", "--images", "10", "--every", "3", "--json", str(out)]
     integers.main(command)
     (record,) = json.loads(out.read_text())
-    assert (record["images"], record["same"], record["of"]) == (10, 10, 10)
+    assert [record[key] for key in ("images", "same", "of", "defined")] == [10, 10, 10, 5]  # 2 + 2 + 1 of 4 + 4 + 2
     assert record["top1"] == 10 * record["right"] >= 80
     out.write_text(json.dumps([{**record, "images": 8, "same": 7, "right": 8}]))  # as if the last part were to come
     with pytest.raises(LrfdynError, match="same: spikformer_digits_ssa gives other integers elsewhere"):

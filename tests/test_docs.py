@@ -151,7 +151,7 @@ def test_commands_of_the_pages_are_understood():
     commands = set()
     for page in PAGES:
         text = re.sub(r"\\\n\s*", " ", text_in(page))
-        commands |= set(re.findall(r"^ {4}lrfdyn (.*)$", text, re.MULTILINE))
+        commands |= set(re.findall(r"^ {4}(?:lrfdyn|.* -m lrfdyn) (.*)$", text, re.MULTILINE))
     assert len(commands) > 15
     for command in commands:
         words = shlex.split(re.split(r" [|>] ", command)[0], comments=True)

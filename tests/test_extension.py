@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 import yaml
 from PIL import Image
 
-BARE_FILE = "bare.pte" if find_spec("executorch") else "bare.onnx"
 PACKAGE = Path(__file__).parent / "extension"
 ROOT = Path(__file__).parent.parent
 SILENT = {  # what is said of an attention that has nothing but `mix`
@@ -81,10 +79,10 @@ COMMANDS = [
     "profile run-window --batch 1 --repeats 1 --json",
     "profile sweep/runs/bare-seed0 --batch 1 --repeats 1",
     "export run-window --check 1 --out window.onnx",
-    f"export sweep/runs/bare-seed0 --check 1 --out {BARE_FILE}",
+    "export sweep/runs/bare-seed0 --check 1 --out bare.onnx",
     "predict image.png --model run-window --json -",
     "predict image.png --model window.onnx --json -",
-    f"predict image.png --model {BARE_FILE} --json -",
+    "predict image.png --model bare.onnx --json -",
 ]
 
 

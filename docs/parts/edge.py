@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from docs.parts import ROOT, kib, listing, percent, read, table
+from lrfdyn.io.zoo import INDEX, read_index
 
 Record = dict[str, Any]
 NATIVE = "lrfdyn C"
@@ -140,10 +141,25 @@ def draw() -> None:
         plt.close(figure)
 
 
+def integers(rows: Sequence[Record]) -> str:
+    """On all test images: whether the three are the same, and what integers cost."""
+    if not rows:
+        return missing("integers")
+    body = []
+    for row in rows:
+        entry = read_index(INDEX)[row["model"]]
+        same = f"{row['same']:,} of {row['images']:,}"
+        shown = [f"{value:.2f}" for value in (entry.float32, entry.bf16, row["top1"])]
+        body.append([row["model"], same, f"{row['defined']:,}", *shown, f"{row['top1'] - entry.bf16:+.2f}"])
+    header = ["model", "images with the same logits", "by the definition too", "float32, %", "as stored, %"]
+    return table([*header, "integers, %", "integers minus stored"], body)
+
+
 PARTS = {
     "edge_cpu": lambda: cpu(load("edge_cpu")),
     "edge_factors": lambda: factors(load("edge_cpu")),
     "edge_firing": lambda: firing(load("edge_cpu_firing")),
     "edge_layers": lambda: layers(load("edge_cpu_layers")),
     "edge_boards": lambda: boards(load("edge_boards")),
+    "edge_integers": lambda: integers(load("integers")),
 }

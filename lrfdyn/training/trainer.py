@@ -71,7 +71,7 @@ class Trainer:
         model.to(self.device)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes change with a stage only
-        if not torch.distributed.is_initialized():  # sharding takes plain layouts only
+        if self.accelerator.distributed_type != "FSDP":  # sharding takes plain layouts only
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dtype = torch.float64 if run.precision == "fp64" else torch.float32
         model.to(self.dtype)

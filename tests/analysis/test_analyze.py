@@ -21,6 +21,7 @@ from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import Spikformer
+from lrfdyn.training.sweep import Sweep
 from tests.analysis.made_up import make_results
 from tests.training.runs import tiny, train
 
@@ -32,7 +33,16 @@ TINY = ["--attentions", "ssa,lrf_dyn", "--epochs", "1", "--figures", "none", "--
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
-    assert main(["reproduce", "--out", str(out), *TINY]) == 0
+
+    def each_end(sweep, waiting, _reporter):
+        """Here, since a process for each run would take seconds to start."""
+        for run in waiting:
+            assert main(run.command(sweep.folder(run))) == 0
+            yield run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sweep, "_each_end", each_end)
+        assert main(["reproduce", "--out", str(out), *TINY]) == 0
     return out
 
 

@@ -1,7 +1,7 @@
 """Exported files compute what PyTorch computes, describe themselves, and are not kept otherwise.
 
-All hosts with all attentions are compared in test_exportable.py; here every attention and every host is written and
-run once. `python benchmarks/export.py --matrix` writes and runs all pairs.
+All hosts with all attentions are compared in test_exportable.py; here every host is written and run once, and every
+attention as a layer. `python benchmarks/export.py --matrix` writes and runs all pairs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.data.resident import Digits
 from lrfdyn.deploy.export import write as export_check
 from lrfdyn.deploy.export.exportable import exportable_model
-from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner, sidecar, write_executorch
+from lrfdyn.deploy.export.formats import ExecutorchRunner, OnnxRunner, sidecar, write_executorch, write_onnx
 from lrfdyn.deploy.export.write import export_model
 from lrfdyn.deploy.predict import Predictor
 from lrfdyn.errors import LrfdynError
@@ -33,7 +33,8 @@ from tests.deploy.small import KINDS, VARIANTS, side, small
 from tests.training.runs import tiny, train
 
 MATRIX = [
-    *(("spikformer", kind) for kind in KINDS),
+    ("spikformer", "lrf_dyn_qkv"),
+    ("spikformer", "vsa"),  # whose norm stays
     ("qkformer", "lrf_dyn"),
     ("sdt_v1_dvs", "sdsa"),  # SDT-V1 with maxima over windows
     ("sdt_v2", "lrf_dyn"),
@@ -54,6 +55,16 @@ def check_file(runner, model, shape, batches=(1, 3, 8)):
         assert found.shape == expected.shape
         agree += (np.abs(found - expected).max(1) <= 1e-3 * np.abs(expected).max()).tolist()
     assert sum(agree) >= len(agree) - 1  # a spike may flip
+
+
+def check_graph(path: Path, allowed: set[str]) -> None:
+    """In few and plain operations, for any number of images."""
+    import onnx
+
+    graph = onnx.load(path).graph
+    unwanted = {"DFT", "Loop", "Scan", "If", "Shape", "BatchNormalization"} - allowed
+    assert not unwanted & {node.op_type for node in graph.node}
+    assert not graph.input[0].type.tensor_type.shape.dim[0].dim_value  # a free axis
 
 
 @pytest.mark.parametrize(("host", "kind"), MATRIX)
@@ -79,13 +90,7 @@ def test_onnx(host, kind, tmp_path):
     assert facts["weights"] == "here"
     if kind is not None:
         assert facts["attention_options"] == json.loads(json.dumps(options))
-    import onnx
-
-    file = onnx.load(made.path)
-    kinds = {node.op_type for node in file.graph.node}
-    unwanted = {"DFT", "Loop", "Scan", "If", "Shape", "BatchNormalization"}
-    assert not kinds & unwanted - ({"BatchNormalization", "Shape"} if kind == "vsa" else set())
-    assert not file.graph.input[0].type.tensor_type.shape.dim[0].dim_value  # a free axis
+    check_graph(made.path, allowed={"BatchNormalization", "Shape"} if kind == "vsa" else set())
     text = made.path.read_bytes()
     assert str(Path(__file__).parents[2]).encode() not in text  # no trace of the machine that wrote it
 
@@ -110,28 +115,31 @@ def test_files_of_films(tmp_path):
         export_model(model, tmp_path / "film.onnx", frames=True, images=[tmp_path])
 
 
-def test_onnx_of_two_directions(tmp_path):
+def test_executorch(tmp_path, capsys):
+    """By the commands, from a saved model to predictions."""
     model = small("spikformer", "lrf_dyn", attention_options={"directions": 2})
-    made = export_model(model, tmp_path / "model.onnx")
-    runner = OnnxRunner(made.path, threads=1)
-    check_file(runner, model, model.input_size)
-    assert runner.facts["attention_options"] == {"directions": 2}
-
-
-def test_executorch(tmp_path):
-    model = small("spikformer", "lrf_dyn", attention_options={"directions": 2})
-    made = export_model(model, tmp_path / "model.pte", most_images=8)
-    assert made.format == "executorch"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pte", "model.pte.json"]
-    runner = ExecutorchRunner(made.path)
+    model.save_pretrained(tmp_path / "saved")
+    path, image = tmp_path / "out" / "model.pte", tmp_path / "noise.png"
+    assert main(["export", str(tmp_path / "saved"), "--out", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "executorch"
+    assert sorted(file.name for file in path.parent.iterdir()) == ["model.pte", "model.pte.json"]
+    runner = ExecutorchRunner(path)
     assert runner.facts["most_images"] == 8
-    assert json.loads(sidecar(made.path).read_text())["preprocessing"]["size"] == 16
+    assert json.loads(sidecar(path).read_text())["preprocessing"]["size"] == 16
     check_file(runner, model, model.input_size)
+
+    Image.effect_noise((16, 16), 60).convert("RGB").save(image)
+    scores = []
+    for source in (path, tmp_path / "saved"):
+        assert main(["predict", str(image), "--model", str(source), "--top", "5", "--json", "-"]) == 0
+        predictions = json.loads(capsys.readouterr().out)["images"][0]["predictions"]
+        scores.append({entry["class"]: entry["score"] for entry in predictions})
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
 
     (tmp_path / "other.pte").write_bytes(b"no program")
     with pytest.raises(LrfdynError, match=r"other\.pte needs its description other\.pte\.json beside it"):
         ExecutorchRunner(tmp_path / "other.pte")
-    sidecar(tmp_path / "other.pte").write_text(sidecar(made.path).read_text())
+    sidecar(tmp_path / "other.pte").write_text(sidecar(path).read_text())
     with pytest.raises(LrfdynError, match=r"other\.pte is not an ExecuTorch program"):
         ExecutorchRunner(tmp_path / "other.pte")
 
@@ -146,31 +154,60 @@ def test_executorch_of_so_many_images(most, tmp_path):
         assert np.allclose(runner(images.numpy()), layer(images).detach().numpy(), atol=1e-6)
 
 
-class Alone(torch.nn.Module):
-    """An attention layer as a network: `[B, C, H, W]` spikes to what it adds."""
+class Layers(torch.nn.Module):
+    """What attention layers do between their convolutions as a network: spikes of q, k and v `[B, T, 3C, H, W]` to
+    what each of them mixes of these, `[B, L, T, C, H, W]`; SDSA, whose neuron is in the middle, to its spikes."""
 
-    def __init__(self, layer: torch.nn.Module) -> None:
+    def __init__(self, layers: list[Attention]) -> None:
         super().__init__()
-        self.layer = layer
+        self.layers = torch.nn.ModuleList(layers)
 
     def forward(self, spikes: torch.Tensor) -> torch.Tensor:
-        return self.layer(spikes.unsqueeze(0)).squeeze(0)
+        parts = spikes.transpose(0, 1).chunk(3, 2)
+        ways = [layer.spikes if layer.kind == "sdsa" else layer.mix for layer in self.layers]
+        mixed = [way(*parts[-len(layer.projections) :]) for way, layer in zip(ways, self.layers, strict=True)]
+        return torch.stack(mixed).permute(2, 0, 1, 3, 4, 5)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lrf_dyn"])
-def test_executorch_attention(kind, tmp_path):
-    """The other kinds, each as one layer, since a whole network takes long to write."""
-    model = small("spikformer", kind, time_steps=1)
-    form = exportable_model(model, (16, 16))
-    layer = Alone(next(m for m in form.modules() if isinstance(m, Attention))).eval()
-    grid = model.blocks[0].attn.grid
-    spikes = (random(3, 16, *grid, dtype=torch.float32) > 0.5).float()
-    write_executorch(layer, spikes[:2], tmp_path / "layer.pte", {"most_images": 4})
-    with torch.no_grad():
-        expected = model.blocks[0].attn(spikes.unsqueeze(0)).squeeze(0)
-    assert expected.std() > 1e-3
-    found = ExecutorchRunner(tmp_path / "layer.pte")(spikes.numpy())
-    assert np.mean(np.abs(found - expected.numpy()) > 1e-4) < 0.01  # a spike may flip
+@pytest.mark.parametrize(
+    ("format", "time_steps", "without"),
+    [("onnx", 2, {"vsa", "lrf_dyn_qkv"}), ("executorch", 1, {"lrf_dyn", "lrf_dyn_same"})],
+    ids=["onnx", "executorch"],
+)
+def test_attentions(format, time_steps, without, tmp_path):
+    """The kinds that no network above has, as layers of one file, since a whole network takes long to write. Their
+    convolutions and neurons are those of the networks, and the coupling of dendrites is in constants only."""
+    models = {kind: small("spikformer", kind) for kind in KINDS if kind not in without}
+    if format == "onnx":
+        models["two directions"] = small("spikformer", "lrf_dyn", attention_options={"directions": 2})
+    originals, forms = (
+        Layers([next(m for m in model.modules() if isinstance(m, Attention)) for model in form]).eval()
+        for form in (models.values(), [exportable_model(model, (16, 16)) for model in models.values()])
+    )
+    spikes = (random(3, time_steps, 3 * 16, *originals.layers[0].grid, dtype=torch.float32) > 0.5).float()
+    path = tmp_path / "layers"
+    if format == "onnx":
+        write_onnx(forms, spikes[:2], path, {})
+        check_graph(path, allowed=set())
+        runner: OnnxRunner | ExecutorchRunner = OnnxRunner(path, threads=1)
+    else:
+        write_executorch(forms, spikes[:2], path, {"most_images": 4})
+        runner = ExecutorchRunner(path)
+    for batch in (1, 3):
+        with torch.no_grad():
+            expected = originals(spikes[:batch]).numpy()
+        found = runner(spikes[:batch].numpy())
+        assert found.shape == expected.shape
+        for i, kind in enumerate(models):
+            assert expected[:, i].std() > 1e-2, kind
+            np.testing.assert_allclose(found[:, i], expected[:, i], rtol=1e-4, atol=1e-4, err_msg=kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_facts_name_the_attention(kind):
+    facts = json.loads(json.dumps(export_check.model_facts(small("spikformer", kind), "here")))
+    attention, options = VARIANTS.get(kind, (kind, None))
+    assert (facts["attention"], facts["attention_options"]) == (attention, json.loads(json.dumps(options)))
 
 
 def test_trained_digits(tmp_path):
@@ -202,13 +239,6 @@ def test_trained_digits(tmp_path):
         assert np.median(differences) < 1e-6
 
 
-def test_the_model_is_left_as_it_was(tmp_path):
-    model = small("sew_resnet").double()
-    model.preprocessing = Preprocessing(24, (0.5,) * 3, (0.25,) * 3)
-    export_model(model, tmp_path / "model.onnx")
-    assert all(p.dtype == torch.float64 for p in model.parameters())
-
-
 def test_command(tmp_path, capsys):
     model = small("sew_resnet")
     model.preprocessing = Preprocessing(24, (0.5,) * 3, (0.25,) * 3)
@@ -232,13 +262,14 @@ def wrong(model):
     return run
 
 
-def test_wrong_file_is_not_kept(tmp_path, monkeypatch):
-    model = small("sew_resnet")
+def test_wrong_file_is_not_kept_and_the_model_is_left_as_it_was(tmp_path, monkeypatch):
+    model = small("sew_resnet").double()
     model.preprocessing = Preprocessing(24, (0.5,) * 3, (0.25,) * 3)
     monkeypatch.setattr(OnnxRunner, "__call__", lambda self, images: wrong(model)(images))
     with pytest.raises(LrfdynError, match=r"does not compute the model, so it was not kept; 8 real and 8 random"):
         export_model(model, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
+    assert all(p.dtype == torch.float64 for p in model.parameters())
 
 
 def test_check_counts_flips():

@@ -88,8 +88,8 @@ def compare_with_plain(model, images):
 def test_gradients_of_intermediate_results_are_not_overwritten(kernels_everywhere):
     """Kernels reuse the memory of gradients that nobody else holds; a caller who asked for one holds it."""
     torch.manual_seed(0)
-    model = create_model("spikformer_4_384", **SMALL, attention="lrf_dyn").to(DEVICE)
-    images = torch.randn(2, 3, 16, 16, device=DEVICE)
+    model = create_model("spikformer_4_384", **{**SMALL, "image_size": 8}, attention="lrf_dyn").to(DEVICE)
+    images = torch.randn(2, 3, 8, 8, device=DEVICE)
     kept = {}
     for name, layer in (("fc1", model.blocks[0].mlp.fc2), ("block", model.blocks[0].mlp)):
         layer.register_forward_pre_hook(lambda _, inputs, name=name: kept.update({name: inputs[0]}))

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 
 from lrfdyn.attention import Attention
 from lrfdyn.attention.base import require_grid
@@ -102,9 +102,10 @@ def span_peaks(run: Callable[[Callable[[str], Any]], object], device: torch.devi
     if device.type == "cuda":
         run(cuda_span)
         return peaks
-    with discard_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as made:
+    # The profiler of torch.profiler also makes an object of every event, which takes longer than the run itself.
+    with discard_stderr(), profile(profile_memory=True, use_kineto=True) as made:
         run(lambda name: record_function(f"{SPAN}{name}"))
-    recording: Any = made.profiler and made.profiler.kineto_results
+    recording: Any = made.kineto_results
     events = sorted(recording.events(), key=lambda event: event.start_ns())
     changes = [event for event in events if event.name() == "[memory]"]  # allocations and releases
     times = [event.start_ns() for event in changes]
