@@ -54,7 +54,7 @@ SPACE ?= build/space
 space:
 	rm -rf $(SPACE)
 	mkdir -p $(SPACE)
-	cp -r examples/space/. lrfdyn weights pyproject.toml $(SPACE)
+	cp -r examples/space/. examples/photos/raccoon.jpg lrfdyn weights pyproject.toml $(SPACE)
 	find $(SPACE) -name __pycache__ -prune -exec rm -r {} +
 
 clean:

@@ -65,8 +65,8 @@ PAIRS = (
     Pair(
         "cifar100",
         "Photos of a hundred things",
-        "32 x 32 pixels, 8 x 8 tokens, the classes of CIFAR-100. The samples are no part of it: three photos that anybody "
-        "may use.",
+        "32 x 32 pixels, 8 x 8 tokens, the classes of CIFAR-100. The samples are no part of it: three photos that "
+        "anybody may use.",
         ("spikformer_cifar100_ssa", "spikformer_cifar100_lrf_dyn"),
     ),
     Pair(

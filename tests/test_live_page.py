@@ -367,7 +367,7 @@ def test_photos_are_named_as_in_python(browser, tmp_path):
                 assert browser.ask(f"live.shown.results[{i}].logits") == logits
                 assert names[int(np.argmax(logits))] == path.stem
         assert browser.ask("document.documentElement.scrollWidth") <= 390
-        browser.ask("[...document.querySelectorAll('#sets button')].at(-1).click()")
+        browser.ask("[...document.querySelectorAll('#sets input')].at(-1).click()")
         browser.wait("live.shown?.levels.length === 64")
     assert browser.problems == []
 

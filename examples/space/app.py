@@ -19,9 +19,16 @@ from lrfdyn.analysis import attention_maps
 from lrfdyn.data import data_class
 from lrfdyn.deploy import Predictor
 
-DEFAULT = "spikformer_digits_lrf_dyn"
-EXAMPLE = Path(__file__).with_name("seven.png")
+DEFAULT = "spikformer_cifar100_lrf_dyn"
+EXAMPLES = {"raccoon.jpg": DEFAULT, "seven.png": "spikformer_digits_lrf_dyn"}
+HERE = Path(__file__).parent
 SIDE = 320  # pixels of the map
+
+
+def example(file: str) -> Path:
+    """A picture beside this file, or among the photos of the examples."""
+    own = HERE / file
+    return own if own.is_file() else HERE.parent / "photos" / file
 
 
 def image_models() -> list[str]:
@@ -80,8 +87,9 @@ demo = gr.Interface(
     [upload, gr.Dropdown(image_models(), value=DEFAULT, label="Model")],
     [gr.Label(label="Class"), gr.Image(label="Where the framed token looks")],
     title="lrfdyn",
-    description="Spiking vision transformers of the zoo. Those of the digits know white figures on black.",
-    examples=[[str(EXAMPLE), DEFAULT]],
+    description="Spiking vision transformers of the zoo. Those of CIFAR-100 know a hundred things in photos, those of "
+    "the digits white figures on black.",
+    examples=[[str(example(file)), model] for file, model in EXAMPLES.items()],
     cache_examples=False,
     flagging_mode="never",
     api_name="predict",
