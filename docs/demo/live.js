@@ -283,7 +283,7 @@ async function attempt(action) {
 async function showSample(sample) {
   show("picture");
   byId("samples").children[live.set.samples.indexOf(sample)].setAttribute("aria-pressed", "true");
-  await look({ levels: await readSample(sample, live.set), name: "A test picture", label: sample.class });
+  await look({ levels: await readSample(sample, live.set), name: "A sample", label: sample.class });
 }
 
 async function showFile(file) {
