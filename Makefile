@@ -16,7 +16,7 @@ demo: .venv/demo-installed
 	@$(BIN)/lrfdyn reproduce --out demo
 
 test: .venv/dev-installed
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 lint: .venv/dev-installed
 	$(BIN)/ruff check .

@@ -45,9 +45,11 @@ def run(notebook: Notebook, name: str) -> Notebook:
     """The notebook with the outputs of its cells, run one after the other in one namespace. What fails in a cell
     raises, and the traceback says in which."""
     import matplotlib
+    from matplotlib import pyplot
 
     made, names = json.loads(json.dumps(notebook)), {"__name__": "__main__"}
     with matplotlib.rc_context({"backend": "agg"}):
+        pyplot.close("all")  # what somebody else left open
         for number, cell in enumerate(code_cells(made), 1):
             cell["execution_count"] = number
             cell["outputs"] = run_cell(text_of(cell["source"]), names, f"{name}, cell {number}")

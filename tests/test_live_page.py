@@ -24,7 +24,7 @@ from docs import live
 from lrfdyn.analysis import attention_maps, attention_state, firing_rates
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.data.preprocess import Preprocessing
-from lrfdyn.deploy import IntegerModel, quantize
+from lrfdyn.deploy import IntegerModel
 from lrfdyn.deploy.integer.operations import Fire
 from lrfdyn.deploy.integer.quantize import quantize_with_twin
 from lrfdyn.io.hub import from_pretrained
@@ -115,6 +115,7 @@ def images(model: SpikingModel, levels: Tensor) -> Tensor:
 
 
 def show_sample(tab: Tab, number: int) -> None:
+    tab.ask("live.shown.label = null")  # the page may show this very sample, from before
     tab.ask(f"byId('samples').children[{number}].click()")
     tab.wait(f"live.shown.label === {number}")
 
@@ -353,8 +354,9 @@ def test_photos_are_named_as_in_python(browser, tmp_path):
     missing = live.build(tmp_path, live.PAIRS)
     if missing:
         pytest.skip(missing)
-    integers = [quantize(from_pretrained(name, host=SpikingModel)) for name in CIFAR100.models]
-    names = integers[0].facts["class_names"]
+    onnxruntime = pytest.importorskip("onnxruntime")
+    sessions = [onnxruntime.InferenceSession(tmp_path / "models" / f"{name}.onnx") for name in CIFAR100.models]
+    names = json.loads((tmp_path / "manifest.json").read_text())["sets"][0]["classes"]
     with served(tmp_path) as address:
         browser.open(address, 390)
         for number, path in enumerate(sorted((live.PAGE / "samples" / CIFAR100.key).glob("*.png"))):
@@ -362,8 +364,8 @@ def test_photos_are_named_as_in_python(browser, tmp_path):
             browser.ask(f"byId('samples').children[{number}].click()")
             browser.wait(f"live.shown?.label === {names.index(path.stem)}")
             assert browser.ask("[...live.shown.levels]") == levels.flatten().tolist()
-            for i, integer in enumerate(integers):
-                logits = integer(levels)[0].tolist()
+            for i, session in enumerate(sessions):  # other tests hold such files against the definition
+                logits = session.run(["logits"], {"images": levels.numpy()})[0][0].tolist()
                 assert browser.ask(f"live.shown.results[{i}].logits") == logits
                 assert names[int(np.argmax(logits))] == path.stem
         assert browser.ask("document.documentElement.scrollWidth") <= 390

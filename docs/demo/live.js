@@ -62,10 +62,11 @@ async function lookAt(picture, set) {
   live.shown = { ...picture, results };
   draw();
   const until = performance.now() + PATIENCE;
-  for (let i = 1; i < RUNS && !picture.moving && !live.waiting && performance.now() < until; i += 1) {
+  const alone = () => !picture.moving && !live.waiting && set === live.set && performance.now() < until;
+  for (let i = 1; i < RUNS && alone(); i += 1) {
     for (const [j, model] of set.models.entries()) results[j].times.push(...(await run(model, picture.levels, set)).times);
   }
-  if (live.shown.results === results) drawTimes();
+  if (live.shown?.results === results) drawTimes();
 }
 
 // ---- what they say ----

@@ -92,7 +92,7 @@ class Tab:
     def wait(self, expression: str) -> None:
         """Until an expression is true, looked at in every frame that the page draws."""
         look = f"const look = () => ({expression}) ? done(true) : requestAnimationFrame(look);"
-        self.ask(f"new Promise((done, fail) => {{ setTimeout(() => fail('not within 20 s'), 20000); {look} look(); }})")
+        self.ask(f"new Promise((done, fail) => {{ setTimeout(() => fail('not within 60 s'), 60000); {look} look(); }})")
 
     def press(self, key: str) -> None:
         name, code = KEYS[key]
