@@ -142,17 +142,18 @@ def draw() -> None:
 
 
 def integers(rows: Sequence[Record]) -> str:
-    """On all test images: whether the three are the same, and what integers cost."""
+    """Whether the three give the same, and what integers cost on all test images."""
     if not rows:
         return missing("integers")
     body = []
     for row in rows:
         entry = read_index(INDEX)[row["model"]]
+        assert entry.integer is not None
+        values = entry.float32, entry.bf16, entry.integer
         same = f"{row['same']:,} of {row['images']:,}"
-        shown = [f"{value:.2f}" for value in (entry.float32, entry.bf16, row["top1"])]
-        body.append([row["model"], same, f"{row['defined']:,}", *shown, f"{row['top1'] - entry.bf16:+.2f}"])
+        body.append([row["model"], same, f"{row['defined']:,}", *(f"{value:.2f}" for value in values)])
     header = ["model", "images with the same logits", "by the definition too", "float32, %", "as stored, %"]
-    return table([*header, "integers, %", "integers minus stored"], body)
+    return table([*header, "integers, %"], body)
 
 
 PARTS = {
