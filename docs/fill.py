@@ -35,19 +35,8 @@ from docs.parts import (
 )
 
 MODULES = (
-    deployment,
-    edge,
-    findings,
-    imagenet,
-    models,
-    mutants,
-    nmnist,
-    performance,
-    readme,
-    results,
-    segmentation,
-    zoo,
-)
+    deployment, edge, findings, imagenet, models, mutants, nmnist, performance, readme, results, segmentation, zoo
+)  # fmt: skip
 PARTS: dict[str, Callable[[], str]] = {name: part for module in MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"(<!-- fill: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
 
