@@ -4,7 +4,7 @@
         --json results/performance/integers.json
 
 Every image goes through the three, and every logit must be the same integer: `same` counts the images of which it is.
-The definition takes 20 times as long as the C; with --every N it sees one image in N, and `defined` says how many those
+The definition takes much longer than the C; with --every N it sees one image in N, and `defined` says how many those
 were. `top1` is the accuracy in integers. The file is written after every part of the images, and a later call with the
 same file goes on where it ended.
 """
