@@ -23,6 +23,7 @@ from lrfdyn.deploy import IntegerModel, Predictor, load_integer, quantize, write
 from lrfdyn.deploy.export.formats import OnnxRunner
 from lrfdyn.deploy.integer import onnx_graph
 from lrfdyn.deploy.integer.operations import (
+    Conv,
     Dendrites,
     Fire,
     Head,
@@ -32,6 +33,7 @@ from lrfdyn.deploy.integer.operations import (
     ScaleAdd,
     Stencils,
 )
+from lrfdyn.deploy.integer.program import random_pictures
 from lrfdyn.deploy.integer.quantize import quantize_with_twin
 from lrfdyn.deploy.integer.reference import run
 from lrfdyn.deploy.integer.weights import quantize_dendrites, quantize_rows
@@ -361,6 +363,37 @@ def test_onnx_takes_no_products_of_more_than_61_bits(tmp_path: Path) -> None:
     x = b.add(Rescale, (large,), torch.tensor([2**31 - 1]).int(), torch.tensor([50]).int())
     with pytest.raises(LrfdynError, match="products of at most 61 bits in ONNX"):
         write_integer_onnx(b.done(x), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("large", [127, 4095, 32639])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_onnx_splits_weights_of_16_bits(tmp_path: Path, large: int, groups: int) -> None:
+    b = Builder(0, 1, (3, 4, 3))
+    weight = b.numbers(-large, large, 3, 3 // groups, 3, 3, dtype=torch.int16)
+    weight[:, :, 0, 0], weight[:, :, 1, 1] = large, -large
+    border = torch.tensor([0, 128, 255], dtype=torch.uint8)
+    x = b.add(Conv, (0,), weight, b.numbers(-9, 9, 3), 1, 1, groups, border)
+    integer = b.done(x)
+    path = write_integer_onnx(integer, tmp_path / "model.onnx")
+    levels = torch.cat([random_pictures(integer, 4), torch.full((1, 3, 4, 3), 255, dtype=torch.uint8)])
+    assert np.array_equal(OnnxRunner(path)(levels.numpy()), integer(levels).numpy())
+
+
+def test_onnx_takes_no_weights_of_more_than_two_bytes(tmp_path: Path) -> None:
+    b = Builder(0, 1, (1, 4, 4))
+    x = b.add(Conv, (0,), torch.full((1, 1, 1, 1), 32640, dtype=torch.int16), b.numbers(0, 0, 1))
+    with pytest.raises(LrfdynError, match="expected smaller weights in ONNX"):
+        write_integer_onnx(b.done(x), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(("time_steps", "largest"), [(4, 4095), (10, 511), (12, 127)])
+def test_the_first_layer_has_the_bits_that_its_neuron_leaves(time_steps: int, largest: int) -> None:
+    """Pixels have 256 levels: rounding their weights to 8 bits costs more than rounding all others."""
+    first, *others = (
+        op for op in quantize(trained("spikformer", "ssa", time_steps=time_steps)).operations if isinstance(op, Conv)
+    )
+    assert 0.5 * largest < first.weight.abs().max() <= largest
+    assert all(op.weight.dtype == torch.int8 for op in others)
 
 
 def test_too_many_time_steps_are_said() -> None:

@@ -33,12 +33,15 @@ class Signal:
 
 
 class Lowering:
-    """A program in the making. `potential_bits` are those behind the point of potentials on shortcuts. The weights of
-    the modules are replaced by what the integers stand for."""
+    """A program in the making. `potential_bits` are those behind the point of potentials on shortcuts, `pixel_weight`
+    is the largest weight of the first layer. The weights of the modules are replaced by what the integers stand for."""
 
-    def __init__(self, shape: Sequence[int], time_steps: int, colours: Preprocessing, potential_bits: int) -> None:
+    def __init__(
+        self, shape: Sequence[int], time_steps: int, colours: Preprocessing, potential_bits: int, pixel_weight: int
+    ) -> None:
         zero = torch.zeros(shape[0], dtype=torch.int64)
         self.time_steps, self.colours, self.potential_unit = time_steps, colours, 2.0**-potential_bits
+        self.pixel_weight = pixel_weight
         self.operations: list[Operation] = []
         self.values = [Value(zero, zero + 255, shape[1], shape[2], timed=False)]
         self.scale = 1.0
@@ -65,21 +68,21 @@ class Lowering:
         units = x.unit.unflatten(0, (conv.groups, width)).repeat_interleave(len(conv.weight) // conv.groups, 0)
         weight = conv.weight * units[..., None, None]
         bias = conv.weight.new_zeros(len(weight)) if conv.bias is None else conv.bias.clone()
-        border, dark = None, torch.zeros(())
+        border, dark, largest = None, torch.zeros(()), INT8
         if x.index == 0:
+            largest = self.pixel_weight
             mean, std = (torch.tensor(v, dtype=torch.float64) for v in (self.colours.mean, self.colours.std))
             border = (255 * mean).round().to(torch.uint8)
             refuse(conv.groups == 1, name, conv, "the first convolution has groups")
             bias -= (conv.weight.sum((2, 3)) * (mean / std)).sum(1)
-        whole, unit = quantize_rows(weight, INT8, least=bias.abs() * 2.0**-HEADROOM)
+        whole, unit = quantize_rows(weight, largest, least=bias.abs() * 2.0**-HEADROOM)
         offset = (bias / unit).round()
         conv.weight.copy_(whole * unit.reshape(-1, 1, 1, 1) / units[..., None, None])
         if x.index == 0:
             dark = (conv.weight.sum((2, 3)) * (mean / std)).sum(1)
         conv.bias = nn.Parameter(offset * unit + dark, requires_grad=False)
-        made = ops.Conv(
-            name, (x.index,), whole.to(torch.int8), offset.int(), conv.stride[0], conv.padding[0], conv.groups, border
-        )
+        stored = whole.to(torch.int8 if largest <= INT8 else torch.int16)
+        made = ops.Conv(name, (x.index,), stored, offset.int(), conv.stride[0], conv.padding[0], conv.groups, border)
         return self.emit(made, unit)
 
     def fire(self, name: str, x: Signal, neuron: nn.Module) -> Signal:

@@ -108,7 +108,6 @@ def _fit(g: Graph, x: str, out: Value) -> str:
 
 @emit.register
 def _(operation: ops.Conv, g: Graph, xs: list[str], values: list[Value], out: Value) -> str:
-    operation.check(operation.weight.dtype == torch.int8, "8-bit weights in ONNX")
     x, kernel = xs[0], operation.weight.shape[2:]
     if operation.border is not None:
         border = g.constant(operation.border)
@@ -128,6 +127,9 @@ def _(operation: ops.Conv, g: Graph, xs: list[str], values: list[Value], out: Va
         ]  # fmt: skip
         x = windows[0] if len(windows) == 1 else g("Concat", *windows, axis=4)
         weight = operation.weight.permute(2, 3, 1, 0).flatten(0, 2)
+        high_bytes, _ = _bytes(weight)
+        reach = torch.maximum(-values[0].low, values[0].high).max() * 256 * high_bytes.abs().sum(0).max()
+        operation.check(int(high_bytes.max()) < 128 and int(reach) <= ops.MOST, "smaller weights in ONNX")
         if values[0].kind != "int":
             y = _matmul(g, x, weight, 0, int(values[0].high.max()))
         else:  # 16 bits as two bytes, the upper one around 128
@@ -141,11 +143,20 @@ def _(operation: ops.Conv, g: Graph, xs: list[str], values: list[Value], out: Va
     return _fit(g, g("Add", y, g.constant(operation.bias)), out)
 
 
+def _bytes(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The parts of 16-bit weights, both with a sign: 256 times the first, and the second, from -128 to 127."""
+    lower = ((weight.long() + 128) & 255) - 128
+    return (weight.long() - lower) >> 8, lower
+
+
 def _matmul(g: Graph, x: str, weight: Tensor, zero: int, most: int) -> str:
-    """Bytes up to `most`, of which `zero` stands for 0, times 8-bit weights `[in, out]`."""
+    """Bytes up to `most`, of which `zero` stands for 0, times weights `[in, out]` of 8 or 16 bits."""
+    if weight.dtype == torch.int16:
+        upper, lower = (_matmul(g, x, part.to(torch.int8), zero, most) for part in _bytes(weight))
+        return g("Add", g("Mul", upper, g.constant(256)), lower)
     # Where a processor adds two products of a byte and one with a sign in 16 bits, larger ones are cut off in ONNX
     # Runtime; products of bytes without a sign never are.
-    if 2 * 127 * most < 2**15:
+    if 2 * 128 * most < 2**15:
         return g("MatMulInteger", x, g.constant(weight, "int8"))
     zeros = g.constant(zero, "uint8"), g.constant(128, "uint8")
     return g("MatMulInteger", x, g.constant(weight.short() + 128, "uint8"), *zeros)

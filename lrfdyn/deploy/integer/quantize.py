@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,24 +14,27 @@ from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy.export.write import model_facts
 from lrfdyn.deploy.integer.lower import lower_model
-from lrfdyn.deploy.integer.lowering import Lowering
+from lrfdyn.deploy.integer.lowering import INT8, Lowering
 from lrfdyn.deploy.integer.operations import RangeError, Rescale
 from lrfdyn.deploy.integer.program import IntegerModel
 from lrfdyn.errors import LrfdynError, require
 from lrfdyn.io.weights import not_finite
 from lrfdyn.models import SpikingModel
 
-POTENTIAL_BITS = (14, 12, 10, 8, 6)  # behind the point, tried in turn until no sum can leave 32 bits
+# Both are tried from the first to the last until no sum can leave 32 bits.
+POTENTIAL_BITS = (14, 12, 10, 8, 6)  # behind the point
+PIXEL_WEIGHTS = (4095, 511, INT8)  # largest of the first layer: an error there comes 255-fold, and it has few weights
 
 
 @checked
 def quantize(model: SpikingModel, *, weights: str | None = None) -> IntegerModel:
     """A trained classifier in integers.
 
-    Weights have 8 bits and a unit for each output channel, thresholds and biases are integers in these units, neurons
-    are exact. Pictures go in as levels from 0 to 255: the model's preprocessing is in its first layer. Dendrites have
-    16 bits, and potentials on shortcuts as many bits behind the point (`facts["potential_bits"]`, at most 14) as leave
-    no sum beyond 32 bits; both are rounded to the nearest. No images are needed: units follow from the weights.
+    Weights have 8 bits, those of the first layer 13 where 32 bits hold its sums, and a unit for each output channel.
+    Thresholds and biases are integers in these units, neurons are exact. Pictures go in as levels from 0 to 255: the
+    model's preprocessing is in its first layer. Dendrites have 16 bits, and potentials on shortcuts as many bits behind
+    the point (`facts["potential_bits"]`, at most 14) as leave no sum beyond 32 bits; both are rounded to the nearest.
+    No images are needed: units follow from the weights.
 
     - `model`: A trained classifier in evaluation mode.
     - `weights`: Where the weights are from, for the model's own description.
@@ -57,15 +61,15 @@ def quantize_with_twin(model: SpikingModel, weights: str | None = None) -> tuple
     for name in not_finite(model.state_dict()):
         raise LrfdynError(f"model: {name} holds numbers that are not finite")
     folded = fold_batch_norm(copy.deepcopy(model).cpu().double()).requires_grad_(False)
-    for bits in POTENTIAL_BITS:
+    for bits, pixel_weight in product(POTENTIAL_BITS, PIXEL_WEIGHTS):
         twin = copy.deepcopy(folded)
-        lowering = Lowering(shape, model.time_steps, preprocessing, bits)
+        lowering = Lowering(shape, model.time_steps, preprocessing, bits, pixel_weight)
         try:
             with torch.no_grad():
                 lower_model(twin, lowering)
             break
         except RangeError as error:
-            if bits == POTENTIAL_BITS[-1]:
+            if (bits, pixel_weight) == (POTENTIAL_BITS[-1], PIXEL_WEIGHTS[-1]):
                 raise RangeError(f"model: {error}") from None
     facts = {**model_facts(model, weights), "integer": True}
     if any(isinstance(operation, Rescale) for operation in lowering.operations):
