@@ -1,12 +1,14 @@
 """The zoo of trained models: adds one to it, and builds the folders that are uploaded to the Hugging Face hub.
 
     python benchmarks/zoo.py add runs/digits/runs/ssa-seed0 --logs results/digits/zoo/ssa-seed*
+    python benchmarks/zoo.py integers --data-root DIR   # after a change of `quantize`
     python benchmarks/zoo.py build build/zoo      # that is `make zoo`; no network
 
 `add` stores the model of a run in weights/NAME, rounded to bfloat16, with its recipe and a card, and its entry in
 lrfdyn/zoo.json. --logs are the kept runs of all seeds, in results/: the accuracy over the seeds is theirs. On all test
 images are measured, of the one that is stored: the weights as they were trained (float32), as they are stored (bf16),
-and in integers, by the C of the model, where it has such a form. Energy is that of 64 test images.
+and in integers, by the C of the model, where it has such a form, which `integers` measures again. Energy is that of 64
+test images.
 
 `build` writes OWNER/NAME with model.safetensors, config.json, recipe.yaml, the card, model.onnx and, where the model
 has an integer form, integer.safetensors and integer.onnx. Each is loaded again and compared with the model.
@@ -37,9 +39,9 @@ from lrfdyn.deploy import NativeModel, export_model, load_integer, quantize, wri
 from lrfdyn.deploy.export.formats import OnnxRunner
 from lrfdyn.deploy.integer.program import random_pictures
 from lrfdyn.errors import LrfdynError, require, unknown_name
-from lrfdyn.files import read_json, read_summary, write_json
+from lrfdyn.files import file_digest, read_json, read_summary, write_json
 from lrfdyn.io.hub import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, from_pretrained, model_card, model_config
-from lrfdyn.io.zoo import INDEX, OWNER, Pretrained, file_digest, hub_owner, list_pretrained, read_index, zoo_folder
+from lrfdyn.io.zoo import INDEX, OWNER, Pretrained, hub_owner, list_pretrained, read_index, zoo_folder
 from lrfdyn.models import SpikingModel, list_models
 from lrfdyn.models.summary import count_parameters
 from lrfdyn.sources import find_source
@@ -156,11 +158,28 @@ def add(run: Path, logs: Sequence[Path], data_root: str | None, name: str | None
         files={path.name: {"sha256": file_digest(path), "bytes": path.stat().st_size} for path in paths},
         **facts,
     )
-    text = card_text(entry, summary["command"], why)
-    card = model_card(stored, model_config(stored), f"{OWNER}/{name}", text, card_header(entry))
-    (folder / CARD_FILE).write_text(card, encoding="utf-8")
+    write_card(entry, stored, folder, summary["command"], why)
     store_entry(entry, index)
     return name
+
+
+def write_card(entry: Pretrained, stored: SpikingModel, folder: Path, command: str, no_integer: str) -> None:
+    text = card_text(entry, command, no_integer)
+    card = model_card(stored, model_config(stored), f"{OWNER}/{entry.name}", text, card_header(entry))
+    (folder / CARD_FILE).write_text(card, encoding="utf-8")
+
+
+def measure_integers(entry: Pretrained, data_root: str | None, weights: Path, index: Path) -> Pretrained:
+    """Measures a stored model in integers again, after `quantize` changed, and says it in index and card."""
+    folder = weights / entry.name
+    stored = from_pretrained(folder, host=SpikingModel)
+    changes = {} if stored.framing is not None or data_root is None else {"data.root": data_root}
+    config = load_recipe(folder / RECIPE_FILE, {**HERE, **changes})
+    found, why = integer_top1(stored, config, entry.test_images)
+    entry = dataclasses.replace(entry, integer=found)
+    write_card(entry, stored, folder, read_logs([ROOT / log for log in entry.logs])[entry.seed][1]["command"], why)
+    store_entry(entry, index)
+    return entry
 
 
 def store_entry(entry: Pretrained, index: Path) -> None:
@@ -219,15 +238,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     adding.add_argument("--name", help="default: HOST_DATA_ATTENTION")
     adding.add_argument("--weights", type=Path, default=ROOT / "weights", help="folder of the models")
     adding.add_argument("--index", type=Path, default=INDEX, help="file of the index")
+    measuring = commands.add_parser("integers", help="measure stored models in integers again")
+    measuring.add_argument("--data-root", help="folder of the data's files")
     building = commands.add_parser("build", help="folders for the hub")
     building.add_argument("out", type=Path)
-    building.add_argument("--names", default="*", help="a shell pattern")
+    for each in (measuring, building):
+        each.add_argument("--names", default="*", help="a shell pattern")
     args = parser.parse_args(argv)
     if args.command == "add":
         print(add(args.run, args.logs, args.data_root, args.name, args.weights, args.index))
         return 0
     for entry in list_pretrained(args.names):
-        print(build(entry, args.out))
+        if args.command == "build":
+            print(build(entry, args.out))
+        else:
+            again = measure_integers(entry, args.data_root, ROOT / "weights", INDEX)
+            print(f"{entry.name}: {entry.integer} -> {again.integer} %", flush=True)
     return 0
 
 

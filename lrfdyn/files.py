@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import hashlib
 import json
 import math
 import os
@@ -144,6 +145,12 @@ def plain_file(path: Path) -> Path:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no file", str(path))
     return path
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file in hexadecimal."""
+    with plain_file(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def text_lines(path: Path, argument: str) -> list[str]:

@@ -89,6 +89,14 @@ def test_numbers_are_those_of_the_logs(name):
         assert value is None or round(value * entry.test_images / 100, 6).is_integer()
 
 
+def test_integers_cost_at_most_three_tenths_of_a_percent():
+    """Where there are images enough to tell."""
+    many = [entry for entry in ENTRIES.values() if entry.integer is not None and entry.test_images >= 10_000]
+    assert many
+    for entry in many:
+        assert entry.integer >= max(entry.float32, entry.bf16) - 0.3, entry.name
+
+
 @stored
 @pytest.mark.parametrize("name", ENTRIES)
 def test_cards_say_what_the_index_says(name):
@@ -154,6 +162,12 @@ def test_add(run, tmp_path, monkeypatch):
     assert (entry.test_images, entry.train_images, entry.parameters) == (360, 1437, summary["parameters"])
     assert entry.integer is not None
     assert find_source(entry.name).load().config["dim"] == 8
+    changed = dataclasses.replace(entry, integer=0.0)
+    card = tmp_path / "weights" / entry.name / CARD_FILE
+    written = card.read_text()
+    card.unlink()
+    assert script.measure_integers(changed, None, tmp_path / "weights", tmp_path / "zoo.json") == entry
+    assert card.read_text() == written
     assert str(run) not in (tmp_path / "weights" / entry.name / "recipe.yaml").read_text()
 
 

@@ -7,7 +7,6 @@ files must have the checksums of the index wherever they are.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import statistics
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from typing import Any
 from lrfdyn.checks import checked
 from lrfdyn.data import data_class
 from lrfdyn.errors import LrfdynError, explain, near_names, require
-from lrfdyn.files import expanded, plain_file, read_json, temporary_folder, writable_folder
+from lrfdyn.files import expanded, file_digest, read_json, temporary_folder, writable_folder
 from lrfdyn.io.remote import OURS, huggingface_hub
 
 INDEX = Path(__file__).parents[1] / "zoo.json"
@@ -182,8 +181,3 @@ def verify(entry: Pretrained, folder: Path) -> None:
         require(
             same, f"source: {folder / name} is damaged or of another version (its checksum is not the zoo's); {hint}"
         )
-
-
-def file_digest(path: Path) -> str:
-    with plain_file(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

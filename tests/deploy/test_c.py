@@ -149,7 +149,7 @@ def test_bad_input(tmp_path, kernels, monkeypatch):
     with pytest.raises(LrfdynError, match=r"lrfdyn\.json"):
         NativeModel(tmp_path / "missing")
     folder = tmp_path / "model.c"
-    (folder / "lrfdyn_model.c").write_text("int;;")
+    (folder / "lrfdyn_kernels.c").write_text("int;;")
     with pytest.raises(LrfdynError, match="cannot compile"):
         NativeModel(folder, ["-O0"])
     monkeypatch.setenv("CC", "no-such-compiler")
@@ -188,6 +188,17 @@ def test_an_edited_description_is_refused(tmp_path, kernels):
         description.write_text(json.dumps(text | change))
         with pytest.raises(LrfdynError, match=r"model: .*lrfdyn.json (says another shape|does not say shape)"):
             NativeModel(tmp_path / "model.c")
+
+
+@pytest.mark.parametrize("name", native.MODEL_FILES)
+def test_an_edited_model_is_refused(tmp_path, name):
+    """Before it is compiled: other weights would compile as well."""
+    folder = write_c(tiny_model(), tmp_path / "model.c").path
+    whole = (folder / name).read_text()
+    for text in (whole[: len(whole) // 2], whole.replace("1", "2", 1)):
+        (folder / name).write_text(text)
+        with pytest.raises(LrfdynError, match=rf"model: .*{name} is damaged or was changed"):
+            NativeModel(folder)
 
 
 def test_a_damaged_library_is_named(tmp_path):

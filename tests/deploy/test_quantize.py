@@ -379,6 +379,22 @@ def test_onnx_splits_weights_of_16_bits(tmp_path: Path, large: int, groups: int)
     assert np.array_equal(OnnxRunner(path)(levels.numpy()), integer(levels).numpy())
 
 
+def test_an_edited_onnx_file_is_refused(tmp_path: Path) -> None:
+    """Whichever byte it is, and where the file is cut off: most of it are weights, which ONNX Runtime takes as they
+    come."""
+    b = Builder(0, 1, (1, 4, 4))
+    path = write_integer_onnx(b.done(b.conv(0, 4)), tmp_path / "model.onnx")
+    OnnxRunner(path)
+    whole = path.read_bytes()
+    for place in range(3, len(whole), len(whole) // 40):
+        edited = bytearray(whole)
+        edited[place] ^= 4
+        for data in (bytes(edited), whole[:place]):
+            path.write_bytes(data)
+            with pytest.raises(LrfdynError, match=r"^model: .*model\.onnx"):
+                OnnxRunner(path)
+
+
 def test_onnx_takes_no_weights_of_more_than_two_bytes(tmp_path: Path) -> None:
     b = Builder(0, 1, (1, 4, 4))
     x = b.add(Conv, (0,), torch.full((1, 1, 1, 1), 32640, dtype=torch.int16), b.numbers(0, 0, 1))

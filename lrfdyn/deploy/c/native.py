@@ -17,12 +17,13 @@ import numpy as np
 
 from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, first_line, require, require_integer, shown
-from lrfdyn.files import expanded, read_json
+from lrfdyn.files import expanded, file_digest, read_json
 
 COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-O3", "-march=native")
 MOST_THREADS = 64
 SOURCES = ("lrfdyn_model.c", "lrfdyn_kernels.c", "lrfdyn.h", "lrfdyn_model.h", "lrfdyn_kernels.h")
+MODEL_FILES = ("lrfdyn_model.c", "lrfdyn_model.h")  # of these nothing may change; kernels are anybody's to improve
 LIBRARIES = "liblrfdyn-*.so"
 SIZES_FIT = 1  # what lrfdyn_run_checked says of null pointers where the sizes are right
 
@@ -107,6 +108,11 @@ class NativeModel:
             require(0 < self.scale < math.inf, "scale: expected a positive number")
         except (KeyError, OverflowError, TypeError, ValueError):
             raise LrfdynError(f"model: {path / 'lrfdyn.json'} does not say shape, classes and scale") from None
+        digests = facts.get("sha256", {})  # folders of earlier versions have none
+        require(isinstance(digests, dict), f"model: {path / 'lrfdyn.json'} does not say the checksums of its files")
+        for name in filter(lambda name: name in digests and (path / name).is_file(), MODEL_FILES):
+            same = digests[name] == file_digest(path / name)
+            require(same, f"model: {path / name} is damaged or was changed (its checksum does not fit)")
         library = build_library(path, options, threads).resolve()
         try:
             self._library = ctypes.CDLL(str(library))

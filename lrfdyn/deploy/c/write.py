@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from lrfdyn.checks import checked
-from lrfdyn.deploy.c.native import LIBRARIES, NativeModel, find_compiler
+from lrfdyn.deploy.c.native import LIBRARIES, MODEL_FILES, NativeModel, find_compiler
 from lrfdyn.deploy.c.plan import Call, Map, Plan, Planner, Term, scratch_of, with_lanes
 from lrfdyn.deploy.integer.operations import MOST, Dendrites, Fire, Head, Levels, Ssa
 from lrfdyn.deploy.integer.program import IntegerModel, random_pictures
 from lrfdyn.errors import LrfdynError, require
-from lrfdyn.files import expanded, temporary_folder, writable_folder, write_json
+from lrfdyn.files import expanded, file_digest, temporary_folder, writable_folder, write_json
 from lrfdyn.io.hub import class_names_of
 from lrfdyn.sources import EXPORTED
 
@@ -122,7 +122,8 @@ def write_c(
         with temporary_folder(path.parent) as folder:
             for name, content in contents.items():
                 (folder / name).write_text(content, encoding="utf-8")
-            write_json(folder / "lrfdyn.json", {**description(model), **memory})
+            digests = {name: file_digest(folder / name) for name in MODEL_FILES}
+            write_json(folder / "lrfdyn.json", {**description(model), **memory, "sha256": digests})
             if verified:
                 same = np.array_equal(NativeModel(folder)(images.numpy()), logits.numpy())
                 require(same, "export: the compiled C gives other integers; the folder was not kept")

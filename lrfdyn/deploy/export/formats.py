@@ -6,6 +6,7 @@ in portable kernels, has no room for other data, so what describes it lies besid
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import warnings
@@ -24,6 +25,7 @@ from lrfdyn.files import discard_stderr, json_object, plain_file, read_json, wri
 METADATA_KEY = "lrfdyn"  # one JSON object, which a reader in any language can take apart
 INPUT, OUTPUT = "images", "logits"
 MOST_BYTES = 2**31  # of a protobuf message
+NO_DIGEST = 64 * "0"  # stands in a file while its checksum is computed
 
 
 @contextmanager
@@ -52,7 +54,7 @@ def write_onnx(form: nn.Module, sample: torch.Tensor, path: Path, facts: Mapping
     """Writes `form`, traced with the images `sample` `[2, C, H, W]`, as one file with its weights, for any number of
     images. `facts` go into its metadata."""
     with importing("format: onnx", "export"):
-        import onnx
+        import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     size = sum(t.nbytes for t in form.state_dict().values())
     require(size < MOST_BYTES, f"model: {size / 2**30:.1f} GiB of weights are more than one ONNX file can hold (2 GiB)")
@@ -67,10 +69,21 @@ def write_onnx(form: nn.Module, sample: torch.Tensor, path: Path, facts: Mapping
         node.doc_string = ""
     for value in [*model.graph.value_info, *model.graph.initializer]:
         del value.metadata_props[:]
-    entry = model.metadata_props.add()
-    entry.key, entry.value = METADATA_KEY, json.dumps(dict(facts))
     model.producer_name, model.producer_version = "lrfdyn", str(facts.get("lrfdyn_version", ""))
-    onnx.save_model(model, path)
+    save_onnx(model, path, facts)
+
+
+def save_onnx(model: Any, path: Path, facts: Mapping[str, Any]) -> None:
+    """Writes a graph with `facts` in its metadata, and among them the checksum of the file."""
+    entry = model.metadata_props.add()
+    entry.key, entry.value = METADATA_KEY, json.dumps({**facts, "sha256": NO_DIGEST})
+    data = model.SerializeToString()
+    path.write_bytes(data.replace(NO_DIGEST.encode(), onnx_digest(data, NO_DIGEST).encode(), 1))
+
+
+def onnx_digest(data: bytes, written: str) -> str:
+    """The checksum of a file but for the place in which it is `written` itself."""
+    return hashlib.sha256(data.replace(written.encode(), NO_DIGEST.encode(), 1)).hexdigest()
 
 
 class OnnxRunner:
@@ -94,6 +107,9 @@ class OnnxRunner:
             self.facts: Any = json_object(found)
         except ValueError as error:
             raise LrfdynError(f"model: {path}: its metadata {METADATA_KEY!r} is no JSON ({error})") from None
+        written = self.facts.pop("sha256", None)  # files of earlier versions have none
+        same = written is None or onnx_digest(path.read_bytes(), str(written)) == written
+        require(same, f"model: {path} is damaged or was changed (its checksum does not fit)")
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         try:

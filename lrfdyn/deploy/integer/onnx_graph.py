@@ -7,7 +7,6 @@ integers their numbers keep.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import singledispatch
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lrfdyn.checks import checked
-from lrfdyn.deploy.export.formats import INPUT, METADATA_KEY, OUTPUT, OnnxRunner, importing
+from lrfdyn.deploy.export.formats import INPUT, OUTPUT, OnnxRunner, importing, save_onnx
 from lrfdyn.deploy.integer import operations as ops
 from lrfdyn.deploy.integer.operations import POOL, Operation, Value
 from lrfdyn.deploy.integer.program import IntegerModel, random_pictures
@@ -374,6 +373,4 @@ def write_graph(model: IntegerModel, path: Path, observe: Observe = lambda *_: {
     graph = g.helper.make_graph(g.nodes, "integer", [images], [logits, *more], g.initializers)
     made = g.helper.make_model(graph, opset_imports=[g.helper.make_opsetid("", OPSET)], producer_name="lrfdyn")
     made.ir_version = IR_VERSION
-    entry = made.metadata_props.add()
-    entry.key, entry.value = METADATA_KEY, json.dumps({**model.facts, "scale": model.scale})
-    onnx.save_model(made, path)
+    save_onnx(made, path, {**model.facts, "scale": model.scale})
