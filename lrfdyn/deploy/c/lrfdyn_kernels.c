@@ -6,28 +6,42 @@
 #define PATTERNS (1 << GROUP)  /* at most: in which of them a channel fires */
 #define COPIED 16              /* events that are copied at once */
 #define SPARE 32               /* places behind lists that may be written, too */
+#define MOST_TAPS 64
 
-/* Vectors of sums in 16 bits: how many a register holds, and how eight bits from memory are added to them. */
+/* Vectors of sums in 16 bits, which wrap: how many a register holds, and how eight bits from memory are added. */
 #if defined(__AVX512BW__)
 #include <immintrin.h>
 #define VECTOR 32
 typedef __m512i vector;
 #define ZEROS() _mm512_setzero_si512()
-#define ADD_BYTES(sum, bytes) \
-    _mm512_add_epi16(sum, _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(bytes))))
+#define LOAD(from) _mm512_loadu_si512(from)
+#define STORE(to, x) _mm512_storeu_si512(to, x)
+#define ADD(x, y) _mm512_add_epi16(x, y)
+#define SUBTRACT(x, y) _mm512_sub_epi16(x, y)
+#define SHIFT(x, places) _mm512_sll_epi16(x, _mm_cvtsi32_si128(places))
+#define BYTES(from) _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(from)))
 #elif defined(__AVX2__)
 #include <immintrin.h>
 #define VECTOR 16
 typedef __m256i vector;
 #define ZEROS() _mm256_setzero_si256()
-#define ADD_BYTES(sum, bytes) \
-    _mm256_add_epi16(sum, _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(bytes))))
+#define LOAD(from) _mm256_loadu_si256((const __m256i *)(const void *)(from))
+#define STORE(to, x) _mm256_storeu_si256((__m256i *)(void *)(to), x)
+#define ADD(x, y) _mm256_add_epi16(x, y)
+#define SUBTRACT(x, y) _mm256_sub_epi16(x, y)
+#define SHIFT(x, places) _mm256_sll_epi16(x, _mm_cvtsi32_si128(places))
+#define BYTES(from) _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(from)))
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
 #define VECTOR 8
 typedef int16x8_t vector;
 #define ZEROS() vdupq_n_s16(0)
-#define ADD_BYTES(sum, bytes) vaddw_s8(sum, vld1_s8(bytes))
+#define LOAD(from) vld1q_s16(from)
+#define STORE(to, x) vst1q_s16(to, x)
+#define ADD(x, y) vaddq_s16(x, y)
+#define SUBTRACT(x, y) vsubq_s16(x, y)
+#define SHIFT(x, places) vshlq_s16(x, vdupq_n_s16((int16_t)(places)))
+#define BYTES(from) vmovl_s8(vld1_s8(from))
 #endif
 
 /* ---- shares ---------------------------------------------------------------------------------------------------- */
@@ -118,7 +132,8 @@ static void load_spread(const lrfdyn_map *map, int32_t pixel, int32_t step, int3
 
 /* The channels of a pixel that fire are sorted by the pattern of time steps in which they do: what the channels of one
    pattern add is summed once, however many steps share it. There is a list for every plane, group of steps and pattern;
-   `first` says where it begins, and the next `first` where it ends. */
+   `first` says where it begins, and the next `first` where it ends. Patterns are in the order of a Gray code, in which
+   neighbours differ in one step; that of no steps comes first, and its list is empty. */
 static int32_t groups_of(const lrfdyn_map *in) { return (in->steps + GROUP - 1) / GROUP; }
 
 static int32_t patterns_of(const lrfdyn_map *in) { return 1 << smaller(in->steps, GROUP); }
@@ -174,9 +189,10 @@ static void sort_events(const lrfdyn_map *in, int32_t pixel, uint16_t *found, ui
             }
             uint16_t place[PATTERNS] = {0};
             for (int32_t i = 0; i < count; i++) place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++;
-            for (int32_t pattern = 0; pattern < patterns; pattern++) {
+            for (int32_t list = 0; list < patterns; list++) {
+                const int32_t pattern = list ^ (list >> 1);
                 const uint16_t length = place[pattern];
-                first[pattern] = place[pattern] = total;
+                first[list] = place[pattern] = total;
                 total = (uint16_t)(total + length);
             }
             for (int32_t i = 0; i < count; i++)
@@ -186,87 +202,116 @@ static void sort_events(const lrfdyn_map *in, int32_t pixel, uint16_t *found, ui
     first[0] = total; /* behind the last list */
 }
 
-/* The sums of `count` rows of weights into `sum`: all of them stay in registers. */
+/* Events of a plane and a group of steps, from `from` to `to` of their lists, and the rows of weights that they add. */
+typedef struct {
+    const int8_t *weight;
+    const uint16_t *events, *first;
+    int32_t from, to, patterns, plane, width;
+} event_lists;
+
+/* The step that changes before a list. It begins there unless the bit above that of the step is set. */
+static const uint8_t changing[PATTERNS] = {0, 0, 1, 0, 2, 0, 1, 0, 3, 0, 1, 0, 2, 0, 1, 0};
+
+/* Adds the lists to `part` [step][width]: their rows are summed one after the other, and a step gets what that sum grew
+   by while it lasted. So there is one addition for a list, and all that the rows are added to stays in registers. */
 #ifdef VECTOR
-#define ADD_ROWS(COUNT)                                                                                              \
-    static void add_rows_##COUNT(const int8_t *weight, int32_t stride, const uint16_t *events, int32_t count,        \
-                                 int16_t *sum) {                                                                     \
-        vector total[COUNT];                                                                                         \
-        for (int32_t v = 0; v < COUNT; v++) total[v] = ZEROS();                                                      \
-        for (int32_t i = 0; i < count; i++) {                                                                        \
-            const int8_t *row = weight + (size_t)events[i] * (size_t)stride;                                         \
-            for (int32_t v = 0; v < COUNT; v++) total[v] = ADD_BYTES(total[v], row + v * VECTOR);                    \
+#define ADD_LISTS(COUNT)                                                                                             \
+    static void add_lists_##COUNT(const event_lists *lists, int32_t c, int16_t *part) {                              \
+        const int32_t width = lists->width, plane = lists->plane, to = lists->to, patterns = lists->patterns;        \
+        const uint16_t *events = lists->events, *first = lists->first;                                               \
+        const int8_t *weight = lists->weight + c;                                                                    \
+        int32_t i = lists->from, list = 1;                                                                           \
+        vector sum[COUNT];                                                                                           \
+        for (int32_t v = 0; v < COUNT; v++) sum[v] = ZEROS();                                                        \
+        for (part += c;;) {                                                                                          \
+            const int32_t end = smaller(first[list + 1], to);                                                        \
+            for (; i < end; i++) {                                                                                   \
+                const int8_t *row = weight + (size_t)events[i] * (size_t)width;                                      \
+                for (int32_t v = 0; v < COUNT; v++) sum[v] = ADD(sum[v], BYTES(row + v * VECTOR));                   \
+            }                                                                                                        \
+            if (++list == patterns) break;                                                                           \
+            const int32_t step = changing[list];                                                                     \
+            int16_t *at = part + step * width;                                                                       \
+            if ((list >> step) & 2)                                                                                  \
+                for (int32_t v = 0; v < COUNT; v++, at += VECTOR) STORE(at, ADD(LOAD(at), SHIFT(sum[v], plane)));    \
+            else                                                                                                     \
+                for (int32_t v = 0; v < COUNT; v++, at += VECTOR)                                                    \
+                    STORE(at, SUBTRACT(LOAD(at), SHIFT(sum[v], plane)));                                             \
         }                                                                                                            \
-        memcpy(sum, total, sizeof total);                                                                            \
+        for (; list > 2; list >>= 1) part += width; /* the last step ends */                                         \
+        for (int32_t v = 0; v < COUNT; v++, part += VECTOR) STORE(part, ADD(LOAD(part), SHIFT(sum[v], plane)));      \
     }
-ADD_ROWS(12)
-ADD_ROWS(6)
-ADD_ROWS(3)
-ADD_ROWS(2)
-ADD_ROWS(1)
+ADD_LISTS(12)
+ADD_LISTS(6)
+ADD_LISTS(3)
+ADD_LISTS(2)
+ADD_LISTS(1)
 #endif
 
-#define MOST_ROWS 384 /* channels that add_rows does at most */
+static void add_lists_plainly(const event_lists *lists, int32_t c, int16_t *part) {
+    const int32_t width = lists->width, unit = 1 << lists->plane;
+    int32_t i = lists->from, list = 1;
+    uint16_t sum[LRFDYN_LANES] = {0};
+    for (part += c;;) {
+        const int32_t end = smaller(lists->first[list + 1], lists->to);
+        for (; i < end; i++) {
+            const int8_t *row = lists->weight + c + (size_t)lists->events[i] * (size_t)width;
+            for (int32_t o = 0; o < LRFDYN_LANES; o++) sum[o] = (uint16_t)(sum[o] + row[o]);
+        }
+        if (++list == lists->patterns) break;
+        const int32_t step = changing[list], times = (list >> step) & 2 ? unit : -unit;
+        int16_t *to = part + step * width;
+        for (int32_t o = 0; o < LRFDYN_LANES; o++) to[o] = (int16_t)(to[o] + sum[o] * times);
+    }
+    for (; list > 2; list >>= 1) part += width;
+    for (int32_t o = 0; o < LRFDYN_LANES; o++) part[o] = (int16_t)(part[o] + sum[o] * unit);
+}
 
-/* Returns how many of the `width` channels, a multiple of LRFDYN_LANES, were done. */
-static int32_t add_rows(const int8_t *weight, int32_t stride, const uint16_t *events, int32_t count, int32_t width,
-                        int16_t *sum) {
+/* From channel `c` on; returns how many were done. */
+static int32_t add_lists(const event_lists *lists, int32_t c, int16_t *part) {
 #ifdef VECTOR
-    if (width >= 12 * VECTOR) return add_rows_12(weight, stride, events, count, sum), 12 * VECTOR;
-    if (width >= 6 * VECTOR) return add_rows_6(weight, stride, events, count, sum), 6 * VECTOR;
-    if (width >= 3 * VECTOR) return add_rows_3(weight, stride, events, count, sum), 3 * VECTOR;
-    if (width >= 2 * VECTOR) return add_rows_2(weight, stride, events, count, sum), 2 * VECTOR;
-    if (width >= 1 * VECTOR) return add_rows_1(weight, stride, events, count, sum), 1 * VECTOR;
-#else
-    (void)width;
+    const int32_t left = lists->width - c;
+    if (left >= 12 * VECTOR) return add_lists_12(lists, c, part), 12 * VECTOR;
+    if (left >= 6 * VECTOR) return add_lists_6(lists, c, part), 6 * VECTOR;
+    if (left >= 3 * VECTOR) return add_lists_3(lists, c, part), 3 * VECTOR;
+    if (left >= 2 * VECTOR) return add_lists_2(lists, c, part), 2 * VECTOR;
+    if (left >= 1 * VECTOR) return add_lists_1(lists, c, part), 1 * VECTOR;
 #endif
-    memset(sum, 0, LRFDYN_LANES * sizeof(int16_t));
-    for (int32_t i = 0; i < count; i++) {
-        const int8_t *row = weight + (size_t)events[i] * (size_t)stride;
-        for (int32_t c = 0; c < LRFDYN_LANES; c++) sum[c] = (int16_t)(sum[c] + row[c]);
-    }
-    return LRFDYN_LANES;
+    return add_lists_plainly(lists, c, part), LRFDYN_LANES;
 }
 
 /* Sums of one group of steps, in 16 bits as long as they surely fit, then added to those of 32 bits. */
 typedef struct {
-    int16_t *part;  /* [GROUP][padded channels] */
-    int32_t *sums;  /* [steps][padded channels] */
+    int16_t *part;        /* [GROUP][padded channels]: zeros where nothing is `used` */
+    int32_t *sums;        /* [steps][padded channels] */
+    const int32_t *start; /* [padded channels]: holds instead of the sums until there are any */
     int32_t width, used, limit;
     int32_t from, to, repeated; /* the steps of the sums; whether the first one's hold for all */
+    int32_t summed;             /* whether there are sums of these steps */
 } accumulator;
 
 static void flush(accumulator *a) {
     const int32_t width = a->width;
-    if (a->used == 0) return;
     for (int32_t step = a->from; step < a->to; step++) {
-        const int16_t *restrict part = a->part + (a->repeated ? 0 : step - a->from) * width;
-        int32_t *restrict sums = a->sums + step * width;
-        for (int32_t c = 0; c < width; c++) sums[c] += part[c];
+        const int16_t *part = a->part + (a->repeated ? 0 : step - a->from) * width;
+        int32_t *sums = a->sums + step * width;
+        const int32_t *before = a->summed ? sums : a->start;
+        for (int32_t c = 0; c < width; c += LRFDYN_LANES)
+            for (int32_t i = c; i < c + LRFDYN_LANES; i++) sums[i] = before[i] + part[i];
     }
-    memset(a->part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
+    if (a->used) memset(a->part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
     a->used = 0;
+    a->summed = 1;
 }
 
-static void add_events(accumulator *a, const int8_t *weight, const uint16_t *events, int32_t count, int32_t pattern,
-                       int32_t plane) {
-    const int32_t width = a->width, unit = 1 << plane;
-    int16_t sum[MOST_ROWS];
-    while (count > 0) {
-        const int32_t some = smaller(count, a->limit >> plane);
-        if (a->used + (some << plane) > a->limit) flush(a);
-        a->used += some << plane;
-        for (int32_t c = 0; c < width;) {
-            const int32_t done = add_rows(weight + c, width, events, some, width - c, sum);
-            for (int32_t step = 0; step < GROUP; step++) {
-                if (!((pattern >> step) & 1)) continue;
-                int16_t *restrict part = a->part + step * width + c;
-                for (int32_t i = 0; i < done; i++) part[i] = (int16_t)(part[i] + sum[i] * unit);
-            }
-            c += done;
-        }
-        events += some;
-        count -= some;
+static void add_events(accumulator *a, event_lists *lists, int32_t end) {
+    const int32_t plane = lists->plane;
+    for (; lists->from < end; lists->from = lists->to) {
+        lists->to = smaller(end, lists->from + (a->limit >> plane));
+        const int32_t more = (lists->to - lists->from) << plane;
+        if (a->used + more > a->limit) flush(a);
+        a->used += more;
+        for (int32_t c = 0; c < a->width;) c += add_lists(lists, c, a->part);
     }
 }
 
@@ -299,8 +344,37 @@ static uint8_t *open_conv(conv_state *state, const lrfdyn_term *term, int32_t ro
     return memory + round_up((size_t)(GROUP * width) * sizeof(int16_t));
 }
 
-static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int32_t x, int32_t steps, int32_t width,
-                     int32_t *sums) {
+/* The sorted events of a tap, and its first row of weights. */
+typedef struct {
+    const uint16_t *events, *first;
+    uint16_t row;
+} tap_events;
+
+/* The lists of all taps as one. Most are short: COPIED events at a time need no branch that depends on their number. */
+static void merge_lists(const tap_events *taps, int32_t count, int32_t list, int32_t patterns, uint16_t *merged,
+                        uint16_t *first) {
+    uint16_t *to = merged;
+    for (int32_t end = list + patterns; list < end; list++, first++) {
+        *first = (uint16_t)(to - merged);
+        if (list == end - patterns) continue; /* that of no steps */
+        for (int32_t tap = 0; tap < count; tap++) {
+            const uint16_t *events = taps[tap].events + taps[tap].first[list], row = taps[tap].row;
+            int32_t left = taps[tap].first[list + 1] - taps[tap].first[list];
+            for (;; events += COPIED, left -= COPIED) {
+                uint16_t some[COPIED];
+                memcpy(some, events, sizeof some);
+                for (int32_t i = 0; i < COPIED; i++) some[i] = (uint16_t)(some[i] + row);
+                memcpy(to, some, sizeof some);
+                to += smaller(left, COPIED);
+                if (left <= COPIED) break;
+            }
+        }
+    }
+    *first = (uint16_t)(to - merged);
+}
+
+/* The sums of a pixel; where there is one group of steps, some may be left in `a`. */
+static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int32_t x, int32_t steps, accumulator *a) {
     const lrfdyn_map *in = term->in;
     const int32_t groups = groups_of(in), patterns = patterns_of(in), lists = lists_of(in);
     const int32_t each = in->planes * groups * in->channels;
@@ -312,11 +386,7 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
             sort_events(in, state->sorted * in->width + column, state->merged,
                         state->events + (size_t)slot * (size_t)each, state->first + (size_t)slot * (size_t)(lists + 1));
         }
-    enum { MOST_TAPS = 64 };
-    struct {
-        const uint16_t *events, *first;
-        int32_t row;
-    } taps[MOST_TAPS];
+    tap_events taps[MOST_TAPS];
     int32_t count = 0;
     for (int32_t i = 0; i < term->kernel_height; i++) {
         const int32_t row = top + i * term->dilation;
@@ -327,38 +397,29 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
             const size_t slot = (size_t)(row % state->rows * in->width + column);
             taps[count].events = state->events + slot * (size_t)each;
             taps[count].first = state->first + slot * (size_t)(lists + 1);
-            taps[count++].row = (i * term->kernel_width + j) * in->channels;
+            taps[count++].row = (uint16_t)((i * term->kernel_width + j) * in->channels);
         }
     }
-    const int8_t *weight = (const int8_t *)term->weight;
-    accumulator a = {state->part, sums, width, 0, term->limit, 0, 0, in->steps == 1};
-    for (int32_t list = 0; list < lists; list++) {
-        const int32_t pattern = list % patterns;
-        if (pattern == 0) {
-            const int32_t group = list / patterns % groups;
-            if (groups > 1) flush(&a);
-            a.from = group * GROUP;
-            a.to = a.repeated ? steps : smaller(a.from + GROUP, steps);
-            continue;
-        }
-        const int32_t plane = list / (patterns * groups);
-        if (count == 1 && taps[0].row == 0) {
-            const int32_t first = taps[0].first[list], last = taps[0].first[list + 1];
-            add_events(&a, weight, taps[0].events + first, last - first, pattern, plane);
-            continue;
-        }
-        uint16_t *end = state->merged;
-        for (int32_t tap = 0; tap < count; tap++) {
-            const int32_t last = taps[tap].first[list + 1];
-            for (int32_t from = taps[tap].first[list]; from < last; from += COPIED) {
-                const uint16_t *events = taps[tap].events + from, row = (uint16_t)taps[tap].row;
-                for (int32_t i = 0; i < COPIED; i++) end[i] = (uint16_t)(events[i] + row);
-                end += smaller(last - from, COPIED);
+    event_lists some = {(const int8_t *)term->weight, state->merged, 0, 0, 0, patterns, 0, a->width};
+    for (int32_t group = 0; group < groups; group++) {
+        if (group) flush(a);
+        a->from = group * GROUP;
+        a->to = a->repeated ? steps : smaller(a->from + GROUP, steps);
+        a->summed = 0;
+        for (some.plane = 0; some.plane < in->planes; some.plane++) {
+            const int32_t list = (some.plane * groups + group) * patterns;
+            uint16_t first[PATTERNS + 1];
+            if (count == 1 && taps[0].row == 0) {
+                some.events = taps[0].events;
+                some.first = taps[0].first + list;
+            } else {
+                merge_lists(taps, count, list, patterns, state->merged, first);
+                some.first = first;
             }
+            some.from = some.first[0];
+            add_events(a, &some, some.first[patterns]);
         }
-        add_events(&a, weight, state->merged, (int32_t)(end - state->merged), pattern, plane);
     }
-    flush(&a);
 }
 
 /* ---- other terms ---------------------------------------------------------------------------------------------- */
@@ -480,26 +541,60 @@ static void apply(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, c
 
 #define BLOCK LRFDYN_LANES /* neurons at once */
 
-static void fire(const lrfdyn_stage *stage, int32_t pixel, int32_t steps, int32_t width, const int32_t *sums) {
-    const lrfdyn_map *out = stage->out;
-    const int32_t channels = out->channels, all = out->steps, shift = stage->shift, fraction = stage->fraction;
-    uint8_t *spikes = (uint8_t *)out->data + (size_t)pixel * (size_t)channels;
-    for (int32_t first = 0; first < channels; first += BLOCK) {
-        const int32_t *restrict threshold = stage->threshold + first;
-        int32_t membrane[BLOCK] = {0}, fired[BLOCK] = {0};
-        uint8_t bytes[BLOCK];
-        for (int32_t step = 0; step < all; step++) {
-            const int32_t *restrict current = sums + smaller(step, steps - 1) * width + first;
-            for (int32_t c = 0; c < BLOCK; c++) {
-                const int32_t charged = (membrane[c] >> shift) + (int32_t)((uint32_t)current[c] << fraction);
-                const int32_t spike = charged >= threshold[c];
-                membrane[c] = spike ? 0 : charged;
-                fired[c] |= spike << step;
-            }
+/* What goes into the neurons of a pixel: `sums` [step], `stride` apart, and `part` [step], or 0, in 16 bits. */
+typedef struct {
+    const int32_t *sums;
+    const int16_t *part;
+    int32_t steps, stride, width;
+} currents;
+
+/* The spikes of BLOCK neurons from `first` on. */
+static void fire_block(const lrfdyn_stage *stage, const currents *in, int32_t first, uint8_t *spikes) {
+    static const int16_t nothing[BLOCK];
+    const int32_t *restrict threshold = stage->threshold + first;
+#if defined(__AVX512BW__)
+    const __m128i shift = _mm_cvtsi32_si128(stage->shift), fraction = _mm_cvtsi32_si128(stage->fraction);
+    const __m512i least = _mm512_loadu_si512(threshold);
+    __m512i membrane = _mm512_setzero_si512(), fired = membrane, bit = _mm512_set1_epi32(1);
+#else
+    int32_t membrane[BLOCK] = {0}, fired[BLOCK] = {0};
+#endif
+    for (int32_t step = 0; step < stage->out->steps; step++) {
+        const int32_t at = smaller(step, in->steps - 1);
+        const int32_t *restrict current = in->sums + at * in->stride + first;
+        const int16_t *restrict more = in->part ? in->part + at * in->width + first : nothing;
+#if defined(__AVX512BW__)
+        const __m512i wide = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)more));
+        const __m512i entering = _mm512_sll_epi32(_mm512_add_epi32(_mm512_loadu_si512(current), wide), fraction);
+        const __m512i charged = _mm512_add_epi32(_mm512_sra_epi32(membrane, shift), entering);
+        const __mmask16 spike = _mm512_cmpge_epi32_mask(charged, least);
+        membrane = _mm512_maskz_mov_epi32((__mmask16)~spike, charged);
+        fired = _mm512_mask_or_epi32(fired, spike, fired, bit);
+        bit = _mm512_add_epi32(bit, bit);
+#else
+        for (int32_t c = 0; c < BLOCK; c++) {
+            const uint32_t entering = (uint32_t)(current[c] + more[c]) << stage->fraction;
+            const int32_t charged = (membrane[c] >> stage->shift) + (int32_t)entering;
+            const int32_t spike = charged >= threshold[c];
+            membrane[c] = spike ? 0 : charged;
+            fired[c] |= spike << step;
         }
-        for (int32_t c = 0; c < BLOCK; c++) bytes[c] = (uint8_t)fired[c];
-        memcpy(spikes + first, bytes, (size_t)smaller(BLOCK, channels - first));
+#endif
     }
+#if defined(__AVX512BW__)
+    _mm_storeu_si128((__m128i *)(void *)spikes, _mm512_cvtepi32_epi8(fired));
+#else
+    for (int32_t c = 0; c < BLOCK; c++) spikes[c] = (uint8_t)fired[c];
+#endif
+}
+
+static void fire(const lrfdyn_stage *stage, int32_t pixel, const currents *in) {
+    const int32_t channels = stage->out->channels, whole = channels / BLOCK * BLOCK;
+    uint8_t *spikes = (uint8_t *)stage->out->data + (size_t)pixel * (size_t)channels, last[BLOCK];
+    for (int32_t first = 0; first < whole; first += BLOCK) fire_block(stage, in, first, spikes + first);
+    if (whole == channels) return;
+    fire_block(stage, in, whole, last);
+    memcpy(spikes + whole, last, (size_t)(channels - whole));
 }
 
 static void levels(const lrfdyn_stage *stage, int32_t *sums, int32_t *row) {
@@ -514,18 +609,28 @@ static void run_pixel(const lrfdyn_stage *stage, conv_state *state, int32_t pixe
                       int32_t *sums, int32_t *row) {
     const lrfdyn_map *out = stage->out;
     const int32_t y = pixel / out->width, x = pixel % out->width;
-    for (int32_t step = 0; step < steps; step++)
-        memcpy(sums + step * width, stage->start, (size_t)width * sizeof(int32_t));
-    for (int32_t i = 0; i < stage->count; i++) {
-        const lrfdyn_term *term = &stage->terms[i];
-        if (term->kind == LRFDYN_CONV)
-            convolve(term, state, y, x, steps, width, sums);
-        else
-            for (int32_t step = 0; step < steps; step++)
-                apply(term, y, x, step, out, width, sums + step * width, row);
+    int32_t i = 0;
+    if (stage->terms[0].kind == LRFDYN_CONV) {
+        const lrfdyn_term *term = &stage->terms[i++];
+        accumulator a = {state->part, sums, stage->start, width, 0, term->limit, 0, 0, term->in->steps == 1, 0};
+        convolve(term, state, y, x, steps, &a);
+        if (stage->count == 1 && stage->sink == LRFDYN_FIRE && steps <= GROUP) { /* the sums need no place */
+            const currents in = {a.summed ? sums : stage->start, a.part, steps, a.summed ? width : 0, width};
+            fire(stage, pixel, &in);
+            if (a.used) memset(a.part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
+            return;
+        }
+        flush(&a);
+    } else {
+        for (int32_t step = 0; step < steps; step++)
+            memcpy(sums + step * width, stage->start, (size_t)width * sizeof(int32_t));
     }
+    for (; i < stage->count; i++)
+        for (int32_t step = 0; step < steps; step++)
+            apply(&stage->terms[i], y, x, step, out, width, sums + step * width, row);
     if (stage->sink == LRFDYN_FIRE) {
-        fire(stage, pixel, steps, width, sums);
+        const currents in = {sums, 0, steps, width, 0};
+        fire(stage, pixel, &in);
         return;
     }
     for (int32_t step = 0; step < steps; step++) {
