@@ -140,24 +140,9 @@ static int32_t patterns_of(const lrfdyn_map *in) { return 1 << smaller(in->steps
 
 static int32_t lists_of(const lrfdyn_map *in) { return in->planes * groups_of(in) * patterns_of(in); }
 
-/* The channels with a spike in the group of steps behind `shift`, in order; returns how many. `found` has SPARE
-   places more than there are channels. */
+/* The channels with a spike in the group of steps behind `shift`, in order; returns how many. */
 static int32_t find_events(const uint8_t *bits, int32_t channels, int32_t shift, uint16_t *found) {
     int32_t count = 0, c = 0;
-#if defined(__AVX512VBMI2__) && defined(__AVX512BW__)
-    const __m512i group = _mm512_set1_epi8((char)((PATTERNS - 1) << shift));
-    __m512i index = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11,
-                                     10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    for (; c < channels; c += 64) {
-        const __mmask64 inside = channels - c < 64 ? (UINT64_C(1) << (channels - c)) - 1 : ~UINT64_C(0);
-        uint64_t mask = _mm512_test_epi8_mask(_mm512_maskz_loadu_epi8(inside, bits + c), group);
-        for (int32_t half = 0; half < 2; half++, mask >>= 32) {
-            _mm512_storeu_si512(found + count, _mm512_maskz_compress_epi16((uint32_t)mask, index));
-            index = _mm512_add_epi16(index, _mm512_set1_epi16(32));
-            count += _mm_popcnt_u32((uint32_t)mask);
-        }
-    }
-#endif
     for (; c + 8 <= channels; c += 8) {
         uint64_t word;
         memcpy(&word, bits + c, 8);
@@ -174,32 +159,78 @@ static int32_t find_events(const uint8_t *bits, int32_t channels, int32_t shift,
     return count;
 }
 
-static void sort_events(const lrfdyn_map *in, int32_t pixel, uint16_t *found, uint16_t *events, uint16_t *first) {
-    const int32_t groups = groups_of(in), patterns = patterns_of(in);
-    uint16_t total = 0;
-    for (int32_t plane = 0; plane < in->planes; plane++) {
-        const uint8_t *bits = spikes_at(in, pixel, plane);
-        for (int32_t group = 0; group < groups; group++, first += patterns) {
-            const int32_t shift = group * GROUP, count = find_events(bits, in->channels, shift, found);
-            if (in->steps == 1) { /* there is one pattern, and what was found is sorted */
-                memcpy(events + total, found, (size_t)count * sizeof(uint16_t));
-                first[0] = first[1] = total;
-                total = (uint16_t)(total + count);
-                continue;
-            }
-            uint16_t place[PATTERNS] = {0};
-            for (int32_t i = 0; i < count; i++) place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++;
-            for (int32_t list = 0; list < patterns; list++) {
-                const int32_t pattern = list ^ (list >> 1);
-                const uint16_t length = place[pattern];
-                first[list] = place[pattern] = total;
-                total = (uint16_t)(total + length);
-            }
-            for (int32_t i = 0; i < count; i++)
-                events[place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++] = found[i];
+/* Sorts the events of a plane and a group of steps, which begin at `total`; returns where they end. `found` has SPARE
+   places more than there are channels. */
+static int32_t sort_group(const uint8_t *bits, int32_t channels, int32_t shift, int32_t patterns, int32_t total,
+                          uint16_t *found, uint16_t *events, uint16_t *first) {
+    int32_t count = find_events(bits, channels, shift, found);
+    int32_t place[PATTERNS] = {0};
+    for (int32_t i = 0; i < count; i++) place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++;
+    for (int32_t list = 0; list < patterns; list++) {
+        const int32_t pattern = list ^ (list >> 1), length = place[pattern];
+        first[list] = (uint16_t)total;
+        place[pattern] = total;
+        total += length;
+    }
+    for (int32_t i = 0; i < count; i++) events[place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++] = found[i];
+    return total;
+}
+
+#if defined(__AVX512VBMI2__) && defined(__AVX512BW__)
+#define PACKED 4096 /* channels at most: their number and a pattern share 16 bits */
+
+/* The same without branches that depend on spikes: what fired moves together, and then what has the same pattern. */
+static int32_t sort_packed(const uint8_t *bits, int32_t channels, int32_t shift, int32_t patterns, int32_t total,
+                           uint16_t *found, uint16_t *events, uint16_t *first) {
+    const __m512i group = _mm512_set1_epi16(PATTERNS - 1), number = _mm512_set1_epi16(PACKED - 1);
+    const __m512i step = _mm512_set1_epi16(32);
+    __m512i index = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11,
+                                     10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    int32_t count = 0;
+    for (int32_t c = 0; c < channels; c += 32, index = _mm512_add_epi16(index, step)) {
+        const __mmask32 inside = channels - c < 32 ? (UINT32_C(1) << (channels - c)) - 1 : ~UINT32_C(0);
+        const __m512i wide = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(inside, bits + c));
+        const __m512i fired = _mm512_and_si512(_mm512_srl_epi16(wide, _mm_cvtsi32_si128(shift)), group);
+        const __mmask32 any = _mm512_test_epi16_mask(fired, fired);
+        const __m512i both = _mm512_or_si512(_mm512_slli_epi16(fired, 12), index);
+        _mm512_storeu_si512(found + count, _mm512_maskz_compress_epi16(any, both));
+        count += _mm_popcnt_u32(any);
+    }
+    first[0] = (uint16_t)total;
+    for (int32_t list = 1; list < patterns; list++) {
+        const __m512i pattern = _mm512_set1_epi16((short)(list ^ (list >> 1)));
+        first[list] = (uint16_t)total;
+        for (int32_t i = 0; i < count; i += 32) {
+            const __m512i both = _mm512_loadu_si512(found + i);
+            const __mmask32 inside = count - i < 32 ? (UINT32_C(1) << (count - i)) - 1 : ~UINT32_C(0);
+            const __mmask32 same = _mm512_mask_cmpeq_epi16_mask(inside, _mm512_srli_epi16(both, 12), pattern);
+            const int32_t length = _mm_popcnt_u32(same);
+            const __m512i channel = _mm512_maskz_compress_epi16(same, _mm512_and_si512(both, number));
+            const __mmask32 taken = (__mmask32)((UINT64_C(1) << length) - 1); /* others may lie behind them */
+            _mm512_mask_storeu_epi16(events + total, taken, channel);
+            total += length;
         }
     }
-    first[0] = total; /* behind the last list */
+    return total;
+}
+#endif
+
+static void sort_events(const lrfdyn_map *in, int32_t pixel, uint16_t *found, uint16_t *events, uint16_t *first) {
+    const int32_t groups = groups_of(in), patterns = patterns_of(in), channels = in->channels;
+    int32_t total = 0;
+    for (int32_t plane = 0; plane < in->planes; plane++) {
+        const uint8_t *bits = spikes_at(in, pixel, plane);
+        for (int32_t shift = 0; shift < groups * GROUP; shift += GROUP, first += patterns) {
+#ifdef PACKED
+            if (channels <= PACKED) {
+                total = sort_packed(bits, channels, shift, patterns, total, found, events, first);
+                continue;
+            }
+#endif
+            total = sort_group(bits, channels, shift, patterns, total, found, events, first);
+        }
+    }
+    first[0] = (uint16_t)total; /* behind the last list */
 }
 
 /* Events of a plane and a group of steps, from `from` to `to` of their lists, and the rows of weights that they add. */
@@ -242,7 +273,9 @@ static const uint8_t changing[PATTERNS] = {0, 0, 1, 0, 2, 0, 1, 0, 3, 0, 1, 0, 2
         for (int32_t v = 0; v < COUNT; v++, part += VECTOR) STORE(part, ADD(LOAD(part), SHIFT(sum[v], plane)));      \
     }
 ADD_LISTS(12)
+ADD_LISTS(8)
 ADD_LISTS(6)
+ADD_LISTS(4)
 ADD_LISTS(3)
 ADD_LISTS(2)
 ADD_LISTS(1)
@@ -272,7 +305,9 @@ static int32_t add_lists(const event_lists *lists, int32_t c, int16_t *part) {
 #ifdef VECTOR
     const int32_t left = lists->width - c;
     if (left >= 12 * VECTOR) return add_lists_12(lists, c, part), 12 * VECTOR;
+    if (left >= 8 * VECTOR) return add_lists_8(lists, c, part), 8 * VECTOR;
     if (left >= 6 * VECTOR) return add_lists_6(lists, c, part), 6 * VECTOR;
+    if (left >= 4 * VECTOR) return add_lists_4(lists, c, part), 4 * VECTOR;
     if (left >= 3 * VECTOR) return add_lists_3(lists, c, part), 3 * VECTOR;
     if (left >= 2 * VECTOR) return add_lists_2(lists, c, part), 2 * VECTOR;
     if (left >= 1 * VECTOR) return add_lists_1(lists, c, part), 1 * VECTOR;
@@ -293,11 +328,12 @@ typedef struct {
 static void flush(accumulator *a) {
     const int32_t width = a->width;
     for (int32_t step = a->from; step < a->to; step++) {
-        const int16_t *part = a->part + (a->repeated ? 0 : step - a->from) * width;
-        int32_t *sums = a->sums + step * width;
-        const int32_t *before = a->summed ? sums : a->start;
-        for (int32_t c = 0; c < width; c += LRFDYN_LANES)
-            for (int32_t i = c; i < c + LRFDYN_LANES; i++) sums[i] = before[i] + part[i];
+        const int16_t *restrict part = a->part + (a->repeated ? 0 : step - a->from) * width;
+        int32_t *restrict sums = a->sums + step * width;
+        if (a->summed)
+            for (int32_t c = 0; c < width; c++) sums[c] += part[c];
+        else
+            for (int32_t c = 0; c < width; c++) sums[c] = a->start[c] + part[c];
     }
     if (a->used) memset(a->part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
     a->used = 0;
@@ -552,26 +588,11 @@ typedef struct {
 static void fire_block(const lrfdyn_stage *stage, const currents *in, int32_t first, uint8_t *spikes) {
     static const int16_t nothing[BLOCK];
     const int32_t *restrict threshold = stage->threshold + first;
-#if defined(__AVX512BW__)
-    const __m128i shift = _mm_cvtsi32_si128(stage->shift), fraction = _mm_cvtsi32_si128(stage->fraction);
-    const __m512i least = _mm512_loadu_si512(threshold);
-    __m512i membrane = _mm512_setzero_si512(), fired = membrane, bit = _mm512_set1_epi32(1);
-#else
     int32_t membrane[BLOCK] = {0}, fired[BLOCK] = {0};
-#endif
     for (int32_t step = 0; step < stage->out->steps; step++) {
         const int32_t at = smaller(step, in->steps - 1);
         const int32_t *restrict current = in->sums + at * in->stride + first;
         const int16_t *restrict more = in->part ? in->part + at * in->width + first : nothing;
-#if defined(__AVX512BW__)
-        const __m512i wide = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)more));
-        const __m512i entering = _mm512_sll_epi32(_mm512_add_epi32(_mm512_loadu_si512(current), wide), fraction);
-        const __m512i charged = _mm512_add_epi32(_mm512_sra_epi32(membrane, shift), entering);
-        const __mmask16 spike = _mm512_cmpge_epi32_mask(charged, least);
-        membrane = _mm512_maskz_mov_epi32((__mmask16)~spike, charged);
-        fired = _mm512_mask_or_epi32(fired, spike, fired, bit);
-        bit = _mm512_add_epi32(bit, bit);
-#else
         for (int32_t c = 0; c < BLOCK; c++) {
             const uint32_t entering = (uint32_t)(current[c] + more[c]) << stage->fraction;
             const int32_t charged = (membrane[c] >> stage->shift) + (int32_t)entering;
@@ -579,22 +600,54 @@ static void fire_block(const lrfdyn_stage *stage, const currents *in, int32_t fi
             membrane[c] = spike ? 0 : charged;
             fired[c] |= spike << step;
         }
-#endif
     }
-#if defined(__AVX512BW__)
-    _mm_storeu_si128((__m128i *)(void *)spikes, _mm512_cvtepi32_epi8(fired));
-#else
     for (int32_t c = 0; c < BLOCK; c++) spikes[c] = (uint8_t)fired[c];
-#endif
 }
 
+#if defined(__AVX512BW__)
+/* Those of two blocks, of which one need not wait for the other; compilers make less of the loops above. */
+static void fire_blocks(const lrfdyn_stage *stage, const currents *in, int32_t first, uint8_t *spikes) {
+    const __m128i shift = _mm_cvtsi32_si128(stage->shift), fraction = _mm_cvtsi32_si128(stage->fraction);
+    const int32_t *sums = in->sums + first, steps = stage->out->steps;
+    const int16_t *part = in->part ? in->part + first : 0;
+    __m512i least[2], membrane[2], fired[2], bit = _mm512_set1_epi32(1);
+    for (int32_t b = 0; b < 2; b++) {
+        least[b] = _mm512_loadu_si512(stage->threshold + first + b * BLOCK);
+        membrane[b] = fired[b] = _mm512_setzero_si512();
+    }
+    for (int32_t step = 0; step < steps; step++) {
+        for (int32_t b = 0; b < 2; b++) {
+            __m512i current = _mm512_loadu_si512(sums + b * BLOCK);
+            if (part) {
+                const __m256i more = _mm256_loadu_si256((const __m256i *)(const void *)(part + b * BLOCK));
+                current = _mm512_add_epi32(current, _mm512_cvtepi16_epi32(more));
+            }
+            membrane[b] = _mm512_add_epi32(_mm512_sra_epi32(membrane[b], shift), _mm512_sll_epi32(current, fraction));
+            const __mmask16 silent = _mm512_cmplt_epi32_mask(membrane[b], least[b]);
+            membrane[b] = _mm512_maskz_mov_epi32(silent, membrane[b]);
+            fired[b] = _mm512_mask_or_epi32(fired[b], (__mmask16)~silent, fired[b], bit);
+        }
+        bit = _mm512_add_epi32(bit, bit);
+        if (step + 1 >= in->steps) continue;
+        sums += in->stride;
+        if (part) part += in->width;
+    }
+    for (int32_t b = 0; b < 2; b++)
+        _mm_storeu_si128((__m128i *)(void *)(spikes + b * BLOCK), _mm512_cvtepi32_epi8(fired[b]));
+}
+#endif
+
 static void fire(const lrfdyn_stage *stage, int32_t pixel, const currents *in) {
-    const int32_t channels = stage->out->channels, whole = channels / BLOCK * BLOCK;
+    const int32_t channels = stage->out->channels;
     uint8_t *spikes = (uint8_t *)stage->out->data + (size_t)pixel * (size_t)channels, last[BLOCK];
-    for (int32_t first = 0; first < whole; first += BLOCK) fire_block(stage, in, first, spikes + first);
-    if (whole == channels) return;
-    fire_block(stage, in, whole, last);
-    memcpy(spikes + whole, last, (size_t)(channels - whole));
+    int32_t first = 0;
+#if defined(__AVX512BW__)
+    for (; first + 2 * BLOCK <= channels; first += 2 * BLOCK) fire_blocks(stage, in, first, spikes + first);
+#endif
+    for (; first + BLOCK <= channels; first += BLOCK) fire_block(stage, in, first, spikes + first);
+    if (first == channels) return;
+    fire_block(stage, in, first, last);
+    memcpy(spikes + first, last, (size_t)(channels - first));
 }
 
 static void levels(const lrfdyn_stage *stage, int32_t *sums, int32_t *row) {
