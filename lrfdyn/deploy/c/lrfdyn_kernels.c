@@ -769,33 +769,67 @@ void lrfdyn_add_spikes(const lrfdyn_map *a, const lrfdyn_map *b, const lrfdyn_ma
     }
 }
 
+/* One head of attention at all steps. Its state is k^T v: of all tokens before q is multiplied with it, or if `causal`
+   of those so far. */
+#define MIX_HEAD(NAME, TYPE)                                                                                         \
+    /* to[step] += from[step] where the step is fired in. */                                                         \
+    static void add_steps_##TYPE(TYPE *restrict to, const TYPE *restrict from, int32_t fired, int32_t plane,         \
+                                 int32_t steps, int32_t values) {                                                    \
+        for (int32_t step = 0; step < steps; step++, fired >>= 1) {                                                  \
+            const TYPE times = (TYPE)((fired & 1) << plane);                                                         \
+            int32_t left = values;                                                                                   \
+            for (; left >= LRFDYN_LANES; left -= LRFDYN_LANES, to += LRFDYN_LANES, from += LRFDYN_LANES)             \
+                for (int32_t i = 0; i < LRFDYN_LANES; i++) to[i] = (TYPE)(to[i] + times * from[i]);                  \
+            for (; left > 0; left--, to++, from++) *to = (TYPE)(*to + times * *from);                                \
+        }                                                                                                            \
+    }                                                                                                                \
+    static void NAME(const lrfdyn_map *q, const lrfdyn_map *k, const lrfdyn_map *v, const lrfdyn_map *out,           \
+                     int32_t keys, int32_t values, int32_t causal, int32_t head, int32_t *row, TYPE *state,          \
+                     uint16_t *found) {                                                                              \
+        const int32_t tokens = out->height * out->width, steps = out->steps, each = steps * values;                  \
+        TYPE *value = state + keys * each; /* of a token: v, or what is read for q */                                \
+        memset(state, 0, (size_t)(keys * each) * sizeof(TYPE));                                                      \
+        for (int32_t token = 0; token < 2 * tokens; token++) {                                                       \
+            const int32_t now = causal ? token / 2 : token % tokens, read = causal ? token % 2 : token / tokens;     \
+            const lrfdyn_map *one = read ? q : k;                                                                    \
+            memset(value, 0, (size_t)each * sizeof(TYPE));                                                           \
+            for (int32_t plane = 0; !read && plane < v->planes; plane++) {                                           \
+                const uint8_t *restrict from = spikes_at(v, now, plane) + head * values;                             \
+                TYPE *restrict to = value;                                                                           \
+                for (int32_t step = 0; step < steps; step++, to += values)                                           \
+                    for (int32_t i = 0; i < values; i++) to[i] = (TYPE)(to[i] + (((from[i] >> step) & 1) << plane)); \
+            }                                                                                                        \
+            for (int32_t plane = 0; plane < one->planes; plane++) {                                                  \
+                const uint8_t *fired = spikes_at(one, now, plane) + head * keys;                                     \
+                int32_t count = 0;                                                                                   \
+                for (int32_t c = 0; c < keys; c++) {                                                                 \
+                    found[count] = (uint16_t)c;                                                                      \
+                    count += fired[c] != 0;                                                                          \
+                }                                                                                                    \
+                for (int32_t i = 0; i < count; i++) {                                                                \
+                    TYPE *own = state + found[i] * each;                                                             \
+                    add_steps_##TYPE(read ? value : own, read ? own : value, fired[found[i]], plane, steps, values); \
+                }                                                                                                    \
+            }                                                                                                        \
+            for (int32_t step = 0; read && step < steps; step++) {                                                   \
+                for (int32_t i = 0; i < values; i++) row[head * values + i] = value[step * values + i];              \
+                store_channels(out, now, step, row, head * values, (head + 1) * values);                             \
+            }                                                                                                        \
+        }                                                                                                            \
+    }
+MIX_HEAD(mix_head_16, int16_t)
+MIX_HEAD(mix_head_32, int32_t)
+
 void lrfdyn_ssa(const lrfdyn_map *q, const lrfdyn_map *k, const lrfdyn_map *v, const lrfdyn_map *out, int32_t heads,
                 int32_t causal, void *scratch, lrfdyn_share share) {
-    const int32_t keys = k->channels / heads, values = v->channels / heads, tokens = out->height * out->width;
-    const int32_t first = first_of(share, heads), end = end_of(share, heads);
-    const size_t matrix = (size_t)(heads * keys * values);
-    int32_t *state = (int32_t *)scratch, *one = state + matrix, *other = one + k->channels;
-    for (int32_t step = 0; step < out->steps; step++) {
-        memset(state, 0, matrix * sizeof(int32_t));
-        for (int32_t token = 0; token < 2 * tokens; token++) {
-            /* k^T v of all tokens and then q times it, or both token by token */
-            const int32_t now = causal ? token / 2 : token % tokens, read = causal ? token % 2 : token / tokens;
-            load_row(read ? q : k, now, step, one);
-            if (read)
-                memset(other, 0, (size_t)v->channels * sizeof(int32_t));
-            else
-                load_row(v, now, step, other);
-            for (int32_t c = first * keys; c < end * keys; c++) {
-                if (one[c] == 0) continue;
-                int32_t *row = state + c * values, *value = other + c / keys * values;
-                if (read)
-                    for (int32_t i = 0; i < values; i++) value[i] += one[c] * row[i];
-                else
-                    for (int32_t i = 0; i < values; i++) row[i] += one[c] * value[i];
-            }
-            if (read) store_channels(out, now, step, other, first * values, end * values);
-        }
-    }
+    const int32_t keys = k->channels / heads, values = v->channels / heads, end = end_of(share, heads);
+    int32_t *row = (int32_t *)scratch, *state = row + v->channels + keys;
+    uint16_t *found = (uint16_t *)(void *)(row + v->channels);
+    for (int32_t head = first_of(share, heads); head < end; head++)
+        if (out->kind == LRFDYN_INT16) /* no state is larger than the largest sum */
+            mix_head_16(q, k, v, out, keys, values, causal, head, row, (int16_t *)(void *)state, found);
+        else
+            mix_head_32(q, k, v, out, keys, values, causal, head, row, state, found);
 }
 
 /* p(a, b) = (a b + 2^14) >> 15, written as vector units have it. */

@@ -235,8 +235,9 @@ class Planner:
         if isinstance(operation, ops.SumTokens | ops.SumChannels):
             return Call("sum", operation, operation.inputs, value, 4 * (width + out.channels))
         if isinstance(operation, ops.Ssa):
-            state = maps[1].channels * maps[2].channels // operation.heads
-            return Call("ssa", operation, operation.inputs, value, 4 * (state + maps[1].channels + maps[2].channels))
+            keys, values = (m.channels // operation.heads for m in maps[1:])
+            state = (2 if out.kind == "INT16" else 4) * out.steps * (keys + 1) * values
+            return Call("ssa", operation, operation.inputs, value, 4 * (maps[2].channels + keys) + state)
         if isinstance(operation, ops.Dendrites):
             return Call("dendrites", operation, operation.inputs, value, width * (6 + 4 * operation.shift.shape[1]))
         if isinstance(operation, ops.Head):
