@@ -8,40 +8,48 @@
 #define SPARE 32               /* places behind lists that may be written, too */
 #define MOST_TAPS 64
 
-/* Vectors of sums in 16 bits, which wrap: how many a register holds, and how eight bits from memory are added. */
+/* Vectors of 32, 16 or 8 sums in 16 bits, which wrap, and how eight bits from memory are widened to them. */
 #if defined(__AVX512BW__)
-#include <immintrin.h>
-#define VECTOR 32
-typedef __m512i vector;
-#define ZEROS() _mm512_setzero_si512()
-#define LOAD(from) _mm512_loadu_si512(from)
-#define STORE(to, x) _mm512_storeu_si512(to, x)
-#define ADD(x, y) _mm512_add_epi16(x, y)
-#define SUBTRACT(x, y) _mm512_sub_epi16(x, y)
-#define SHIFT(x, places) _mm512_sll_epi16(x, _mm_cvtsi32_si128(places))
-#define BYTES(from) _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(from)))
+#define VECTOR 32 /* as many as there are */
+#define LEAST 16  /* and what is left of a width */
 #elif defined(__AVX2__)
-#include <immintrin.h>
 #define VECTOR 16
-typedef __m256i vector;
-#define ZEROS() _mm256_setzero_si256()
-#define LOAD(from) _mm256_loadu_si256((const __m256i *)(const void *)(from))
-#define STORE(to, x) _mm256_storeu_si256((__m256i *)(void *)(to), x)
-#define ADD(x, y) _mm256_add_epi16(x, y)
-#define SUBTRACT(x, y) _mm256_sub_epi16(x, y)
-#define SHIFT(x, places) _mm256_sll_epi16(x, _mm_cvtsi32_si128(places))
-#define BYTES(from) _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(from)))
+#define LEAST 16
 #elif defined(__ARM_NEON)
-#include <arm_neon.h>
 #define VECTOR 8
-typedef int16x8_t vector;
-#define ZEROS() vdupq_n_s16(0)
-#define LOAD(from) vld1q_s16(from)
-#define STORE(to, x) vst1q_s16(to, x)
-#define ADD(x, y) vaddq_s16(x, y)
-#define SUBTRACT(x, y) vsubq_s16(x, y)
-#define SHIFT(x, places) vshlq_s16(x, vdupq_n_s16((int16_t)(places)))
-#define BYTES(from) vmovl_s8(vld1_s8(from))
+#define LEAST 8
+#endif
+#if defined(__AVX2__)
+#include <immintrin.h>
+typedef __m256i vector_16;
+#define ZEROS_16() _mm256_setzero_si256()
+#define LOAD_16(from) _mm256_loadu_si256((const __m256i *)(const void *)(from))
+#define STORE_16(to, x) _mm256_storeu_si256((__m256i *)(void *)(to), x)
+#define ADD_16(x, y) _mm256_add_epi16(x, y)
+#define SUBTRACT_16(x, y) _mm256_sub_epi16(x, y)
+#define SHIFT_16(x, places) _mm256_sll_epi16(x, _mm_cvtsi32_si128(places))
+#define BYTES_16(from) _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(from)))
+#endif
+#if defined(__AVX512BW__)
+typedef __m512i vector_32;
+#define ZEROS_32() _mm512_setzero_si512()
+#define LOAD_32(from) _mm512_loadu_si512(from)
+#define STORE_32(to, x) _mm512_storeu_si512(to, x)
+#define ADD_32(x, y) _mm512_add_epi16(x, y)
+#define SUBTRACT_32(x, y) _mm512_sub_epi16(x, y)
+#define SHIFT_32(x, places) _mm512_sll_epi16(x, _mm_cvtsi32_si128(places))
+#define BYTES_32(from) _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(from)))
+#endif
+#if defined(__ARM_NEON)
+#include <arm_neon.h>
+typedef int16x8_t vector_8;
+#define ZEROS_8() vdupq_n_s16(0)
+#define LOAD_8(from) vld1q_s16(from)
+#define STORE_8(to, x) vst1q_s16(to, x)
+#define ADD_8(x, y) vaddq_s16(x, y)
+#define SUBTRACT_8(x, y) vsubq_s16(x, y)
+#define SHIFT_8(x, places) vshlq_s16(x, vdupq_n_s16((int16_t)(places)))
+#define BYTES_8(from) vmovl_s8(vld1_s8(from))
 #endif
 
 /* ---- shares ---------------------------------------------------------------------------------------------------- */
@@ -176,7 +184,7 @@ static int32_t sort_group(const uint8_t *bits, int32_t channels, int32_t shift, 
     return total;
 }
 
-#if defined(__AVX512VBMI2__) && defined(__AVX512BW__)
+#if defined(__AVX512VBMI2__) && defined(__AVX512VL__) && defined(__AVX512BW__)
 #define PACKED 4096 /* channels at most: their number and a pattern share 16 bits */
 
 /* The same without branches that depend on spikes: what fired moves together, and then what has the same pattern. */
@@ -246,41 +254,56 @@ static const uint8_t changing[PATTERNS] = {0, 0, 1, 0, 2, 0, 1, 0, 3, 0, 1, 0, 2
 /* Adds the lists to `part` [step][width]: their rows are summed one after the other, and a step gets what that sum grew
    by while it lasted. So there is one addition for a list, and all that the rows are added to stays in registers. */
 #ifdef VECTOR
-#define ADD_LISTS(COUNT)                                                                                             \
-    static void add_lists_##COUNT(const event_lists *lists, int32_t c, int16_t *part) {                              \
+#define ADD_LISTS(LANES, COUNT)                                                                                      \
+    static void add_lists_##LANES##_##COUNT(const event_lists *lists, int32_t c, int16_t *part) {                    \
         const int32_t width = lists->width, plane = lists->plane, to = lists->to, patterns = lists->patterns;        \
         const uint16_t *events = lists->events, *first = lists->first;                                               \
         const int8_t *weight = lists->weight + c;                                                                    \
         int32_t i = lists->from, list = 1;                                                                           \
-        vector sum[COUNT];                                                                                           \
-        for (int32_t v = 0; v < COUNT; v++) sum[v] = ZEROS();                                                        \
+        vector_##LANES sum[COUNT];                                                                                   \
+        for (int32_t v = 0; v < COUNT; v++) sum[v] = ZEROS_##LANES();                                                \
         for (part += c;;) {                                                                                          \
             const int32_t end = smaller(first[list + 1], to);                                                        \
             for (; i < end; i++) {                                                                                   \
                 const int8_t *row = weight + (size_t)events[i] * (size_t)width;                                      \
-                for (int32_t v = 0; v < COUNT; v++) sum[v] = ADD(sum[v], BYTES(row + v * VECTOR));                   \
+                for (int32_t v = 0; v < COUNT; v++)                                                                  \
+                    sum[v] = ADD_##LANES(sum[v], BYTES_##LANES(row + v * LANES));                                    \
             }                                                                                                        \
             if (++list == patterns) break;                                                                           \
             const int32_t step = changing[list];                                                                     \
             int16_t *at = part + step * width;                                                                       \
             if ((list >> step) & 2)                                                                                  \
-                for (int32_t v = 0; v < COUNT; v++, at += VECTOR) STORE(at, ADD(LOAD(at), SHIFT(sum[v], plane)));    \
+                for (int32_t v = 0; v < COUNT; v++, at += LANES)                                                     \
+                    STORE_##LANES(at, ADD_##LANES(LOAD_##LANES(at), SHIFT_##LANES(sum[v], plane)));                  \
             else                                                                                                     \
-                for (int32_t v = 0; v < COUNT; v++, at += VECTOR)                                                    \
-                    STORE(at, SUBTRACT(LOAD(at), SHIFT(sum[v], plane)));                                             \
+                for (int32_t v = 0; v < COUNT; v++, at += LANES)                                                     \
+                    STORE_##LANES(at, SUBTRACT_##LANES(LOAD_##LANES(at), SHIFT_##LANES(sum[v], plane)));             \
         }                                                                                                            \
         for (; list > 2; list >>= 1) part += width; /* the last step ends */                                         \
-        for (int32_t v = 0; v < COUNT; v++, part += VECTOR) STORE(part, ADD(LOAD(part), SHIFT(sum[v], plane)));      \
+        for (int32_t v = 0; v < COUNT; v++, part += LANES)                                                           \
+            STORE_##LANES(part, ADD_##LANES(LOAD_##LANES(part), SHIFT_##LANES(sum[v], plane)));                      \
     }
-ADD_LISTS(12)
-ADD_LISTS(8)
-ADD_LISTS(6)
-ADD_LISTS(4)
-ADD_LISTS(3)
-ADD_LISTS(2)
-ADD_LISTS(1)
+#define ADD_ALL_LISTS(LANES) \
+    ADD_LISTS(LANES, 12)     \
+    ADD_LISTS(LANES, 8)      \
+    ADD_LISTS(LANES, 6)      \
+    ADD_LISTS(LANES, 4)      \
+    ADD_LISTS(LANES, 3)      \
+    ADD_LISTS(LANES, 2)      \
+    ADD_LISTS(LANES, 1)
+#if VECTOR == 32
+ADD_ALL_LISTS(32)
+ADD_LISTS(16, 1)
+#elif VECTOR == 16
+ADD_ALL_LISTS(16)
+#else
+ADD_ALL_LISTS(8)
 #endif
-
+#define JOINED(LANES, COUNT) add_lists_##LANES##_##COUNT
+#define LISTS_OF(LANES, COUNT) JOINED(LANES, COUNT)
+#define TRY_LISTS(COUNT) \
+    if (left >= COUNT * VECTOR) return LISTS_OF(VECTOR, COUNT)(lists, c, part), COUNT * VECTOR;
+#else
 static void add_lists_plainly(const event_lists *lists, int32_t c, int16_t *part) {
     const int32_t width = lists->width, unit = 1 << lists->plane;
     int32_t i = lists->from, list = 1;
@@ -299,20 +322,23 @@ static void add_lists_plainly(const event_lists *lists, int32_t c, int16_t *part
     for (; list > 2; list >>= 1) part += width;
     for (int32_t o = 0; o < LRFDYN_LANES; o++) part[o] = (int16_t)(part[o] + sum[o] * unit);
 }
+#endif
 
 /* From channel `c` on; returns how many were done. */
 static int32_t add_lists(const event_lists *lists, int32_t c, int16_t *part) {
 #ifdef VECTOR
     const int32_t left = lists->width - c;
-    if (left >= 12 * VECTOR) return add_lists_12(lists, c, part), 12 * VECTOR;
-    if (left >= 8 * VECTOR) return add_lists_8(lists, c, part), 8 * VECTOR;
-    if (left >= 6 * VECTOR) return add_lists_6(lists, c, part), 6 * VECTOR;
-    if (left >= 4 * VECTOR) return add_lists_4(lists, c, part), 4 * VECTOR;
-    if (left >= 3 * VECTOR) return add_lists_3(lists, c, part), 3 * VECTOR;
-    if (left >= 2 * VECTOR) return add_lists_2(lists, c, part), 2 * VECTOR;
-    if (left >= 1 * VECTOR) return add_lists_1(lists, c, part), 1 * VECTOR;
-#endif
+    TRY_LISTS(12)
+    TRY_LISTS(8)
+    TRY_LISTS(6)
+    TRY_LISTS(4)
+    TRY_LISTS(3)
+    TRY_LISTS(2)
+    TRY_LISTS(1)
+    return LISTS_OF(LEAST, 1)(lists, c, part), LEAST;
+#else
     return add_lists_plainly(lists, c, part), LRFDYN_LANES;
+#endif
 }
 
 /* Sums of one group of steps, in 16 bits as long as they surely fit, then added to those of 32 bits. */
@@ -460,21 +486,35 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
 
 /* ---- other terms ---------------------------------------------------------------------------------------------- */
 
-/* sums[o] += sum_i x[i] weight[i][o] for o < outputs, where rows of weights are `width` apart. Four rows at a time are
-   what compilers make vectors of, wherever this is inlined. */
+/* Of LRFDYN_LANES outputs: sums[o] += sum_i x[i] weight[i][o]. Elsewhere, four rows at a time are what compilers make
+   vectors of. */
+#if defined(__AVX512BW__)
+#define WIDE_int8_t(from) _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(from)))
+#define WIDE_int16_t(from) _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(from)))
+#define DENSE_LANES(TYPE)                                                                                            \
+    __m512i sum = _mm512_loadu_si512(sums);                                                                          \
+    const TYPE *own = weight;                                                                                        \
+    for (int32_t i = 0; i < count; i++, own += width)                                                                \
+        sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(_mm512_set1_epi32(x[i]), WIDE_##TYPE(own)));                  \
+    _mm512_storeu_si512(sums, sum);
+#else
+#define DENSE_LANES(TYPE)                                                                                            \
+    int32_t i = 0;                                                                                                   \
+    for (; i + 4 <= count; i += 4) {                                                                                 \
+        const int32_t p = x[i], q = x[i + 1], r = x[i + 2], s = x[i + 3];                                            \
+        const TYPE *a = weight + (size_t)(i * width), *b = a + width, *c = b + width, *d = c + width;                \
+        for (int32_t o = 0; o < LRFDYN_LANES; o++) sums[o] += p * a[o] + q * b[o] + r * c[o] + s * d[o];             \
+    }                                                                                                                \
+    for (; i < count; i++)                                                                                           \
+        for (int32_t o = 0; o < LRFDYN_LANES; o++) sums[o] += x[i] * weight[(size_t)(i * width + o)];
+#endif
+
+/* The same for all o < outputs, where rows of weights are `width` apart. */
 #define ADD_DENSE(NAME, TYPE)                                                                                        \
     static void NAME(int32_t *restrict sums, const int32_t *restrict x, int32_t count, const TYPE *restrict weight,  \
                      int32_t width, int32_t outputs) {                                                               \
         for (; outputs >= LRFDYN_LANES; outputs -= LRFDYN_LANES, sums += LRFDYN_LANES, weight += LRFDYN_LANES) {     \
-            int32_t i = 0;                                                                                           \
-            for (; i + 4 <= count; i += 4) {                                                                         \
-                const int32_t p = x[i], q = x[i + 1], r = x[i + 2], s = x[i + 3];                                    \
-                const TYPE *a = weight + (size_t)(i * width), *b = a + width, *c = b + width, *d = c + width;        \
-                for (int32_t o = 0; o < LRFDYN_LANES; o++)                                                           \
-                    sums[o] += p * a[o] + q * b[o] + r * c[o] + s * d[o];                                            \
-            }                                                                                                        \
-            for (; i < count; i++)                                                                                   \
-                for (int32_t o = 0; o < LRFDYN_LANES; o++) sums[o] += x[i] * weight[(size_t)(i * width + o)];        \
+            DENSE_LANES(TYPE)                                                                                        \
         }                                                                                                            \
         for (int32_t o = 0; o < outputs; o++)                                                                        \
             for (int32_t i = 0; i < count; i++) sums[o] += x[i] * weight[(size_t)(i * width + o)];                   \
@@ -488,13 +528,19 @@ static void dense(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, i
     const lrfdyn_map *in = term->in;
     const int32_t taps = term->kernel_height * term->kernel_width, groups = term->groups;
     const int32_t inside = in->channels / groups, outputs = channels / groups;
+    const size_t pixels = (size_t)in->height * (size_t)in->width;
     for (int32_t tap = 0; tap < taps; tap++) {
         const int32_t v = y * term->stride - term->padding + tap / term->kernel_width * term->dilation;
         const int32_t u = x * term->stride - term->padding + tap % term->kernel_width * term->dilation;
         int32_t *to = row + tap * in->channels;
-        if (v >= 0 && v < in->height && u >= 0 && u < in->width)
-            load_row(in, v * in->width + u, step, to);
-        else
+        if (v >= 0 && v < in->height && u >= 0 && u < in->width) {
+            if (in->kind == LRFDYN_PIXELS) {
+                const uint8_t *from = (const uint8_t *)in->data + v * in->width + u;
+                for (int32_t c = 0; c < in->channels; c++) to[c] = from[(size_t)c * pixels];
+            } else {
+                load_row(in, v * in->width + u, step, to);
+            }
+        } else
             for (int32_t c = 0; c < in->channels; c++) to[c] = term->border ? term->border[c] : 0;
     }
     /* Without groups the inputs of all taps lie as the weights do. */
@@ -521,9 +567,54 @@ static void add_products_32(int32_t *restrict sums, const int32_t *restrict x, c
     for (int32_t c = 0; c < channels; c++) sums[c] += x[c] * weight[c];
 }
 
+/* The same of spikes, whose counts are made of their planes in eight bits first. */
+static void add_products_8(int32_t *restrict sums, const uint8_t *restrict bits, int32_t planes, int32_t step,
+                           uint8_t *restrict counts, const int16_t *restrict weight, int32_t channels) {
+    for (int32_t c = 0; c < channels; c++) counts[c] = (uint8_t)((bits[c] >> step) & 1);
+    for (int32_t plane = 1; plane < planes; plane++) {
+        bits += channels;
+        for (int32_t c = 0; c < channels; c++) counts[c] = (uint8_t)(counts[c] | (((bits[c] >> step) & 1) << plane));
+    }
+    for (int32_t c = 0; c < channels; c++) sums[c] += counts[c] * weight[c];
+}
+
+#if defined(__AVX512VL__) && defined(__AVX512BW__)
+/* A stencil of spikes: the weights of those that fired are added, 16 channels at once in a register for all taps. */
+static void stencil_of_spikes(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, int32_t *sums) {
+    const lrfdyn_map *in = term->in;
+    const int32_t channels = in->channels;
+    const __m128i bit = _mm_set1_epi8((char)(1 << smaller(step, in->steps - 1)));
+    for (int32_t c = 0; c < channels; c += 16) {
+        const __mmask16 inside = (__mmask16)((1u << smaller(channels - c, 16)) - 1);
+        const int16_t *weight = (const int16_t *)term->weight + c;
+        __m512i sum = _mm512_maskz_loadu_epi32(inside, sums + c);
+        for (int32_t i = 0; i < term->kernel_height; i++)
+            for (int32_t j = 0; j < term->kernel_width; j++, weight += channels) {
+                const int32_t v = y * term->stride - term->padding + i * term->dilation;
+                const int32_t u = x * term->stride - term->padding + j * term->dilation;
+                if (v < 0 || v >= in->height || u < 0 || u >= in->width) continue;
+                const uint8_t *bits = spikes_at(in, v * in->width + u, 0) + c;
+                __m512i unit = _mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(inside, weight));
+                for (int32_t plane = 0; plane < in->planes; plane++, bits += channels) {
+                    const __mmask16 fired = _mm_test_epi8_mask(_mm_maskz_loadu_epi8(inside, bits), bit);
+                    sum = _mm512_mask_add_epi32(sum, fired, sum, unit);
+                    unit = _mm512_add_epi32(unit, unit);
+                }
+            }
+        _mm512_mask_storeu_epi32(sums + c, inside, sum);
+    }
+}
+#endif
+
 static void stencil(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, int32_t *sums, int32_t *row) {
     const lrfdyn_map *in = term->in;
     const int32_t channels = in->channels;
+#if defined(__AVX512VL__) && defined(__AVX512BW__)
+    if (in->kind == LRFDYN_SPIKES) {
+        stencil_of_spikes(term, y, x, step, sums);
+        return;
+    }
+#endif
     const int16_t *weight = (const int16_t *)term->weight;
     for (int32_t i = 0; i < term->kernel_height; i++)
         for (int32_t j = 0; j < term->kernel_width; j++, weight += channels) {
@@ -534,6 +625,10 @@ static void stencil(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step,
             if (in->kind == LRFDYN_INT16) {
                 const size_t at = integers_at(in, pixel, smaller(step, in->steps - 1));
                 add_products_16(sums, (const int16_t *)in->data + at, weight, channels);
+            } else if (in->kind == LRFDYN_SPIKES) {
+                const int32_t own = smaller(step, in->steps - 1);
+                uint8_t *counts = (uint8_t *)(void *)row;
+                add_products_8(sums, spikes_at(in, pixel, 0), in->planes, own, counts, weight, channels);
             } else {
                 load_row(in, pixel, step, row);
                 add_products_32(sums, row, weight, channels);
@@ -650,12 +745,11 @@ static void fire(const lrfdyn_stage *stage, int32_t pixel, const currents *in) {
     memcpy(spikes + first, last, (size_t)(channels - first));
 }
 
-static void levels(const lrfdyn_stage *stage, int32_t *sums, int32_t *row) {
-    const int32_t channels = stage->out->channels;
+static void levels(const lrfdyn_stage *stage, const int32_t *restrict sums, int32_t *restrict row) {
+    const int32_t channels = stage->out->channels, *restrict threshold = stage->threshold;
     memset(row, 0, (size_t)channels * sizeof(int32_t));
-    for (int32_t level = 0; level < stage->levels; level++)
-        for (int32_t c = 0; c < channels; c++) row[c] += sums[c] >= stage->threshold[level * channels + c];
-    memcpy(sums, row, (size_t)channels * sizeof(int32_t));
+    for (int32_t level = 0; level < stage->levels; level++, threshold += channels)
+        for (int32_t c = 0; c < channels; c++) row[c] += sums[c] >= threshold[c];
 }
 
 static void run_pixel(const lrfdyn_stage *stage, conv_state *state, int32_t pixel, int32_t steps, int32_t width,
@@ -688,7 +782,7 @@ static void run_pixel(const lrfdyn_stage *stage, conv_state *state, int32_t pixe
     }
     for (int32_t step = 0; step < steps; step++) {
         if (stage->sink == LRFDYN_LEVELS) levels(stage, sums + step * width, row);
-        store_row(out, pixel, step, sums + step * width);
+        store_row(out, pixel, step, stage->sink == LRFDYN_LEVELS ? row : sums + step * width);
     }
 }
 
