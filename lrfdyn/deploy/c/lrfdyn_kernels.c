@@ -304,15 +304,22 @@ ADD_ALL_LISTS(8)
 #define TRY_LISTS(COUNT) \
     if (left >= COUNT * VECTOR) return LISTS_OF(VECTOR, COUNT)(lists, c, part), COUNT * VECTOR;
 #else
+static void add_rows(const int8_t *row, int32_t stride, const uint16_t *events, int32_t count, int16_t *sum) {
+    for (int32_t i = 0; i < count; i++) {
+        const int8_t *own = row + (size_t)events[i] * (size_t)stride;
+        for (int32_t o = 0; o < LRFDYN_LANES; o++) sum[o] = (int16_t)(sum[o] + own[o]);
+    }
+}
+
 static void add_lists_plainly(const event_lists *lists, int32_t c, int16_t *part) {
     const int32_t width = lists->width, unit = 1 << lists->plane;
     int32_t i = lists->from, list = 1;
-    uint16_t sum[LRFDYN_LANES] = {0};
+    int16_t sum[LRFDYN_LANES] = {0};
     for (part += c;;) {
         const int32_t end = smaller(lists->first[list + 1], lists->to);
-        for (; i < end; i++) {
-            const int8_t *row = lists->weight + c + (size_t)lists->events[i] * (size_t)width;
-            for (int32_t o = 0; o < LRFDYN_LANES; o++) sum[o] = (uint16_t)(sum[o] + row[o]);
+        if (i < end) {
+            add_rows(lists->weight + c, width, lists->events + i, end - i, sum);
+            i = end;
         }
         if (++list == lists->patterns) break;
         const int32_t step = changing[list], times = (list >> step) & 2 ? unit : -unit;
@@ -423,10 +430,11 @@ static void merge_lists(const tap_events *taps, int32_t count, int32_t list, int
             const uint16_t *events = taps[tap].events + taps[tap].first[list], row = taps[tap].row;
             int32_t left = taps[tap].first[list + 1] - taps[tap].first[list];
             for (;; events += COPIED, left -= COPIED) {
-                uint16_t some[COPIED];
-                memcpy(some, events, sizeof some);
-                for (int32_t i = 0; i < COPIED; i++) some[i] = (uint16_t)(some[i] + row);
-                memcpy(to, some, sizeof some);
+#if defined(__AVX2__)
+                STORE_16(to, ADD_16(LOAD_16(events), _mm256_set1_epi16((short)row)));
+#else
+                for (int32_t i = 0; i < COPIED; i++) to[i] = (uint16_t)(events[i] + row);
+#endif
                 to += smaller(left, COPIED);
                 if (left <= COPIED) break;
             }
@@ -670,54 +678,36 @@ static void apply(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, c
 
 /* ---- stages --------------------------------------------------------------------------------------------------- */
 
-#define BLOCK LRFDYN_LANES /* neurons at once */
+#define BLOCK 16 /* neurons at once */
 
-/* What goes into the neurons of a pixel: `sums` [step], `stride` apart, and `part` [step], or 0, in 16 bits. */
+/* What goes into the neurons of a pixel: `sums` [step], `stride` apart, and in 16 bits `part` [step], or 0. */
 typedef struct {
     const int32_t *sums;
     const int16_t *part;
     int32_t steps, stride, width;
 } currents;
 
-/* The spikes of BLOCK neurons from `first` on. */
-static void fire_block(const lrfdyn_stage *stage, const currents *in, int32_t first, uint8_t *spikes) {
-    static const int16_t nothing[BLOCK];
-    const int32_t *restrict threshold = stage->threshold + first;
-    int32_t membrane[BLOCK] = {0}, fired[BLOCK] = {0};
-    for (int32_t step = 0; step < stage->out->steps; step++) {
-        const int32_t at = smaller(step, in->steps - 1);
-        const int32_t *restrict current = in->sums + at * in->stride + first;
-        const int16_t *restrict more = in->part ? in->part + at * in->width + first : nothing;
-        for (int32_t c = 0; c < BLOCK; c++) {
-            const uint32_t entering = (uint32_t)(current[c] + more[c]) << stage->fraction;
-            const int32_t charged = (membrane[c] >> stage->shift) + (int32_t)entering;
-            const int32_t spike = charged >= threshold[c];
-            membrane[c] = spike ? 0 : charged;
-            fired[c] |= spike << step;
-        }
-    }
-    for (int32_t c = 0; c < BLOCK; c++) spikes[c] = (uint8_t)fired[c];
-}
-
 #if defined(__AVX512BW__)
-/* Those of two blocks, of which one need not wait for the other; compilers make less of the loops above. */
+#define FIRES_PARTS /* otherwise they are added to the sums before */
+/* Two blocks at once, of which one need not wait for the other. */
 static void fire_blocks(const lrfdyn_stage *stage, const currents *in, int32_t first, uint8_t *spikes) {
     const __m128i shift = _mm_cvtsi32_si128(stage->shift), fraction = _mm_cvtsi32_si128(stage->fraction);
-    const int32_t *sums = in->sums + first, steps = stage->out->steps;
+    const int32_t *sums = in->sums + first, steps = stage->out->steps, left = stage->out->channels - first;
     const int16_t *part = in->part ? in->part + first : 0;
+    const uint32_t all = left < 2 * BLOCK ? (UINT32_C(1) << left) - 1 : ~UINT32_C(0);
+    const __mmask16 inside[2] = {(__mmask16)all, (__mmask16)(all >> BLOCK)};
     __m512i least[2], membrane[2], fired[2], bit = _mm512_set1_epi32(1);
     for (int32_t b = 0; b < 2; b++) {
-        least[b] = _mm512_loadu_si512(stage->threshold + first + b * BLOCK);
+        least[b] = _mm512_maskz_loadu_epi32(inside[b], stage->threshold + first + b * BLOCK);
         membrane[b] = fired[b] = _mm512_setzero_si512();
     }
     for (int32_t step = 0; step < steps; step++) {
+        const __m512i more = part ? _mm512_maskz_loadu_epi16(all, part) : _mm512_setzero_si512();
+        const __m512i wide[2] = {_mm512_cvtepi16_epi32(_mm512_castsi512_si256(more)),
+                                 _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(more, 1))};
         for (int32_t b = 0; b < 2; b++) {
-            __m512i current = _mm512_loadu_si512(sums + b * BLOCK);
-            if (part) {
-                const __m256i more = _mm256_loadu_si256((const __m256i *)(const void *)(part + b * BLOCK));
-                current = _mm512_add_epi32(current, _mm512_cvtepi16_epi32(more));
-            }
-            membrane[b] = _mm512_add_epi32(_mm512_sra_epi32(membrane[b], shift), _mm512_sll_epi32(current, fraction));
+            const __m512i sum = _mm512_add_epi32(_mm512_maskz_loadu_epi32(inside[b], sums + b * BLOCK), wide[b]);
+            membrane[b] = _mm512_add_epi32(_mm512_sra_epi32(membrane[b], shift), _mm512_sll_epi32(sum, fraction));
             const __mmask16 silent = _mm512_cmplt_epi32_mask(membrane[b], least[b]);
             membrane[b] = _mm512_maskz_mov_epi32(silent, membrane[b]);
             fired[b] = _mm512_mask_or_epi32(fired[b], (__mmask16)~silent, fired[b], bit);
@@ -727,23 +717,37 @@ static void fire_blocks(const lrfdyn_stage *stage, const currents *in, int32_t f
         sums += in->stride;
         if (part) part += in->width;
     }
-    for (int32_t b = 0; b < 2; b++)
-        _mm_storeu_si128((__m128i *)(void *)(spikes + b * BLOCK), _mm512_cvtepi32_epi8(fired[b]));
+    for (int32_t b = 0; b < 2; b++) _mm512_mask_cvtepi32_storeu_epi8(spikes + b * BLOCK, inside[b], fired[b]);
 }
-#endif
 
 static void fire(const lrfdyn_stage *stage, int32_t pixel, const currents *in) {
     const int32_t channels = stage->out->channels;
-    uint8_t *spikes = (uint8_t *)stage->out->data + (size_t)pixel * (size_t)channels, last[BLOCK];
-    int32_t first = 0;
-#if defined(__AVX512BW__)
-    for (; first + 2 * BLOCK <= channels; first += 2 * BLOCK) fire_blocks(stage, in, first, spikes + first);
-#endif
-    for (; first + BLOCK <= channels; first += BLOCK) fire_block(stage, in, first, spikes + first);
-    if (first == channels) return;
-    fire_block(stage, in, first, last);
-    memcpy(spikes + first, last, (size_t)(channels - first));
+    uint8_t *spikes = (uint8_t *)stage->out->data + (size_t)pixel * (size_t)channels;
+    for (int32_t first = 0; first < channels; first += 2 * BLOCK) fire_blocks(stage, in, first, spikes + first);
 }
+#else
+static void fire(const lrfdyn_stage *stage, int32_t pixel, const currents *in) {
+    const lrfdyn_map *out = stage->out;
+    const int32_t channels = out->channels, all = out->steps, shift = stage->shift, fraction = stage->fraction;
+    uint8_t *spikes = (uint8_t *)out->data + (size_t)pixel * (size_t)channels;
+    for (int32_t first = 0; first < channels; first += BLOCK) {
+        const int32_t *restrict threshold = stage->threshold + first;
+        int32_t membrane[BLOCK] = {0}, fired[BLOCK] = {0};
+        uint8_t bytes[BLOCK];
+        for (int32_t step = 0; step < all; step++) {
+            const int32_t *restrict current = in->sums + smaller(step, in->steps - 1) * in->stride + first;
+            for (int32_t c = 0; c < BLOCK; c++) {
+                const int32_t charged = (membrane[c] >> shift) + (int32_t)((uint32_t)current[c] << fraction);
+                const int32_t spike = charged >= threshold[c];
+                membrane[c] = spike ? 0 : charged;
+                fired[c] |= spike << step;
+            }
+        }
+        for (int32_t c = 0; c < BLOCK; c++) bytes[c] = (uint8_t)fired[c];
+        memcpy(spikes + first, bytes, (size_t)smaller(BLOCK, channels - first));
+    }
+}
+#endif
 
 static void levels(const lrfdyn_stage *stage, const int32_t *restrict sums, int32_t *restrict row) {
     const int32_t channels = stage->out->channels, *restrict threshold = stage->threshold;
@@ -761,12 +765,14 @@ static void run_pixel(const lrfdyn_stage *stage, conv_state *state, int32_t pixe
         const lrfdyn_term *term = &stage->terms[i++];
         accumulator a = {state->part, sums, stage->start, width, 0, term->limit, 0, 0, term->in->steps == 1, 0};
         convolve(term, state, y, x, steps, &a);
+#ifdef FIRES_PARTS
         if (stage->count == 1 && stage->sink == LRFDYN_FIRE && steps <= GROUP) { /* the sums need no place */
             const currents in = {a.summed ? sums : stage->start, a.part, steps, a.summed ? width : 0, width};
             fire(stage, pixel, &in);
             if (a.used) memset(a.part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
             return;
         }
+#endif
         flush(&a);
     } else {
         for (int32_t step = 0; step < steps; step++)
