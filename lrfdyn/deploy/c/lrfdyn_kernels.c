@@ -171,8 +171,13 @@ static int32_t find_events(const uint8_t *bits, int32_t channels, int32_t shift,
    places more than there are channels. */
 static int32_t sort_group(const uint8_t *bits, int32_t channels, int32_t shift, int32_t patterns, int32_t total,
                           uint16_t *found, uint16_t *events, uint16_t *first) {
-    int32_t count = find_events(bits, channels, shift, found);
+    const int32_t count = find_events(bits, channels, shift, found);
     int32_t place[PATTERNS] = {0};
+    if (patterns == 2) { /* there is one, and what was found is sorted */
+        memcpy(events + total, found, (size_t)count * sizeof(uint16_t));
+        first[0] = first[1] = (uint16_t)total;
+        return total + count;
+    }
     for (int32_t i = 0; i < count; i++) place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++;
     for (int32_t list = 0; list < patterns; list++) {
         const int32_t pattern = list ^ (list >> 1), length = place[pattern];
@@ -575,17 +580,6 @@ static void add_products_32(int32_t *restrict sums, const int32_t *restrict x, c
     for (int32_t c = 0; c < channels; c++) sums[c] += x[c] * weight[c];
 }
 
-/* The same of spikes, whose counts are made of their planes in eight bits first. */
-static void add_products_8(int32_t *restrict sums, const uint8_t *restrict bits, int32_t planes, int32_t step,
-                           uint8_t *restrict counts, const int16_t *restrict weight, int32_t channels) {
-    for (int32_t c = 0; c < channels; c++) counts[c] = (uint8_t)((bits[c] >> step) & 1);
-    for (int32_t plane = 1; plane < planes; plane++) {
-        bits += channels;
-        for (int32_t c = 0; c < channels; c++) counts[c] = (uint8_t)(counts[c] | (((bits[c] >> step) & 1) << plane));
-    }
-    for (int32_t c = 0; c < channels; c++) sums[c] += counts[c] * weight[c];
-}
-
 #if defined(__AVX512VL__) && defined(__AVX512BW__)
 /* A stencil of spikes: the weights of those that fired are added, 16 channels at once in a register for all taps. */
 static void stencil_of_spikes(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, int32_t *sums) {
@@ -633,10 +627,6 @@ static void stencil(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step,
             if (in->kind == LRFDYN_INT16) {
                 const size_t at = integers_at(in, pixel, smaller(step, in->steps - 1));
                 add_products_16(sums, (const int16_t *)in->data + at, weight, channels);
-            } else if (in->kind == LRFDYN_SPIKES) {
-                const int32_t own = smaller(step, in->steps - 1);
-                uint8_t *counts = (uint8_t *)(void *)row;
-                add_products_8(sums, spikes_at(in, pixel, 0), in->planes, own, counts, weight, channels);
             } else {
                 load_row(in, pixel, step, row);
                 add_products_32(sums, row, weight, channels);
