@@ -6,28 +6,50 @@
 #define PATTERNS (1 << GROUP)  /* at most: in which of them a channel fires */
 #define COPIED 16              /* events that are copied at once */
 #define SPARE 32               /* places behind lists that may be written, too */
+#define MOST_TAPS 64
 
-/* Vectors of sums in 16 bits: how many a register holds, and how eight bits from memory are added to them. */
+/* Vectors of 32, 16 or 8 sums in 16 bits, which wrap, and how eight bits from memory are widened to them. */
 #if defined(__AVX512BW__)
-#include <immintrin.h>
-#define VECTOR 32
-typedef __m512i vector;
-#define ZEROS() _mm512_setzero_si512()
-#define ADD_BYTES(sum, bytes) \
-    _mm512_add_epi16(sum, _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(bytes))))
+#define VECTOR 32 /* as many as there are */
+#define LEAST 16  /* and what is left of a width */
 #elif defined(__AVX2__)
-#include <immintrin.h>
 #define VECTOR 16
-typedef __m256i vector;
-#define ZEROS() _mm256_setzero_si256()
-#define ADD_BYTES(sum, bytes) \
-    _mm256_add_epi16(sum, _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(bytes))))
+#define LEAST 16
 #elif defined(__ARM_NEON)
-#include <arm_neon.h>
 #define VECTOR 8
-typedef int16x8_t vector;
-#define ZEROS() vdupq_n_s16(0)
-#define ADD_BYTES(sum, bytes) vaddw_s8(sum, vld1_s8(bytes))
+#define LEAST 8
+#endif
+#if defined(__AVX2__)
+#include <immintrin.h>
+typedef __m256i vector_16;
+#define ZEROS_16() _mm256_setzero_si256()
+#define LOAD_16(from) _mm256_loadu_si256((const __m256i *)(const void *)(from))
+#define STORE_16(to, x) _mm256_storeu_si256((__m256i *)(void *)(to), x)
+#define ADD_16(x, y) _mm256_add_epi16(x, y)
+#define SUBTRACT_16(x, y) _mm256_sub_epi16(x, y)
+#define SHIFT_16(x, places) _mm256_sll_epi16(x, _mm_cvtsi32_si128(places))
+#define BYTES_16(from) _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(from)))
+#endif
+#if defined(__AVX512BW__)
+typedef __m512i vector_32;
+#define ZEROS_32() _mm512_setzero_si512()
+#define LOAD_32(from) _mm512_loadu_si512(from)
+#define STORE_32(to, x) _mm512_storeu_si512(to, x)
+#define ADD_32(x, y) _mm512_add_epi16(x, y)
+#define SUBTRACT_32(x, y) _mm512_sub_epi16(x, y)
+#define SHIFT_32(x, places) _mm512_sll_epi16(x, _mm_cvtsi32_si128(places))
+#define BYTES_32(from) _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(from)))
+#endif
+#if defined(__ARM_NEON)
+#include <arm_neon.h>
+typedef int16x8_t vector_8;
+#define ZEROS_8() vdupq_n_s16(0)
+#define LOAD_8(from) vld1q_s16(from)
+#define STORE_8(to, x) vst1q_s16(to, x)
+#define ADD_8(x, y) vaddq_s16(x, y)
+#define SUBTRACT_8(x, y) vsubq_s16(x, y)
+#define SHIFT_8(x, places) vshlq_s16(x, vdupq_n_s16((int16_t)(places)))
+#define BYTES_8(from) vmovl_s8(vld1_s8(from))
 #endif
 
 /* ---- shares ---------------------------------------------------------------------------------------------------- */
@@ -118,31 +140,17 @@ static void load_spread(const lrfdyn_map *map, int32_t pixel, int32_t step, int3
 
 /* The channels of a pixel that fire are sorted by the pattern of time steps in which they do: what the channels of one
    pattern add is summed once, however many steps share it. There is a list for every plane, group of steps and pattern;
-   `first` says where it begins, and the next `first` where it ends. */
+   `first` says where it begins, and the next `first` where it ends. Patterns are in the order of a Gray code, in which
+   neighbours differ in one step; that of no steps comes first, and its list is empty. */
 static int32_t groups_of(const lrfdyn_map *in) { return (in->steps + GROUP - 1) / GROUP; }
 
 static int32_t patterns_of(const lrfdyn_map *in) { return 1 << smaller(in->steps, GROUP); }
 
 static int32_t lists_of(const lrfdyn_map *in) { return in->planes * groups_of(in) * patterns_of(in); }
 
-/* The channels with a spike in the group of steps behind `shift`, in order; returns how many. `found` has SPARE
-   places more than there are channels. */
+/* The channels with a spike in the group of steps behind `shift`, in order; returns how many. */
 static int32_t find_events(const uint8_t *bits, int32_t channels, int32_t shift, uint16_t *found) {
     int32_t count = 0, c = 0;
-#if defined(__AVX512VBMI2__) && defined(__AVX512BW__)
-    const __m512i group = _mm512_set1_epi8((char)((PATTERNS - 1) << shift));
-    __m512i index = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11,
-                                     10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    for (; c < channels; c += 64) {
-        const __mmask64 inside = channels - c < 64 ? (UINT64_C(1) << (channels - c)) - 1 : ~UINT64_C(0);
-        uint64_t mask = _mm512_test_epi8_mask(_mm512_maskz_loadu_epi8(inside, bits + c), group);
-        for (int32_t half = 0; half < 2; half++, mask >>= 32) {
-            _mm512_storeu_si512(found + count, _mm512_maskz_compress_epi16((uint32_t)mask, index));
-            index = _mm512_add_epi16(index, _mm512_set1_epi16(32));
-            count += _mm_popcnt_u32((uint32_t)mask);
-        }
-    }
-#endif
     for (; c + 8 <= channels; c += 8) {
         uint64_t word;
         memcpy(&word, bits + c, 8);
@@ -159,114 +167,225 @@ static int32_t find_events(const uint8_t *bits, int32_t channels, int32_t shift,
     return count;
 }
 
-static void sort_events(const lrfdyn_map *in, int32_t pixel, uint16_t *found, uint16_t *events, uint16_t *first) {
-    const int32_t groups = groups_of(in), patterns = patterns_of(in);
-    uint16_t total = 0;
-    for (int32_t plane = 0; plane < in->planes; plane++) {
-        const uint8_t *bits = spikes_at(in, pixel, plane);
-        for (int32_t group = 0; group < groups; group++, first += patterns) {
-            const int32_t shift = group * GROUP, count = find_events(bits, in->channels, shift, found);
-            if (in->steps == 1) { /* there is one pattern, and what was found is sorted */
-                memcpy(events + total, found, (size_t)count * sizeof(uint16_t));
-                first[0] = first[1] = total;
-                total = (uint16_t)(total + count);
-                continue;
-            }
-            uint16_t place[PATTERNS] = {0};
-            for (int32_t i = 0; i < count; i++) place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++;
-            for (int32_t pattern = 0; pattern < patterns; pattern++) {
-                const uint16_t length = place[pattern];
-                first[pattern] = place[pattern] = total;
-                total = (uint16_t)(total + length);
-            }
-            for (int32_t i = 0; i < count; i++)
-                events[place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++] = found[i];
-        }
+/* Sorts the events of a plane and a group of steps, which begin at `total`; returns where they end. `found` has SPARE
+   places more than there are channels. */
+static int32_t sort_group(const uint8_t *bits, int32_t channels, int32_t shift, int32_t patterns, int32_t total,
+                          uint16_t *found, uint16_t *events, uint16_t *first) {
+    const int32_t count = find_events(bits, channels, shift, found);
+    int32_t place[PATTERNS] = {0};
+    if (patterns == 2) { /* there is one, and what was found is sorted */
+        memcpy(events + total, found, (size_t)count * sizeof(uint16_t));
+        first[0] = first[1] = (uint16_t)total;
+        return total + count;
     }
-    first[0] = total; /* behind the last list */
+    for (int32_t i = 0; i < count; i++) place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++;
+    for (int32_t list = 0; list < patterns; list++) {
+        const int32_t pattern = list ^ (list >> 1), length = place[pattern];
+        first[list] = (uint16_t)total;
+        place[pattern] = total;
+        total += length;
+    }
+    for (int32_t i = 0; i < count; i++) events[place[(bits[found[i]] >> shift) & (PATTERNS - 1)]++] = found[i];
+    return total;
 }
 
-/* The sums of `count` rows of weights into `sum`: all of them stay in registers. */
+#if defined(__AVX512VBMI2__) && defined(__AVX512VL__) && defined(__AVX512BW__)
+#define PACKED 4096 /* channels at most: their number and a pattern share 16 bits */
+
+/* The same without branches that depend on spikes: what fired moves together, and then what has the same pattern. */
+static int32_t sort_packed(const uint8_t *bits, int32_t channels, int32_t shift, int32_t patterns, int32_t total,
+                           uint16_t *found, uint16_t *events, uint16_t *first) {
+    const __m512i group = _mm512_set1_epi16(PATTERNS - 1), number = _mm512_set1_epi16(PACKED - 1);
+    const __m512i step = _mm512_set1_epi16(32);
+    __m512i index = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11,
+                                     10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    int32_t count = 0;
+    for (int32_t c = 0; c < channels; c += 32, index = _mm512_add_epi16(index, step)) {
+        const __mmask32 inside = channels - c < 32 ? (UINT32_C(1) << (channels - c)) - 1 : ~UINT32_C(0);
+        const __m512i wide = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(inside, bits + c));
+        const __m512i fired = _mm512_and_si512(_mm512_srl_epi16(wide, _mm_cvtsi32_si128(shift)), group);
+        const __mmask32 any = _mm512_test_epi16_mask(fired, fired);
+        const __m512i both = _mm512_or_si512(_mm512_slli_epi16(fired, 12), index);
+        _mm512_storeu_si512(found + count, _mm512_maskz_compress_epi16(any, both));
+        count += _mm_popcnt_u32(any);
+    }
+    first[0] = (uint16_t)total;
+    for (int32_t list = 1; list < patterns; list++) {
+        const __m512i pattern = _mm512_set1_epi16((short)(list ^ (list >> 1)));
+        first[list] = (uint16_t)total;
+        for (int32_t i = 0; i < count; i += 32) {
+            const __m512i both = _mm512_loadu_si512(found + i);
+            const __mmask32 inside = count - i < 32 ? (UINT32_C(1) << (count - i)) - 1 : ~UINT32_C(0);
+            const __mmask32 same = _mm512_mask_cmpeq_epi16_mask(inside, _mm512_srli_epi16(both, 12), pattern);
+            const int32_t length = _mm_popcnt_u32(same);
+            const __m512i channel = _mm512_maskz_compress_epi16(same, _mm512_and_si512(both, number));
+            const __mmask32 taken = (__mmask32)((UINT64_C(1) << length) - 1); /* others may lie behind them */
+            _mm512_mask_storeu_epi16(events + total, taken, channel);
+            total += length;
+        }
+    }
+    return total;
+}
+#endif
+
+static void sort_events(const lrfdyn_map *in, int32_t pixel, uint16_t *found, uint16_t *events, uint16_t *first) {
+    const int32_t groups = groups_of(in), patterns = patterns_of(in), channels = in->channels;
+    int32_t total = 0;
+    for (int32_t plane = 0; plane < in->planes; plane++) {
+        const uint8_t *bits = spikes_at(in, pixel, plane);
+        for (int32_t shift = 0; shift < groups * GROUP; shift += GROUP, first += patterns) {
+#ifdef PACKED
+            if (channels <= PACKED) {
+                total = sort_packed(bits, channels, shift, patterns, total, found, events, first);
+                continue;
+            }
+#endif
+            total = sort_group(bits, channels, shift, patterns, total, found, events, first);
+        }
+    }
+    first[0] = (uint16_t)total; /* behind the last list */
+}
+
+/* Events of a plane and a group of steps, from `from` to `to` of their lists, and the rows of weights that they add. */
+typedef struct {
+    const int8_t *weight;
+    const uint16_t *events, *first;
+    int32_t from, to, patterns, plane, width;
+} event_lists;
+
+/* The step that changes before a list. It begins there unless the bit above that of the step is set. */
+static const uint8_t changing[PATTERNS] = {0, 0, 1, 0, 2, 0, 1, 0, 3, 0, 1, 0, 2, 0, 1, 0};
+
+/* Adds the lists to `part` [step][width]: their rows are summed one after the other, and a step gets what that sum grew
+   by while it lasted. So there is one addition for a list, and all that the rows are added to stays in registers. */
 #ifdef VECTOR
-#define ADD_ROWS(COUNT)                                                                                              \
-    static void add_rows_##COUNT(const int8_t *weight, int32_t stride, const uint16_t *events, int32_t count,        \
-                                 int16_t *sum) {                                                                     \
-        vector total[COUNT];                                                                                         \
-        for (int32_t v = 0; v < COUNT; v++) total[v] = ZEROS();                                                      \
-        for (int32_t i = 0; i < count; i++) {                                                                        \
-            const int8_t *row = weight + (size_t)events[i] * (size_t)stride;                                         \
-            for (int32_t v = 0; v < COUNT; v++) total[v] = ADD_BYTES(total[v], row + v * VECTOR);                    \
+#define ADD_LISTS(LANES, COUNT)                                                                                      \
+    static void add_lists_##LANES##_##COUNT(const event_lists *lists, int32_t c, int16_t *part) {                    \
+        const int32_t width = lists->width, plane = lists->plane, to = lists->to, patterns = lists->patterns;        \
+        const uint16_t *events = lists->events, *first = lists->first;                                               \
+        const int8_t *weight = lists->weight + c;                                                                    \
+        int32_t i = lists->from, list = 1;                                                                           \
+        vector_##LANES sum[COUNT];                                                                                   \
+        for (int32_t v = 0; v < COUNT; v++) sum[v] = ZEROS_##LANES();                                                \
+        for (part += c;;) {                                                                                          \
+            const int32_t end = smaller(first[list + 1], to);                                                        \
+            for (; i < end; i++) {                                                                                   \
+                const int8_t *row = weight + (size_t)events[i] * (size_t)width;                                      \
+                for (int32_t v = 0; v < COUNT; v++)                                                                  \
+                    sum[v] = ADD_##LANES(sum[v], BYTES_##LANES(row + v * LANES));                                    \
+            }                                                                                                        \
+            if (++list == patterns) break;                                                                           \
+            const int32_t step = changing[list];                                                                     \
+            int16_t *at = part + step * width;                                                                       \
+            if ((list >> step) & 2)                                                                                  \
+                for (int32_t v = 0; v < COUNT; v++, at += LANES)                                                     \
+                    STORE_##LANES(at, ADD_##LANES(LOAD_##LANES(at), SHIFT_##LANES(sum[v], plane)));                  \
+            else                                                                                                     \
+                for (int32_t v = 0; v < COUNT; v++, at += LANES)                                                     \
+                    STORE_##LANES(at, SUBTRACT_##LANES(LOAD_##LANES(at), SHIFT_##LANES(sum[v], plane)));             \
         }                                                                                                            \
-        memcpy(sum, total, sizeof total);                                                                            \
+        for (; list > 2; list >>= 1) part += width; /* the last step ends */                                         \
+        for (int32_t v = 0; v < COUNT; v++, part += LANES)                                                           \
+            STORE_##LANES(part, ADD_##LANES(LOAD_##LANES(part), SHIFT_##LANES(sum[v], plane)));                      \
     }
-ADD_ROWS(12)
-ADD_ROWS(6)
-ADD_ROWS(3)
-ADD_ROWS(2)
-ADD_ROWS(1)
-#endif
-
-#define MOST_ROWS 384 /* channels that add_rows does at most */
-
-/* Returns how many of the `width` channels, a multiple of LRFDYN_LANES, were done. */
-static int32_t add_rows(const int8_t *weight, int32_t stride, const uint16_t *events, int32_t count, int32_t width,
-                        int16_t *sum) {
-#ifdef VECTOR
-    if (width >= 12 * VECTOR) return add_rows_12(weight, stride, events, count, sum), 12 * VECTOR;
-    if (width >= 6 * VECTOR) return add_rows_6(weight, stride, events, count, sum), 6 * VECTOR;
-    if (width >= 3 * VECTOR) return add_rows_3(weight, stride, events, count, sum), 3 * VECTOR;
-    if (width >= 2 * VECTOR) return add_rows_2(weight, stride, events, count, sum), 2 * VECTOR;
-    if (width >= 1 * VECTOR) return add_rows_1(weight, stride, events, count, sum), 1 * VECTOR;
+#define ADD_ALL_LISTS(LANES) \
+    ADD_LISTS(LANES, 12)     \
+    ADD_LISTS(LANES, 8)      \
+    ADD_LISTS(LANES, 6)      \
+    ADD_LISTS(LANES, 4)      \
+    ADD_LISTS(LANES, 3)      \
+    ADD_LISTS(LANES, 2)      \
+    ADD_LISTS(LANES, 1)
+#if VECTOR == 32
+ADD_ALL_LISTS(32)
+ADD_LISTS(16, 1)
+#elif VECTOR == 16
+ADD_ALL_LISTS(16)
 #else
-    (void)width;
+ADD_ALL_LISTS(8)
 #endif
-    memset(sum, 0, LRFDYN_LANES * sizeof(int16_t));
+#define JOINED(LANES, COUNT) add_lists_##LANES##_##COUNT
+#define LISTS_OF(LANES, COUNT) JOINED(LANES, COUNT)
+#define TRY_LISTS(COUNT) \
+    if (left >= COUNT * VECTOR) return LISTS_OF(VECTOR, COUNT)(lists, c, part), COUNT * VECTOR;
+#else
+static void add_rows(const int8_t *row, int32_t stride, const uint16_t *events, int32_t count, int16_t *sum) {
     for (int32_t i = 0; i < count; i++) {
-        const int8_t *row = weight + (size_t)events[i] * (size_t)stride;
-        for (int32_t c = 0; c < LRFDYN_LANES; c++) sum[c] = (int16_t)(sum[c] + row[c]);
+        const int8_t *own = row + (size_t)events[i] * (size_t)stride;
+        for (int32_t o = 0; o < LRFDYN_LANES; o++) sum[o] = (int16_t)(sum[o] + own[o]);
     }
-    return LRFDYN_LANES;
+}
+
+static void add_lists_plainly(const event_lists *lists, int32_t c, int16_t *part) {
+    const int32_t width = lists->width, unit = 1 << lists->plane;
+    int32_t i = lists->from, list = 1;
+    int16_t sum[LRFDYN_LANES] = {0};
+    for (part += c;;) {
+        const int32_t end = smaller(lists->first[list + 1], lists->to);
+        if (i < end) {
+            add_rows(lists->weight + c, width, lists->events + i, end - i, sum);
+            i = end;
+        }
+        if (++list == lists->patterns) break;
+        const int32_t step = changing[list], times = (list >> step) & 2 ? unit : -unit;
+        int16_t *to = part + step * width;
+        for (int32_t o = 0; o < LRFDYN_LANES; o++) to[o] = (int16_t)(to[o] + sum[o] * times);
+    }
+    for (; list > 2; list >>= 1) part += width;
+    for (int32_t o = 0; o < LRFDYN_LANES; o++) part[o] = (int16_t)(part[o] + sum[o] * unit);
+}
+#endif
+
+/* From channel `c` on; returns how many were done. */
+static int32_t add_lists(const event_lists *lists, int32_t c, int16_t *part) {
+#ifdef VECTOR
+    const int32_t left = lists->width - c;
+    TRY_LISTS(12)
+    TRY_LISTS(8)
+    TRY_LISTS(6)
+    TRY_LISTS(4)
+    TRY_LISTS(3)
+    TRY_LISTS(2)
+    TRY_LISTS(1)
+    return LISTS_OF(LEAST, 1)(lists, c, part), LEAST;
+#else
+    return add_lists_plainly(lists, c, part), LRFDYN_LANES;
+#endif
 }
 
 /* Sums of one group of steps, in 16 bits as long as they surely fit, then added to those of 32 bits. */
 typedef struct {
-    int16_t *part;  /* [GROUP][padded channels] */
-    int32_t *sums;  /* [steps][padded channels] */
+    int16_t *part;        /* [GROUP][padded channels]: zeros where nothing is `used` */
+    int32_t *sums;        /* [steps][padded channels] */
+    const int32_t *start; /* [padded channels]: holds instead of the sums until there are any */
     int32_t width, used, limit;
     int32_t from, to, repeated; /* the steps of the sums; whether the first one's hold for all */
+    int32_t summed;             /* whether there are sums of these steps */
 } accumulator;
 
 static void flush(accumulator *a) {
     const int32_t width = a->width;
-    if (a->used == 0) return;
     for (int32_t step = a->from; step < a->to; step++) {
         const int16_t *restrict part = a->part + (a->repeated ? 0 : step - a->from) * width;
         int32_t *restrict sums = a->sums + step * width;
-        for (int32_t c = 0; c < width; c++) sums[c] += part[c];
+        if (a->summed)
+            for (int32_t c = 0; c < width; c++) sums[c] += part[c];
+        else
+            for (int32_t c = 0; c < width; c++) sums[c] = a->start[c] + part[c];
     }
-    memset(a->part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
+    if (a->used) memset(a->part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
     a->used = 0;
+    a->summed = 1;
 }
 
-static void add_events(accumulator *a, const int8_t *weight, const uint16_t *events, int32_t count, int32_t pattern,
-                       int32_t plane) {
-    const int32_t width = a->width, unit = 1 << plane;
-    int16_t sum[MOST_ROWS];
-    while (count > 0) {
-        const int32_t some = smaller(count, a->limit >> plane);
-        if (a->used + (some << plane) > a->limit) flush(a);
-        a->used += some << plane;
-        for (int32_t c = 0; c < width;) {
-            const int32_t done = add_rows(weight + c, width, events, some, width - c, sum);
-            for (int32_t step = 0; step < GROUP; step++) {
-                if (!((pattern >> step) & 1)) continue;
-                int16_t *restrict part = a->part + step * width + c;
-                for (int32_t i = 0; i < done; i++) part[i] = (int16_t)(part[i] + sum[i] * unit);
-            }
-            c += done;
-        }
-        events += some;
-        count -= some;
+static void add_events(accumulator *a, event_lists *lists, int32_t end) {
+    const int32_t plane = lists->plane;
+    for (; lists->from < end; lists->from = lists->to) {
+        lists->to = smaller(end, lists->from + (a->limit >> plane));
+        const int32_t more = (lists->to - lists->from) << plane;
+        if (a->used + more > a->limit) flush(a);
+        a->used += more;
+        for (int32_t c = 0; c < a->width;) c += add_lists(lists, c, a->part);
     }
 }
 
@@ -299,8 +418,38 @@ static uint8_t *open_conv(conv_state *state, const lrfdyn_term *term, int32_t ro
     return memory + round_up((size_t)(GROUP * width) * sizeof(int16_t));
 }
 
-static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int32_t x, int32_t steps, int32_t width,
-                     int32_t *sums) {
+/* The sorted events of a tap, and its first row of weights. */
+typedef struct {
+    const uint16_t *events, *first;
+    uint16_t row;
+} tap_events;
+
+/* The lists of all taps as one. Most are short: COPIED events at a time need no branch that depends on their number. */
+static void merge_lists(const tap_events *taps, int32_t count, int32_t list, int32_t patterns, uint16_t *merged,
+                        uint16_t *first) {
+    uint16_t *to = merged;
+    for (int32_t end = list + patterns; list < end; list++, first++) {
+        *first = (uint16_t)(to - merged);
+        if (list == end - patterns) continue; /* that of no steps */
+        for (int32_t tap = 0; tap < count; tap++) {
+            const uint16_t *events = taps[tap].events + taps[tap].first[list], row = taps[tap].row;
+            int32_t left = taps[tap].first[list + 1] - taps[tap].first[list];
+            for (;; events += COPIED, left -= COPIED) {
+#if defined(__AVX2__)
+                STORE_16(to, ADD_16(LOAD_16(events), _mm256_set1_epi16((short)row)));
+#else
+                for (int32_t i = 0; i < COPIED; i++) to[i] = (uint16_t)(events[i] + row);
+#endif
+                to += smaller(left, COPIED);
+                if (left <= COPIED) break;
+            }
+        }
+    }
+    *first = (uint16_t)(to - merged);
+}
+
+/* The sums of a pixel; where there is one group of steps, some may be left in `a`. */
+static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int32_t x, int32_t steps, accumulator *a) {
     const lrfdyn_map *in = term->in;
     const int32_t groups = groups_of(in), patterns = patterns_of(in), lists = lists_of(in);
     const int32_t each = in->planes * groups * in->channels;
@@ -312,11 +461,7 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
             sort_events(in, state->sorted * in->width + column, state->merged,
                         state->events + (size_t)slot * (size_t)each, state->first + (size_t)slot * (size_t)(lists + 1));
         }
-    enum { MOST_TAPS = 64 };
-    struct {
-        const uint16_t *events, *first;
-        int32_t row;
-    } taps[MOST_TAPS];
+    tap_events taps[MOST_TAPS];
     int32_t count = 0;
     for (int32_t i = 0; i < term->kernel_height; i++) {
         const int32_t row = top + i * term->dilation;
@@ -327,57 +472,62 @@ static void convolve(const lrfdyn_term *term, conv_state *state, int32_t y, int3
             const size_t slot = (size_t)(row % state->rows * in->width + column);
             taps[count].events = state->events + slot * (size_t)each;
             taps[count].first = state->first + slot * (size_t)(lists + 1);
-            taps[count++].row = (i * term->kernel_width + j) * in->channels;
+            taps[count++].row = (uint16_t)((i * term->kernel_width + j) * in->channels);
         }
     }
-    const int8_t *weight = (const int8_t *)term->weight;
-    accumulator a = {state->part, sums, width, 0, term->limit, 0, 0, in->steps == 1};
-    for (int32_t list = 0; list < lists; list++) {
-        const int32_t pattern = list % patterns;
-        if (pattern == 0) {
-            const int32_t group = list / patterns % groups;
-            if (groups > 1) flush(&a);
-            a.from = group * GROUP;
-            a.to = a.repeated ? steps : smaller(a.from + GROUP, steps);
-            continue;
-        }
-        const int32_t plane = list / (patterns * groups);
-        if (count == 1 && taps[0].row == 0) {
-            const int32_t first = taps[0].first[list], last = taps[0].first[list + 1];
-            add_events(&a, weight, taps[0].events + first, last - first, pattern, plane);
-            continue;
-        }
-        uint16_t *end = state->merged;
-        for (int32_t tap = 0; tap < count; tap++) {
-            const int32_t last = taps[tap].first[list + 1];
-            for (int32_t from = taps[tap].first[list]; from < last; from += COPIED) {
-                const uint16_t *events = taps[tap].events + from, row = (uint16_t)taps[tap].row;
-                for (int32_t i = 0; i < COPIED; i++) end[i] = (uint16_t)(events[i] + row);
-                end += smaller(last - from, COPIED);
+    event_lists some = {(const int8_t *)term->weight, state->merged, 0, 0, 0, patterns, 0, a->width};
+    for (int32_t group = 0; group < groups; group++) {
+        if (group) flush(a);
+        a->from = group * GROUP;
+        a->to = a->repeated ? steps : smaller(a->from + GROUP, steps);
+        a->summed = 0;
+        for (some.plane = 0; some.plane < in->planes; some.plane++) {
+            const int32_t list = (some.plane * groups + group) * patterns;
+            uint16_t first[PATTERNS + 1];
+            if (count == 1 && taps[0].row == 0) {
+                some.events = taps[0].events;
+                some.first = taps[0].first + list;
+            } else {
+                merge_lists(taps, count, list, patterns, state->merged, first);
+                some.first = first;
             }
+            some.from = some.first[0];
+            add_events(a, &some, some.first[patterns]);
         }
-        add_events(&a, weight, state->merged, (int32_t)(end - state->merged), pattern, plane);
     }
-    flush(&a);
 }
 
 /* ---- other terms ---------------------------------------------------------------------------------------------- */
 
-/* sums[o] += sum_i x[i] weight[i][o] for o < outputs, where rows of weights are `width` apart. Four rows at a time are
-   what compilers make vectors of, wherever this is inlined. */
+/* Of LRFDYN_LANES outputs: sums[o] += sum_i x[i] weight[i][o]. Elsewhere, four rows at a time are what compilers make
+   vectors of. */
+#if defined(__AVX512BW__)
+#define WIDE_int8_t(from) _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(from)))
+#define WIDE_int16_t(from) _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(from)))
+#define DENSE_LANES(TYPE)                                                                                            \
+    __m512i sum = _mm512_loadu_si512(sums);                                                                          \
+    const TYPE *own = weight;                                                                                        \
+    for (int32_t i = 0; i < count; i++, own += width)                                                                \
+        sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(_mm512_set1_epi32(x[i]), WIDE_##TYPE(own)));                  \
+    _mm512_storeu_si512(sums, sum);
+#else
+#define DENSE_LANES(TYPE)                                                                                            \
+    int32_t i = 0;                                                                                                   \
+    for (; i + 4 <= count; i += 4) {                                                                                 \
+        const int32_t p = x[i], q = x[i + 1], r = x[i + 2], s = x[i + 3];                                            \
+        const TYPE *a = weight + (size_t)(i * width), *b = a + width, *c = b + width, *d = c + width;                \
+        for (int32_t o = 0; o < LRFDYN_LANES; o++) sums[o] += p * a[o] + q * b[o] + r * c[o] + s * d[o];             \
+    }                                                                                                                \
+    for (; i < count; i++)                                                                                           \
+        for (int32_t o = 0; o < LRFDYN_LANES; o++) sums[o] += x[i] * weight[(size_t)(i * width + o)];
+#endif
+
+/* The same for all o < outputs, where rows of weights are `width` apart. */
 #define ADD_DENSE(NAME, TYPE)                                                                                        \
     static void NAME(int32_t *restrict sums, const int32_t *restrict x, int32_t count, const TYPE *restrict weight,  \
                      int32_t width, int32_t outputs) {                                                               \
         for (; outputs >= LRFDYN_LANES; outputs -= LRFDYN_LANES, sums += LRFDYN_LANES, weight += LRFDYN_LANES) {     \
-            int32_t i = 0;                                                                                           \
-            for (; i + 4 <= count; i += 4) {                                                                         \
-                const int32_t p = x[i], q = x[i + 1], r = x[i + 2], s = x[i + 3];                                    \
-                const TYPE *a = weight + (size_t)(i * width), *b = a + width, *c = b + width, *d = c + width;        \
-                for (int32_t o = 0; o < LRFDYN_LANES; o++)                                                           \
-                    sums[o] += p * a[o] + q * b[o] + r * c[o] + s * d[o];                                            \
-            }                                                                                                        \
-            for (; i < count; i++)                                                                                   \
-                for (int32_t o = 0; o < LRFDYN_LANES; o++) sums[o] += x[i] * weight[(size_t)(i * width + o)];        \
+            DENSE_LANES(TYPE)                                                                                        \
         }                                                                                                            \
         for (int32_t o = 0; o < outputs; o++)                                                                        \
             for (int32_t i = 0; i < count; i++) sums[o] += x[i] * weight[(size_t)(i * width + o)];                   \
@@ -391,13 +541,19 @@ static void dense(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, i
     const lrfdyn_map *in = term->in;
     const int32_t taps = term->kernel_height * term->kernel_width, groups = term->groups;
     const int32_t inside = in->channels / groups, outputs = channels / groups;
+    const size_t pixels = (size_t)in->height * (size_t)in->width;
     for (int32_t tap = 0; tap < taps; tap++) {
         const int32_t v = y * term->stride - term->padding + tap / term->kernel_width * term->dilation;
         const int32_t u = x * term->stride - term->padding + tap % term->kernel_width * term->dilation;
         int32_t *to = row + tap * in->channels;
-        if (v >= 0 && v < in->height && u >= 0 && u < in->width)
-            load_row(in, v * in->width + u, step, to);
-        else
+        if (v >= 0 && v < in->height && u >= 0 && u < in->width) {
+            if (in->kind == LRFDYN_PIXELS) {
+                const uint8_t *from = (const uint8_t *)in->data + v * in->width + u;
+                for (int32_t c = 0; c < in->channels; c++) to[c] = from[(size_t)c * pixels];
+            } else {
+                load_row(in, v * in->width + u, step, to);
+            }
+        } else
             for (int32_t c = 0; c < in->channels; c++) to[c] = term->border ? term->border[c] : 0;
     }
     /* Without groups the inputs of all taps lie as the weights do. */
@@ -424,9 +580,43 @@ static void add_products_32(int32_t *restrict sums, const int32_t *restrict x, c
     for (int32_t c = 0; c < channels; c++) sums[c] += x[c] * weight[c];
 }
 
+#if defined(__AVX512VL__) && defined(__AVX512BW__)
+/* A stencil of spikes: the weights of those that fired are added, 16 channels at once in a register for all taps. */
+static void stencil_of_spikes(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, int32_t *sums) {
+    const lrfdyn_map *in = term->in;
+    const int32_t channels = in->channels;
+    const __m128i bit = _mm_set1_epi8((char)(1 << smaller(step, in->steps - 1)));
+    for (int32_t c = 0; c < channels; c += 16) {
+        const __mmask16 inside = (__mmask16)((1u << smaller(channels - c, 16)) - 1);
+        const int16_t *weight = (const int16_t *)term->weight + c;
+        __m512i sum = _mm512_maskz_loadu_epi32(inside, sums + c);
+        for (int32_t i = 0; i < term->kernel_height; i++)
+            for (int32_t j = 0; j < term->kernel_width; j++, weight += channels) {
+                const int32_t v = y * term->stride - term->padding + i * term->dilation;
+                const int32_t u = x * term->stride - term->padding + j * term->dilation;
+                if (v < 0 || v >= in->height || u < 0 || u >= in->width) continue;
+                const uint8_t *bits = spikes_at(in, v * in->width + u, 0) + c;
+                __m512i unit = _mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(inside, weight));
+                for (int32_t plane = 0; plane < in->planes; plane++, bits += channels) {
+                    const __mmask16 fired = _mm_test_epi8_mask(_mm_maskz_loadu_epi8(inside, bits), bit);
+                    sum = _mm512_mask_add_epi32(sum, fired, sum, unit);
+                    unit = _mm512_add_epi32(unit, unit);
+                }
+            }
+        _mm512_mask_storeu_epi32(sums + c, inside, sum);
+    }
+}
+#endif
+
 static void stencil(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, int32_t *sums, int32_t *row) {
     const lrfdyn_map *in = term->in;
     const int32_t channels = in->channels;
+#if defined(__AVX512VL__) && defined(__AVX512BW__)
+    if (in->kind == LRFDYN_SPIKES) {
+        stencil_of_spikes(term, y, x, step, sums);
+        return;
+    }
+#endif
     const int16_t *weight = (const int16_t *)term->weight;
     for (int32_t i = 0; i < term->kernel_height; i++)
         for (int32_t j = 0; j < term->kernel_width; j++, weight += channels) {
@@ -478,9 +668,55 @@ static void apply(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, c
 
 /* ---- stages --------------------------------------------------------------------------------------------------- */
 
-#define BLOCK LRFDYN_LANES /* neurons at once */
+#define BLOCK 16 /* neurons at once */
 
-static void fire(const lrfdyn_stage *stage, int32_t pixel, int32_t steps, int32_t width, const int32_t *sums) {
+/* What goes into the neurons of a pixel: `sums` [step], `stride` apart, and in 16 bits `part` [step], or 0. */
+typedef struct {
+    const int32_t *sums;
+    const int16_t *part;
+    int32_t steps, stride, width;
+} currents;
+
+#if defined(__AVX512BW__)
+#define FIRES_PARTS /* otherwise they are added to the sums before */
+/* Two blocks at once, of which one need not wait for the other. */
+static void fire_blocks(const lrfdyn_stage *stage, const currents *in, int32_t first, uint8_t *spikes) {
+    const __m128i shift = _mm_cvtsi32_si128(stage->shift), fraction = _mm_cvtsi32_si128(stage->fraction);
+    const int32_t *sums = in->sums + first, steps = stage->out->steps, left = stage->out->channels - first;
+    const int16_t *part = in->part ? in->part + first : 0;
+    const uint32_t all = left < 2 * BLOCK ? (UINT32_C(1) << left) - 1 : ~UINT32_C(0);
+    const __mmask16 inside[2] = {(__mmask16)all, (__mmask16)(all >> BLOCK)};
+    __m512i least[2], membrane[2], fired[2], bit = _mm512_set1_epi32(1);
+    for (int32_t b = 0; b < 2; b++) {
+        least[b] = _mm512_maskz_loadu_epi32(inside[b], stage->threshold + first + b * BLOCK);
+        membrane[b] = fired[b] = _mm512_setzero_si512();
+    }
+    for (int32_t step = 0; step < steps; step++) {
+        const __m512i more = part ? _mm512_maskz_loadu_epi16(all, part) : _mm512_setzero_si512();
+        const __m512i wide[2] = {_mm512_cvtepi16_epi32(_mm512_castsi512_si256(more)),
+                                 _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(more, 1))};
+        for (int32_t b = 0; b < 2; b++) {
+            const __m512i sum = _mm512_add_epi32(_mm512_maskz_loadu_epi32(inside[b], sums + b * BLOCK), wide[b]);
+            membrane[b] = _mm512_add_epi32(_mm512_sra_epi32(membrane[b], shift), _mm512_sll_epi32(sum, fraction));
+            const __mmask16 silent = _mm512_cmplt_epi32_mask(membrane[b], least[b]);
+            membrane[b] = _mm512_maskz_mov_epi32(silent, membrane[b]);
+            fired[b] = _mm512_mask_or_epi32(fired[b], (__mmask16)~silent, fired[b], bit);
+        }
+        bit = _mm512_add_epi32(bit, bit);
+        if (step + 1 >= in->steps) continue;
+        sums += in->stride;
+        if (part) part += in->width;
+    }
+    for (int32_t b = 0; b < 2; b++) _mm512_mask_cvtepi32_storeu_epi8(spikes + b * BLOCK, inside[b], fired[b]);
+}
+
+static void fire(const lrfdyn_stage *stage, int32_t pixel, const currents *in) {
+    const int32_t channels = stage->out->channels;
+    uint8_t *spikes = (uint8_t *)stage->out->data + (size_t)pixel * (size_t)channels;
+    for (int32_t first = 0; first < channels; first += 2 * BLOCK) fire_blocks(stage, in, first, spikes + first);
+}
+#else
+static void fire(const lrfdyn_stage *stage, int32_t pixel, const currents *in) {
     const lrfdyn_map *out = stage->out;
     const int32_t channels = out->channels, all = out->steps, shift = stage->shift, fraction = stage->fraction;
     uint8_t *spikes = (uint8_t *)out->data + (size_t)pixel * (size_t)channels;
@@ -489,7 +725,7 @@ static void fire(const lrfdyn_stage *stage, int32_t pixel, int32_t steps, int32_
         int32_t membrane[BLOCK] = {0}, fired[BLOCK] = {0};
         uint8_t bytes[BLOCK];
         for (int32_t step = 0; step < all; step++) {
-            const int32_t *restrict current = sums + smaller(step, steps - 1) * width + first;
+            const int32_t *restrict current = in->sums + smaller(step, in->steps - 1) * in->stride + first;
             for (int32_t c = 0; c < BLOCK; c++) {
                 const int32_t charged = (membrane[c] >> shift) + (int32_t)((uint32_t)current[c] << fraction);
                 const int32_t spike = charged >= threshold[c];
@@ -501,36 +737,48 @@ static void fire(const lrfdyn_stage *stage, int32_t pixel, int32_t steps, int32_
         memcpy(spikes + first, bytes, (size_t)smaller(BLOCK, channels - first));
     }
 }
+#endif
 
-static void levels(const lrfdyn_stage *stage, int32_t *sums, int32_t *row) {
-    const int32_t channels = stage->out->channels;
+static void levels(const lrfdyn_stage *stage, const int32_t *restrict sums, int32_t *restrict row) {
+    const int32_t channels = stage->out->channels, *restrict threshold = stage->threshold;
     memset(row, 0, (size_t)channels * sizeof(int32_t));
-    for (int32_t level = 0; level < stage->levels; level++)
-        for (int32_t c = 0; c < channels; c++) row[c] += sums[c] >= stage->threshold[level * channels + c];
-    memcpy(sums, row, (size_t)channels * sizeof(int32_t));
+    for (int32_t level = 0; level < stage->levels; level++, threshold += channels)
+        for (int32_t c = 0; c < channels; c++) row[c] += sums[c] >= threshold[c];
 }
 
 static void run_pixel(const lrfdyn_stage *stage, conv_state *state, int32_t pixel, int32_t steps, int32_t width,
                       int32_t *sums, int32_t *row) {
     const lrfdyn_map *out = stage->out;
     const int32_t y = pixel / out->width, x = pixel % out->width;
-    for (int32_t step = 0; step < steps; step++)
-        memcpy(sums + step * width, stage->start, (size_t)width * sizeof(int32_t));
-    for (int32_t i = 0; i < stage->count; i++) {
-        const lrfdyn_term *term = &stage->terms[i];
-        if (term->kind == LRFDYN_CONV)
-            convolve(term, state, y, x, steps, width, sums);
-        else
-            for (int32_t step = 0; step < steps; step++)
-                apply(term, y, x, step, out, width, sums + step * width, row);
+    int32_t i = 0;
+    if (stage->terms[0].kind == LRFDYN_CONV) {
+        const lrfdyn_term *term = &stage->terms[i++];
+        accumulator a = {state->part, sums, stage->start, width, 0, term->limit, 0, 0, term->in->steps == 1, 0};
+        convolve(term, state, y, x, steps, &a);
+#ifdef FIRES_PARTS
+        if (stage->count == 1 && stage->sink == LRFDYN_FIRE && steps <= GROUP) { /* the sums need no place */
+            const currents in = {a.summed ? sums : stage->start, a.part, steps, a.summed ? width : 0, width};
+            fire(stage, pixel, &in);
+            if (a.used) memset(a.part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
+            return;
+        }
+#endif
+        flush(&a);
+    } else {
+        for (int32_t step = 0; step < steps; step++)
+            memcpy(sums + step * width, stage->start, (size_t)width * sizeof(int32_t));
     }
+    for (; i < stage->count; i++)
+        for (int32_t step = 0; step < steps; step++)
+            apply(&stage->terms[i], y, x, step, out, width, sums + step * width, row);
     if (stage->sink == LRFDYN_FIRE) {
-        fire(stage, pixel, steps, width, sums);
+        const currents in = {sums, 0, steps, width, 0};
+        fire(stage, pixel, &in);
         return;
     }
     for (int32_t step = 0; step < steps; step++) {
         if (stage->sink == LRFDYN_LEVELS) levels(stage, sums + step * width, row);
-        store_row(out, pixel, step, sums + step * width);
+        store_row(out, pixel, step, stage->sink == LRFDYN_LEVELS ? row : sums + step * width);
     }
 }
 
@@ -611,33 +859,67 @@ void lrfdyn_add_spikes(const lrfdyn_map *a, const lrfdyn_map *b, const lrfdyn_ma
     }
 }
 
+/* One head of attention at all steps. Its state is k^T v: of all tokens before q is multiplied with it, or if `causal`
+   of those so far. */
+#define MIX_HEAD(NAME, TYPE)                                                                                         \
+    /* to[step] += from[step] where the step is fired in. */                                                         \
+    static void add_steps_##TYPE(TYPE *restrict to, const TYPE *restrict from, int32_t fired, int32_t plane,         \
+                                 int32_t steps, int32_t values) {                                                    \
+        for (int32_t step = 0; step < steps; step++, fired >>= 1) {                                                  \
+            const TYPE times = (TYPE)((fired & 1) << plane);                                                         \
+            int32_t left = values;                                                                                   \
+            for (; left >= LRFDYN_LANES; left -= LRFDYN_LANES, to += LRFDYN_LANES, from += LRFDYN_LANES)             \
+                for (int32_t i = 0; i < LRFDYN_LANES; i++) to[i] = (TYPE)(to[i] + times * from[i]);                  \
+            for (; left > 0; left--, to++, from++) *to = (TYPE)(*to + times * *from);                                \
+        }                                                                                                            \
+    }                                                                                                                \
+    static void NAME(const lrfdyn_map *q, const lrfdyn_map *k, const lrfdyn_map *v, const lrfdyn_map *out,           \
+                     int32_t keys, int32_t values, int32_t causal, int32_t head, int32_t *row, TYPE *state,          \
+                     uint16_t *found) {                                                                              \
+        const int32_t tokens = out->height * out->width, steps = out->steps, each = steps * values;                  \
+        TYPE *value = state + keys * each; /* of a token: v, or what is read for q */                                \
+        memset(state, 0, (size_t)(keys * each) * sizeof(TYPE));                                                      \
+        for (int32_t token = 0; token < 2 * tokens; token++) {                                                       \
+            const int32_t now = causal ? token / 2 : token % tokens, read = causal ? token % 2 : token / tokens;     \
+            const lrfdyn_map *one = read ? q : k;                                                                    \
+            memset(value, 0, (size_t)each * sizeof(TYPE));                                                           \
+            for (int32_t plane = 0; !read && plane < v->planes; plane++) {                                           \
+                const uint8_t *restrict from = spikes_at(v, now, plane) + head * values;                             \
+                TYPE *restrict to = value;                                                                           \
+                for (int32_t step = 0; step < steps; step++, to += values)                                           \
+                    for (int32_t i = 0; i < values; i++) to[i] = (TYPE)(to[i] + (((from[i] >> step) & 1) << plane)); \
+            }                                                                                                        \
+            for (int32_t plane = 0; plane < one->planes; plane++) {                                                  \
+                const uint8_t *fired = spikes_at(one, now, plane) + head * keys;                                     \
+                int32_t count = 0;                                                                                   \
+                for (int32_t c = 0; c < keys; c++) {                                                                 \
+                    found[count] = (uint16_t)c;                                                                      \
+                    count += fired[c] != 0;                                                                          \
+                }                                                                                                    \
+                for (int32_t i = 0; i < count; i++) {                                                                \
+                    TYPE *own = state + found[i] * each;                                                             \
+                    add_steps_##TYPE(read ? value : own, read ? own : value, fired[found[i]], plane, steps, values); \
+                }                                                                                                    \
+            }                                                                                                        \
+            for (int32_t step = 0; read && step < steps; step++) {                                                   \
+                for (int32_t i = 0; i < values; i++) row[head * values + i] = value[step * values + i];              \
+                store_channels(out, now, step, row, head * values, (head + 1) * values);                             \
+            }                                                                                                        \
+        }                                                                                                            \
+    }
+MIX_HEAD(mix_head_16, int16_t)
+MIX_HEAD(mix_head_32, int32_t)
+
 void lrfdyn_ssa(const lrfdyn_map *q, const lrfdyn_map *k, const lrfdyn_map *v, const lrfdyn_map *out, int32_t heads,
                 int32_t causal, void *scratch, lrfdyn_share share) {
-    const int32_t keys = k->channels / heads, values = v->channels / heads, tokens = out->height * out->width;
-    const int32_t first = first_of(share, heads), end = end_of(share, heads);
-    const size_t matrix = (size_t)(heads * keys * values);
-    int32_t *state = (int32_t *)scratch, *one = state + matrix, *other = one + k->channels;
-    for (int32_t step = 0; step < out->steps; step++) {
-        memset(state, 0, matrix * sizeof(int32_t));
-        for (int32_t token = 0; token < 2 * tokens; token++) {
-            /* k^T v of all tokens and then q times it, or both token by token */
-            const int32_t now = causal ? token / 2 : token % tokens, read = causal ? token % 2 : token / tokens;
-            load_row(read ? q : k, now, step, one);
-            if (read)
-                memset(other, 0, (size_t)v->channels * sizeof(int32_t));
-            else
-                load_row(v, now, step, other);
-            for (int32_t c = first * keys; c < end * keys; c++) {
-                if (one[c] == 0) continue;
-                int32_t *row = state + c * values, *value = other + c / keys * values;
-                if (read)
-                    for (int32_t i = 0; i < values; i++) value[i] += one[c] * row[i];
-                else
-                    for (int32_t i = 0; i < values; i++) row[i] += one[c] * value[i];
-            }
-            if (read) store_channels(out, now, step, other, first * values, end * values);
-        }
-    }
+    const int32_t keys = k->channels / heads, values = v->channels / heads, end = end_of(share, heads);
+    int32_t *row = (int32_t *)scratch, *state = row + v->channels + keys;
+    uint16_t *found = (uint16_t *)(void *)(row + v->channels);
+    for (int32_t head = first_of(share, heads); head < end; head++)
+        if (out->kind == LRFDYN_INT16) /* no state is larger than the largest sum */
+            mix_head_16(q, k, v, out, keys, values, causal, head, row, (int16_t *)(void *)state, found);
+        else
+            mix_head_32(q, k, v, out, keys, values, causal, head, row, state, found);
 }
 
 /* p(a, b) = (a b + 2^14) >> 15, written as vector units have it. */

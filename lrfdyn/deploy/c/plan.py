@@ -235,8 +235,9 @@ class Planner:
         if isinstance(operation, ops.SumTokens | ops.SumChannels):
             return Call("sum", operation, operation.inputs, value, 4 * (width + out.channels))
         if isinstance(operation, ops.Ssa):
-            state = maps[1].channels * maps[2].channels // operation.heads
-            return Call("ssa", operation, operation.inputs, value, 4 * (state + maps[1].channels + maps[2].channels))
+            keys, values = (m.channels // operation.heads for m in maps[1:])
+            state = (2 if out.kind == "INT16" else 4) * out.steps * (keys + 1) * values
+            return Call("ssa", operation, operation.inputs, value, 4 * (maps[2].channels + keys) + state)
         if isinstance(operation, ops.Dendrites):
             return Call("dendrites", operation, operation.inputs, value, width * (6 + 4 * operation.shift.shape[1]))
         if isinstance(operation, ops.Head):
@@ -287,11 +288,22 @@ def convolution(operation: ops.Conv, source: int, taken: Map, value: Value) -> T
     events = taken.kind == "SPIKES" and operation.groups == 1 and weight.dtype == torch.int8 and few
     if not events:
         return Term("DENSE", source, rows, operation.bias, operation.border, groups=operation.groups, **shape)
-    terms = weight.long().flatten(2) * value.high.reshape(1, -1, 1)
-    largest = max(int(terms.clamp(min=0).sum((1, 2)).max()), -int(terms.clamp(max=0).sum((1, 2)).min()))
-    always = largest <= MOST16
-    limit = 2**24 if always else MOST16 // max(int(weight.long().abs().max()), 1)
+    limit = events_in_16_bits(weight.flatten(1).long(), value.high.long().repeat_interleave(taps))
     return Term("CONV", source, rows, operation.bias, limit=limit, **shape)
+
+
+def events_in_16_bits(weight: Tensor, most: Tensor) -> int:
+    """How many spikes, of which input i of weights `[out, in]` has at most `most[i]`, never add up to more than 16 bits
+    hold: the worst are those of the largest weights of a sign."""
+    limit = 2**24  # all of them
+    for rows in (weight, -weight):
+        rows, order = rows.clamp(min=0).sort(1, descending=True)
+        sums = (rows * most[order]).cumsum(1)
+        for o in (sums[:, -1] > MOST16).nonzero().flatten().tolist():
+            over = int((sums[o] <= MOST16).sum())  # the first weight that is too much
+            before, left = int(most[order[o, :over]].sum()), MOST16 - (int(sums[o, over - 1]) if over else 0)
+            limit = min(limit, before + left // int(rows[o, over]))
+    return limit
 
 
 def place(plan: Plan) -> None:
