@@ -20,7 +20,7 @@ from lrfdyn.io.weights import checksum, load_tensors, save_tensors
 from lrfdyn.models.base import LIMITS
 
 FORMAT = 1
-BATCH = 16  # images that the reference computes together
+BATCH_NUMBERS = 2**22  # of the largest value, for images that are computed together: more leave the caches
 
 
 class IntegerModel:
@@ -71,7 +71,9 @@ class IntegerModel:
         require(known, f"images: expected [B, {', '.join(map(str, self.shape))}], got {what}")
         require(images.dtype == torch.uint8, f"images: expected levels in uint8, got {images.dtype}")
         require(len(images) >= 1, "images: expected at least one")
-        parts = [self.run(part)[-1].reshape(len(part), -1) for part in images.cpu().split(BATCH)]
+        largest = self.time_steps * max(value.channels * value.tokens for value in self.values)
+        batch = max(1, min(64, BATCH_NUMBERS // largest))
+        parts = [self.run(part)[-1].reshape(len(part), -1) for part in images.cpu().split(batch)]
         return torch.cat(parts).int()
 
     def run(self, images: Tensor, keep: Sequence[int] = ()) -> list[Tensor]:
