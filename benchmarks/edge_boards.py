@@ -8,9 +8,9 @@ Without --run, the model of `make demo` is trained, or taken where it lies alrea
 microcontrollers (qemu-system-arm) and on 64-bit Arm with NEON (qemu-aarch64); examples/boards has what such a board
 needs. A board whose tools are not installed is skipped, with their names. The exit code is 1 where a logit differs.
 
-Flash is code, constants and initial values, without the test images; RAM is static memory; stack is what was used. On a
-Cortex-M these are those of the whole program, on Linux of the model and the kernels alone. Instructions are the most
-that an image took, as the emulator counts them.
+Flash is code, constants and initial values, without the test images; RAM is static memory; stack is what was used of it
+by the whole program. On a Cortex-M flash and RAM are those of the whole program too, on Linux of the model and the
+kernels alone. Instructions are the most that an image took, as the emulator of a Cortex-M counts them.
 """
 
 from __future__ import annotations
