@@ -9,7 +9,6 @@ are a result of one operator and an argument of the next. Over channels a byte h
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +35,8 @@ class TracedSpikes(Tensor):
     What leaves the graph is set for real, and becomes an ordinary tensor: from then on nobody watches for changes.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # what is computed from spikes is no spikes
+    # What is computed from spikes is no spikes.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def packed(self) -> Tensor | None:
@@ -48,7 +48,7 @@ class TracedSpikes(Tensor):
 
 
 # Before, a traced tensor had no attributes: then later kernels keep the spikes.
-TRACED_BITS = torch.__version__ >= (2, 8)
+TRACED_BITS = torch.__version__ >= "2.8"
 _library = torch.library.Library("lrfdyn", "FRAGMENT")
 _library.define("unchanged_bits(Tensor spikes, Tensor(a) bits) -> Tensor(a)")
 
@@ -148,10 +148,10 @@ def _spread(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 def unpack_channels(packed: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
     """The spikes `[..., C]`, as 0 and 1 in `dtype`, of the bytes `packed` `[..., ceil(C / 8)]`."""
+    if as_operator() and use_triton(packed.new_empty(1, dtype=dtype)):
+        return unpack_operator(packed, channels, dtype)
     table = _spread(packed.device, dtype)
     if use_triton(table):
-        if as_operator():
-            return unpack_operator(packed, channels, dtype)
         from lrfdyn.ops.bits_triton import unpack_channels_triton
 
         return unpack_channels_triton(packed, channels, dtype)

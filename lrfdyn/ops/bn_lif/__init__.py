@@ -53,7 +53,5 @@ def bn_lif(
             return with_step_bits(*bn_lif_by_operators(x, norm, dynamics, offset, repeats, residual, pool))
         from lrfdyn.ops.bn_lif.triton import BnLif
 
-        return with_step_bits(
-            *BnLif.apply(x, norm.weight, norm.bias, offset, residual, norm, dynamics, repeats, pool)
-        )
+        return with_step_bits(*BnLif.apply(x, norm.weight, norm.bias, offset, residual, norm, dynamics, repeats, pool))
     return bn_lif_reference(x, norm, dynamics, offset=offset, repeats=repeats, residual=residual, pool=pool)

@@ -172,7 +172,7 @@ def launch_backward(
     x: Tensor, stats: Tensor, weight: Tensor, bias: Tensor, codes: Tensor | None, grad: Tensor, d: Dynamics | Integer,
     repeats: int, training: bool, mine: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of dense rows, of the weight and of the bias. A gradient of the spikes that is `mine` is overwritten."""
+    """Gradients of dense rows, of the weight and of the bias. That of the spikes is overwritten if it is `mine`."""
     sizes, options = _Sizes.of(x), options_of(x, d, repeats)
     channels, time, bc = sizes.channels, options["T"], sizes.columns
     if codes is not None:
@@ -186,9 +186,7 @@ def launch_backward(
     bs = SUMS_TILE // bc
     programs = min(triton.cdiv(sizes.lines, bs), max(1, REDUCERS // sizes.blocks))
     partial = stats.new_empty(2, programs * sizes.factor, channels)
-    passes.sums_kernel[(programs, sizes.blocks)](
-        x, stats, bias, grad, partial, *sizes.arguments, BM=bs, **options
-    )
+    passes.sums_kernel[(programs, sizes.blocks)](x, stats, bias, grad, partial, *sizes.arguments, BM=bs, **options)
     grad_weight, grad_bias, means = torch.empty_like(weight), torch.empty_like(bias), stats.new_empty(2, channels)
     passes.finish_sums_kernel[(triton.cdiv(channels, FINISH["BC"]),)](
         partial, stats, grad_weight, grad_bias, means, programs * sizes.factor, channels,

@@ -50,8 +50,9 @@ def dendrite_backward(
     from lrfdyn.ops.dendrite.triton import as_read, launch_backward
 
     decay, frequency, weight = as_read(decay, frequency, weight)
-    grad_u, *modes = launch_backward(u.contiguous(), decay, frequency, weight, grad, packed, dtype)
-    return grad_u, *(or_nothing(mode, weight) for mode in modes)
+    given = (u.contiguous(), decay, frequency, weight, grad, packed, dtype)
+    grad_u, grad_decay, grad_frequency, grad_weight = launch_backward(*given)
+    return grad_u, grad_decay, or_nothing(grad_frequency, weight), grad_weight
 
 
 @dendrite_backward.register_fake

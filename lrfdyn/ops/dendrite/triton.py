@@ -278,8 +278,8 @@ def _options(tokens: int, channels: int, modes: int) -> dict[str, Any]:
     return {"N": tokens, "C": channels, "M": modes, "L": TOKENS, "LARGEST": LARGEST_DECAY, "num_warps": 1}
 
 
-def as_read(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Modes and states as the kernels read them."""
+def as_read(*tensors: Tensor | None) -> list[Any]:
+    """Modes and states, where there are any, as the kernels read them."""
     return [None if t is None else t.float().contiguous() for t in tensors]
 
 

@@ -41,8 +41,8 @@ def attention_backward(
     from lrfdyn.ops.spike_attention.triton import dense_rows, launch_backward, parts_of
 
     rows = _new_rows(q, grad)
-    parts, given = parts_of(rows, grad.shape[1], q.shape[3]), (dense_rows(x) for x in (q, k, v, grad))
-    launch_backward(parts, *given, None, scale, causal, packed, dtype)
+    parts, (q, k, v, grad) = parts_of(rows, grad.shape[1], q.shape[3]), map(dense_rows, (q, k, v, grad))
+    launch_backward(parts, q, k, v, grad, None, scale, causal, packed, dtype)
     return rows
 
 

@@ -230,7 +230,10 @@ class SpikeAttention(torch.autograd.Function):
         q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
         out = launch(q, k, v, scale, causal)
         ctx.save_for_backward(*((q, k, v) if packed is None else (dense_rows(x) for x in packed)))
-        ctx.given, ctx.side_by_side = (scale, causal, packed is not None, q.dtype), q.stride(2) > q.shape[1] * q.shape[3]
+        ctx.given, ctx.side_by_side = (
+            (scale, causal, packed is not None, q.dtype),
+            q.stride(2) > q.shape[1] * q.shape[3],
+        )
         return (out, given.view_as(given)) if fork else out
 
     @staticmethod
