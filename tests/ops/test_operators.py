@@ -467,3 +467,45 @@ def test_dendrites_compile_in_other_types():
     assert y.dtype == expected.dtype == torch.bfloat16
     close(y, expected, 1e-6, "output")
     assert names(graphs) == ["dendrite"]
+
+
+def counted(network, x):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    import lrfdyn.ops.flops  # noqa: F401
+
+    with FlopCounterMode(display=False) as counter:
+        network(x).square().sum().backward()
+    return {str(name): count for name, count in counter.get_flop_counts()["Global"].items()}
+
+
+def test_flops_of_convolutions_and_stencils_are_those_of_the_definitions():
+    weight, x = leaf(rand(6, 8, 3, 3)), currents(3, 2, 8, 4, 4)
+    found = counted(lambda x: spike_conv(x, weight, padding=(1, 1)), x)
+    plain = counted(lambda x: convolution(x, weight), x)
+    assert list(found) == ["lrfdyn.spike_conv", "lrfdyn.spike_conv_backward"]
+    assert list(found.values()) == list(plain.values())
+    weight, x = leaf(rand(2, 8, 3, 3)), leaf(rand(2, 8, 3, 4))
+    assert list(counted(lambda x: lrf(x, weight, (1, 3)), x).values()) == [2 * 18 * 8 * 24, 4 * 18 * 8 * 24]
+
+
+def test_flops_of_a_network_are_those_of_the_definitions():
+    """The counter watches modules, which then compute their parts one by one."""
+    net, x = (
+        nn.Sequential(SpikingConv(3, 8, LIF(), 3, stride=2), SpikingConv(8, 4, LIF())).to(DEVICE),
+        rand(3, 2, 3, 4, 4),
+    )
+    found = counted(net, x)
+    with plain_operations():
+        assert found == counted(net, x)
+
+
+def test_flops_of_mixing():
+    q, k, v = (tokens(2, 5, 3, size) for size in (16, 16, 8))
+    product = 2 * 2 * 3 * 5 * 16 * 8
+    assert list(counted(lambda q: spike_attention(q, k, v, 1.0), q).values()) == [2 * product, 5 * product]
+    two = modes(2, 8, 3)
+    each = 2 * 2 * 5 * 8 * 2 * 3
+    assert list(counted(lambda u: dendrite(u, *two)[0], leaf(spikes(2, 5, 8))).values()) == [6 * each, 14 * each]
+    real = real_modes(8, 3)
+    assert list(counted(lambda u: dendrite(u, *real)[0], leaf(spikes(2, 5, 8))).values()) == [4 * each / 2, 5 * each]
