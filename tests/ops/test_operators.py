@@ -25,6 +25,7 @@ from lrfdyn.ops.spike_attention import spike_attention_reference
 from lrfdyn.ops.spike_conv import spike_conv
 from tests.ops.kernels import DEVICE, close, compare, rand, spikes
 
+pytestmark = pytest.mark.gpu
 OPERATORS = torch.ops.lrfdyn
 NEURON = neuron_numbers(Dynamics.lif())
 
