@@ -8,7 +8,7 @@ BIN := .venv/bin
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi rocm-smi),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: demo test lint docs format mutants fuzz edge-test zoo space clean
+.PHONY: demo test test-gpu lint docs format mutants fuzz edge-test zoo space clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo-installed
@@ -17,6 +17,10 @@ demo: .venv/demo-installed
 
 test: .venv/dev-installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+# What needs or profits from a GPU. The last line says what ran, and on what.
+test-gpu: .venv/dev-installed
+	$(BIN)/python -m pytest -m gpu -q
 
 lint: .venv/dev-installed
 	$(BIN)/ruff check .

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import pytest
 import torch
 from hypothesis import settings
 from torch import Tensor
@@ -17,6 +18,28 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests sta
 # Kernels run in Triton's interpreter where there is no GPU; it must be known before triton is first imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu(needed=True)` are skipped without a GPU; those marked `gpu` run anywhere, and on it if it is
+    there."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if any(mark.kwargs.get("needed") for mark in item.iter_markers("gpu")):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """The last line of `make test-gpu`: what ran, and on what."""
+    yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.option.markexpr == "gpu" and reporter is not None:
+        counts = {kind: len(reporter.stats.get(kind, ())) for kind in ("passed", "failed", "error", "skipped")}
+        said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "Triton's interpreter, no GPU"
+        reporter.write_line(f"GPU tests: {said}; torch {torch.__version__}, on {device}")
+
 
 LAYOUTS = ("contiguous", "permuted", "strided", "channels_last", "offset")
 

@@ -18,7 +18,7 @@ from lrfdyn.checks import check_types
 from lrfdyn.errors import require, shown
 from lrfdyn.nn.layers import fold_time
 from lrfdyn.nn.neurons import FoldedNorm, scale_and_shift
-from lrfdyn.ops.bits import attach_step_bits, step_bits_of
+from lrfdyn.ops.bits import step_bits_of, with_step_bits
 from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf, lrf_reference
 from lrfdyn.ops.spike_attention import causal_spike_attention, spike_attention
@@ -66,8 +66,7 @@ class SSA(Attention):
         if not (fork and use_triton(*spikes)):
             return from_heads(spike_attention(q, k, v, self.scale, packed), like=values), values
         y, again = spike_attention(q, k, v, self.scale, packed, fork=True)
-        again = from_heads(again, like=values)
-        attach_step_bits(again, bits[-1])
+        again = with_step_bits(from_heads(again, like=values), bits[-1])
         return from_heads(y, like=values), again
 
     def mixing_weights(self, spikes: Spikes, grid: Grid, block: int) -> WeightBlocks:

@@ -14,7 +14,7 @@ from lrfdyn.checks import checked
 from lrfdyn.errors import require
 from lrfdyn.nn.neurons import FoldedNorm, fused_dynamics, fused_norm, observed
 from lrfdyn.nn.sections import Section, lean_max_pool, residual_section, row_halo
-from lrfdyn.ops.bits import attach_step_bits, step_bits_of
+from lrfdyn.ops.bits import step_bits_of, with_step_bits
 from lrfdyn.ops.bn_lif import bn_lif, joined
 from lrfdyn.ops.dispatch import autocast_dtype, use_triton
 from lrfdyn.ops.gradient_memory import split_channels
@@ -181,8 +181,7 @@ def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor],
     sizes = [c.out_channels for c in convs]
     parts, bits = split_channels(spikes, sizes, 2), step_bits_of(spikes)
     if bits is not None:
-        for part, of_part in zip(parts, bits.split(sizes, 1), strict=True):
-            attach_step_bits(part, of_part)
+        parts = tuple(with_step_bits(*pair) for pair in zip(parts, bits.split(sizes, 1), strict=True))
     return parts, shortcut
 
 

@@ -2,19 +2,23 @@
 
 Over time steps one byte holds a neuron, bit t for time step t. The kernels leave these bytes with the spikes they
 write, and later kernels keep them instead of the spikes; a change of the spikes in place makes them stale, and then
-they are not used. Over channels a byte holds eight channels of one bit plane.
+they are not used. While a compiler traces a network, spikes with bits have a type of their own: in the graph the bits
+are a result of one operator and an argument of the next. Over channels a byte holds eight channels of one bit plane.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrfdyn.ops.dispatch import use_triton
+from lrfdyn.ops.dispatch import as_operator, use_triton
+from lrfdyn.ops.operators import operator
+
+# The spikes of one neuron, a bit per step, fit a byte up to here.
+MOST_PACKED_STEPS = 8
 
 # Times eight bytes of 0 or 1, seen as one integer, this leaves bit i of the highest byte where byte i was 1: the
 # products 2^(8 i + 56 - 7 j) are all different, so nothing is carried.
@@ -25,14 +29,61 @@ def _version(x: Tensor) -> int:
     return 0 if x.is_inference() else x._version  # inference tensors do not count their changes
 
 
-def attach_step_bits(spikes: Any, bits: Tensor | None) -> None:
-    """Leaves the bytes `bits` `[B, ...]`, if there are any, with the spikes `[T, B, ...]` that they stand for."""
-    if bits is not None:
-        spikes.packed = (bits, _version(spikes))
+class TracedSpikes(Tensor):
+    """Spikes with bits inside a graph that is being traced: there alone `packed` holds what it is set to.
+
+    What leaves the graph is set for real, and becomes an ordinary tensor: from then on nobody watches for changes.
+    """
+
+    # What is computed from spikes is no spikes.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @property
+    def packed(self) -> Tensor | None:
+        return None
+
+    @packed.setter
+    def packed(self, bits: Tensor) -> None:
+        self.__class__ = Tensor  # type: ignore[assignment]
+
+
+# Before, a traced tensor had no attributes: then later kernels keep the spikes.
+TRACED_BITS = torch.__version__ >= "2.8"
+_library = torch.library.Library("lrfdyn", "FRAGMENT")
+_library.define("unchanged_bits(Tensor spikes, Tensor(a) bits) -> Tensor(a)")
+
+
+def _unchanged_bits(spikes: Tensor, bits: Tensor) -> Tensor:
+    """The bits, or nothing if the spikes were changed in place. Runs while a graph is traced, and is not in it."""
+    return bits.view_as(bits) if _version(spikes) == 0 else bits[:0]
+
+
+_library.impl("unchanged_bits", _unchanged_bits, "CompositeImplicitAutograd")
+
+
+def with_step_bits(spikes: Tensor, bits: Tensor | None) -> Tensor:
+    """The spikes `[T, B, ...]`, with the bytes `bits` `[B, ...]` that stand for them, if there are any."""
+    if bits is None:
+        return spikes
+    if torch.compiler.is_dynamo_compiling():
+        return _traced(spikes, bits) if TRACED_BITS else spikes
+    spikes.packed = (bits, _version(spikes))  # type: ignore[attr-defined]
+    return spikes
+
+
+def _traced(spikes: Tensor, bits: Tensor) -> Tensor:
+    traced = spikes.as_subclass(TracedSpikes)
+    traced.packed = bits
+    return traced
 
 
 def step_bits_of(spikes: Tensor) -> Tensor | None:
     """The bytes `[B, ...]` of `spikes` `[T, B, ...]`, if they came with any and are what they were."""
+    if torch.compiler.is_dynamo_compiling():
+        if not isinstance(spikes, TracedSpikes) or spikes.packed is None:
+            return None
+        bits = torch.ops.lrfdyn.unchanged_bits(spikes, spikes.packed)
+        return bits if bits.shape[0] else None
     bits, version = getattr(spikes, "packed", (None, None))
     return bits if bits is not None and version == _version(spikes) else None
 
@@ -42,10 +93,39 @@ def packed_width(channels: int) -> int:
     return -(-channels // 8)
 
 
+@operator("pack_channels", "(Tensor spikes) -> Tensor")
+def pack_operator(spikes: Tensor) -> Tensor:
+    """See `pack_channels`."""
+    from lrfdyn.ops.bits_triton import pack_channels_triton
+
+    return pack_channels_triton(spikes)
+
+
+@pack_operator.register_fake
+def _(spikes: Tensor) -> Tensor:
+    return spikes.new_empty(*spikes.shape[:-1], packed_width(spikes.shape[-1]), dtype=torch.uint8)
+
+
+@operator("unpack_channels", "(Tensor packed, SymInt channels, ScalarType dtype) -> Tensor")
+def unpack_operator(packed: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    """See `unpack_channels`."""
+    from lrfdyn.ops.bits_triton import unpack_channels_triton
+
+    return unpack_channels_triton(packed, channels, dtype)
+
+
+@unpack_operator.register_fake
+def _(packed: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    return packed.new_empty(*packed.shape[:-1], channels, dtype=dtype)
+
+
 def pack_channels(spikes: Tensor, out: Tensor | None = None) -> Tensor:
     """Bytes `[..., ceil(C / 8)]` of `spikes` `[..., C]`, where all that is not 0 is a spike. Rows of `out` must follow
     each other without a gap."""
     if use_triton(spikes):
+        if as_operator():
+            packed = pack_operator(spikes)
+            return packed if out is None else out.copy_(packed)
         from lrfdyn.ops.bits_triton import pack_channels_triton
 
         return pack_channels_triton(spikes, out)
@@ -68,6 +148,8 @@ def _spread(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 def unpack_channels(packed: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
     """The spikes `[..., C]`, as 0 and 1 in `dtype`, of the bytes `packed` `[..., ceil(C / 8)]`."""
+    if as_operator() and use_triton(packed.new_empty(1, dtype=dtype)):
+        return unpack_operator(packed, channels, dtype)
     table = _spread(packed.device, dtype)
     if use_triton(table):
         from lrfdyn.ops.bits_triton import unpack_channels_triton

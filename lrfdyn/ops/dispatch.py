@@ -6,8 +6,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cache
+from threading import local
 
 import torch
 from torch import Tensor
@@ -15,13 +14,15 @@ from torch import Tensor
 from lrfdyn.errors import require
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_plain_only: ContextVar[bool] = ContextVar("plain_only", default=False)  # of a thread, not of the process
+_thread = local()  # `plain` is of a thread, not of the process, and what compilers can read
 
 
-@cache
+_triton_present = os.environ.get("LRFDYN_TRITON", "1") != "0" and importlib.util.find_spec("triton") is not None
+
+
 def triton_present() -> bool:
     """Whether kernels can be built here. `LRFDYN_TRITON=0` turns them off."""
-    return os.environ.get("LRFDYN_TRITON", "1") != "0" and importlib.util.find_spec("triton") is not None
+    return _triton_present  # looked up once, and by a compiler never: it only reads the answer
 
 
 def _on_kernel_device(tensor: Tensor) -> bool:
@@ -30,10 +31,17 @@ def _on_kernel_device(tensor: Tensor) -> bool:
 
 def use_triton(*tensors: Tensor | None) -> bool:
     """Whether an operation on these tensors takes its kernel: all on a GPU, in a type that the kernels know."""
-    if torch.compiler.is_compiling() or _plain_only.get():
+    if getattr(_thread, "plain", False):
         return False
     given = [t for t in tensors if t is not None]
     return all(_on_kernel_device(t) and t.dtype in KERNEL_DTYPES and t.numel() > 0 for t in given) and triton_present()
+
+
+def as_operator() -> bool:
+    """Whether a kernel must be called as a registered operator: a compiler traces the call, or a mode looks at every
+    operator (tensors without memory, FLOP counters). Everywhere else it is an autograd function, which may do what an
+    operator must not: return its input, write into a gradient that nobody else holds."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def require_shape(name: str, given: Tensor | None, shape: Sequence[int]) -> None:
@@ -53,11 +61,12 @@ def first_derivative_only() -> None:
 @contextmanager
 def plain_operations() -> Iterator[None]:
     """Inside this context every operation takes its plain definition, on GPUs too. Other threads are not affected."""
-    token = _plain_only.set(True)
+    before = getattr(_thread, "plain", False)
+    _thread.plain = True
     try:
         yield
     finally:
-        _plain_only.reset(token)
+        _thread.plain = before
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:

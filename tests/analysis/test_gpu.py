@@ -10,7 +10,7 @@ from lrfdyn.analysis.analyze import measure_model
 from lrfdyn.attention import ATTENTIONS
 from tests.models.host_checks import digits_model
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu(needed=True)
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)

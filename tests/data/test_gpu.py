@@ -13,7 +13,7 @@ from lrfdyn.data.augment import EVENT_OPERATIONS
 from lrfdyn.data.event_augment import augment_frames
 from tests.data.make import EVERYTHING, keys, write_cifar, write_folder, write_tiny_imagenet
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu(needed=True)
 
 
 @pytest.mark.parametrize("name", ["cifar100", "tiny_imagenet"])

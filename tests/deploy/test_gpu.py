@@ -12,7 +12,7 @@ from lrfdyn.deploy import RowStream, compile_for_inference
 from lrfdyn.ops.dispatch import plain_operations
 from tests.deploy.small import live
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu(needed=True)
 CUDA = torch.device("cuda")
 
 

@@ -21,6 +21,7 @@ from lrfdyn.ops.dispatch import plain_operations
 from lrfdyn.ops.lif import Dynamics, lif
 from tests.ops.kernels import DEVICE
 
+pytestmark = pytest.mark.gpu
 SMALL = {"dim": 32, "depth": 1, "heads": 2, "image_size": 16, "num_classes": 5, "time_steps": 3}
 KINDS = {
     "ssa": {},

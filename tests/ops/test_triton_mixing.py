@@ -16,6 +16,8 @@ from lrfdyn.ops.spike_attention import spike_attention_reference
 from lrfdyn.ops.spike_attention.triton import SpikeAttention
 from tests.ops.kernels import DEVICE, DTYPES, GPU, TOLERANCE, close, compare, rand, same_bits_twice, spikes
 
+pytestmark = pytest.mark.gpu
+
 # batch, channels, height, width, dilations, what is added
 STENCILS = {
     "B2-C40-5x7-d3,5-identity": (2, 40, 5, 7, (3, 5), "identity"),

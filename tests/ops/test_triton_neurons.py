@@ -13,6 +13,7 @@ from lrfdyn.ops.lif.triton import IntegerSpikeKernel
 from lrfdyn.ops.spike_conv import spike_conv
 from tests.ops.kernels import DTYPES, GPU, TOLERANCE, close, compare, rand, same_bits_twice, with_kernels
 
+pytestmark = pytest.mark.gpu
 lif_triton, bn_lif_triton = with_kernels(lif), with_kernels(bn_lif)
 
 DYNAMICS = {

@@ -10,7 +10,7 @@ from lrfdyn.files import read_json_lines
 from lrfdyn.training.run import run_training
 from tests.segmentation.make import CLASSES, tiny_config, tiny_model, write_shapes
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu(needed=True)
 
 
 def test_crops_are_those_of_the_cpu(tmp_path):

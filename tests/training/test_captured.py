@@ -168,7 +168,7 @@ def test_speed_is_that_of_the_steps_behind_the_first(tmp_path, monkeypatch):
     assert 10 * 128 / summary["images_per_s"] == pytest.approx(slow_end)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu(needed=True)
 class TestOnGPU:
     CONFIG: ClassVar[dict[str, Any]] = {"run": {"device": "cuda", "precision": "bf16", "log_steps": 5}}
 

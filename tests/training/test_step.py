@@ -27,7 +27,7 @@ def test_without_a_gpu_the_step_is_eager_and_says_why():
     assert step.why_not == "not on a GPU"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu(needed=True)
 def test_captured_step_equals_the_eager_one_and_other_shapes_fall_back():
     x, y = torch.eye(6, device="cuda"), torch.tensor([0, 1, 2, 0, 1, 2], device="cuda")
     models = []
@@ -145,7 +145,7 @@ def test_group_of_one_process_counts_as_several(monkeypatch):
     assert capture_obstacle(torch.device("cuda"), optimizer, None, False) == "several processes"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu(needed=True)
 @optimizers
 @pytest.mark.parametrize("clip_norm", [None, 0.01])
 @pytest.mark.parametrize("half", [False, True])

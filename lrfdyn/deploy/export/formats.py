@@ -21,6 +21,7 @@ from torch import nn
 
 from lrfdyn.errors import LrfdynError, first_line, require
 from lrfdyn.files import discard_stderr, json_object, plain_file, read_json, write_json
+from lrfdyn.ops.dispatch import plain_operations
 
 METADATA_KEY = "lrfdyn"  # one JSON object, which a reader in any language can take apart
 INPUT, OUTPUT = "images", "logits"
@@ -59,7 +60,7 @@ def write_onnx(form: nn.Module, sample: torch.Tensor, path: Path, facts: Mapping
     size = sum(t.nbytes for t in form.state_dict().values())
     require(size < MOST_BYTES, f"model: {size / 2**30:.1f} GiB of weights are more than one ONNX file can hold (2 GiB)")
     batch = torch.export.Dim("batch")
-    with without_remarks():
+    with without_remarks(), plain_operations():  # a file for machines that do not have our kernels
         program = torch.export.export(form, (sample,), dynamic_shapes=({0: batch},), strict=False)
         names: Any = {"input_names": [INPUT], "output_names": [OUTPUT], "dynamic_shapes": ({0: "batch"},)}
         exported: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)
@@ -136,7 +137,7 @@ def write_executorch(form: nn.Module, sample: torch.Tensor, path: Path, facts: M
     most = facts["most_images"]
     # A dimension of one size is refused.
     shapes, shown = (None, sample[:1]) if most == 1 else (({0: torch.export.Dim("batch", min=1, max=most)},), sample)
-    with without_remarks():
+    with without_remarks(), plain_operations():  # a file for machines that do not have our kernels
         program = torch.export.export(form, (shown,), dynamic_shapes=shapes, strict=False)
         # While a program is lowered, PyTorch asks which of its own convolutions would run; some take fewer than 16
         # images only, and the answer for the sample would rule out larger batches although none of them will be used.

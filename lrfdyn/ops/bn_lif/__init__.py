@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from lrfdyn.errors import require
-from lrfdyn.ops.bits import attach_step_bits
+from lrfdyn.ops.bits import MOST_PACKED_STEPS, with_step_bits
+from lrfdyn.ops.bn_lif.operator import bn_lif_by_operators
 from lrfdyn.ops.bn_lif.reference import Integer, Norm, bn_lif_reference, joined
-from lrfdyn.ops.dispatch import require_shape, use_triton
+from lrfdyn.ops.dispatch import as_operator, require_shape, use_triton
 from lrfdyn.ops.lif import Dynamics
 
 __all__ = ["Integer", "Norm", "bn_lif", "bn_lif_reference", "joined"]
@@ -46,11 +47,11 @@ def bn_lif(
     require(repeats == 1 or x.shape[0] == 1, f"repeats: expected one time step in x, got {x.shape[0]}")
     require(residual is None or not pool, "residual: cannot be added to pooled spikes")
     require_shape("residual", residual, (max(x.shape[0], repeats), *x.shape[1:]))
-    if use_triton(x, norm.weight, residual):
-        from lrfdyn.ops.bn_lif.triton import MOST_STEPS, BnLif
+    fits = max(x.shape[0], repeats) <= MOST_PACKED_STEPS and not (pool and isinstance(dynamics, Integer))
+    if fits and use_triton(x, norm.weight, residual):
+        if as_operator():
+            return with_step_bits(*bn_lif_by_operators(x, norm, dynamics, offset, repeats, residual, pool))
+        from lrfdyn.ops.bn_lif.triton import BnLif
 
-        if max(x.shape[0], repeats) <= MOST_STEPS and not (pool and isinstance(dynamics, Integer)):
-            spikes, bits = BnLif.apply(x, norm.weight, norm.bias, offset, residual, norm, dynamics, repeats, pool)
-            attach_step_bits(spikes, bits)
-            return spikes
+        return with_step_bits(*BnLif.apply(x, norm.weight, norm.bias, offset, residual, norm, dynamics, repeats, pool))
     return bn_lif_reference(x, norm, dynamics, offset=offset, repeats=repeats, residual=residual, pool=pool)

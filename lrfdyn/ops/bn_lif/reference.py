@@ -21,6 +21,11 @@ class Integer:
     scale: float = 0.25
 
 
+def has_bits(neuron: Dynamics | Integer, residual: Tensor | None) -> bool:
+    """Whether what comes out can be told by bits: sums with a residual are no spikes, and integer spikes no bits."""
+    return residual is None and not isinstance(neuron, Integer)
+
+
 @dataclass(frozen=True)
 class Norm:
     """A batch norm: its parameters and buffers `[C]`, as `torch.nn.BatchNorm2d` names them. The running statistics are

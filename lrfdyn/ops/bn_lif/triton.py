@@ -16,6 +16,7 @@ columns, so that all loads are whole cache lines. C below is that width, CHANNEL
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,13 +25,12 @@ from torch import Tensor
 
 from lrfdyn.ops.bn_lif import passes_triton as passes
 from lrfdyn.ops.bn_lif.pool_triton import pool_kernel, unpool_kernel
-from lrfdyn.ops.bn_lif.reference import Integer, Norm
+from lrfdyn.ops.bn_lif.reference import Integer, Norm, has_bits
 from lrfdyn.ops.dispatch import first_derivative_only
 from lrfdyn.ops.gradient_memory import learn_reference_counts, may_overwrite
 from lrfdyn.ops.lif.reference import Dynamics
 from lrfdyn.ops.spike_conv import channels_last
 
-MOST_STEPS = 8
 # Elements of one time step per program: apply kernels, sums, statistics (several such tiles at once).
 TILE, SUMS_TILE, STATISTICS_TILE, STATISTICS_UNROLL = 1024, 512, 1024, 4
 # Partial sums and channels per turn of the kernels that finish them.
@@ -73,8 +73,140 @@ def new_like(x: Tensor, steps: int, grid: tuple[int, int] | None = None, dtype: 
     return x.new_empty(steps, batch, height, width, channels, dtype=dtype).permute(0, 1, 4, 2, 3)
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """How a kernel sees rows of channels: F of them as one (see above), and the columns per program."""
+
+    factor: int
+    lines: int
+    wide: int
+    channels: int
+    columns: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> _Sizes:
+        _, batch, channels, height, width = x.shape
+        neurons = batch * height * width
+        factor, columns = widened(channels, neurons)
+        return cls(factor, neurons // factor, channels * factor, channels, columns)
+
+    @property
+    def arguments(self) -> tuple[int, int, int]:
+        return self.lines, self.wide, self.channels
+
+    @property
+    def blocks(self) -> int:
+        return triton.cdiv(self.wide, self.columns)
+
+
+def options_of(x: Tensor, d: Dynamics | Integer, repeats: int) -> dict[str, Any]:
+    """What the kernels that know the neuron are compiled for."""
+    columns, integer = _Sizes.of(x).columns, isinstance(d, Integer)
+    return {"D": d, "T": x.shape[0] * repeats, "REPEATED": repeats > 1, "INTEGER": integer, "BC": columns}
+
+
+def launch_statistics(x: Tensor, norm: Norm, offset: Tensor | None, repeats: int) -> Tensor:
+    """Mean, deviation and scale of dense rows, `[3, C]`; in training the running statistics are updated."""
+    steps, sizes = x.shape[0], _Sizes.of(x)
+    br, channels, rows = STATISTICS_TILE // sizes.columns, sizes.channels, steps * sizes.lines
+    stats = torch.empty(3, channels, dtype=torch.float32, device=x.device)
+    programs = min(triton.cdiv(rows, br * STATISTICS_UNROLL), max(1, REDUCERS // sizes.blocks))
+    partial = stats.new_empty(2, programs * sizes.factor, channels)
+    if norm.training:
+        passes.statistics_kernel[(programs, sizes.blocks)](
+            x, partial, rows, sizes.wide, channels, BR=br, BC=sizes.columns, UNROLL=STATISTICS_UNROLL
+        )
+    count = x.numel() // channels
+    everything = count * repeats
+    passes.finish_statistics_kernel[(triton.cdiv(channels, FINISH["BC"]),)](
+        x, partial, norm.weight, offset, norm.running_mean, norm.running_var, stats, programs * sizes.factor, channels,
+        float(count), everything / max(everything - 1, 1), norm.momentum, norm.eps, TRAINING=norm.training, **FINISH
+    )  # fmt: skip
+    return stats
+
+
+def half_grid(x: Tensor) -> tuple[int, int]:
+    """The grid behind the pool."""
+    return (x.shape[3] + 1) // 2, (x.shape[4] + 1) // 2
+
+
+def new_codes(x: Tensor, time: int) -> Tensor:
+    """Empty codes of the windows of the pool: which neurons were their maxima."""
+    height, width = half_grid(x)
+    return x.new_empty(x.shape[1] * height * width, x.shape[2], dtype=torch.int16 if time <= 4 else torch.int32)
+
+
+def launch(
+    x: Tensor, stats: Tensor, bias: Tensor, residual: Tensor | None, d: Dynamics | Integer, repeats: int, pool: bool,
+    pack: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """Of dense rows: spikes, their bits `[B, C, H, W]` if they are to be packed, and the codes of the pool."""
+    _, batch, channels, height, width = x.shape
+    sizes, options = _Sizes.of(x), options_of(x, d, repeats)
+    time, bc = options["T"], sizes.columns
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    out = None if pool else new_like(x, time, dtype=dtype)
+    packed = x.new_empty(batch, height, width, channels, dtype=torch.uint8) if pack or pool else None
+    residual = None if residual is None else dense_rows(residual)
+    passes.apply_kernel[(triton.cdiv(sizes.lines, TILE // bc), sizes.blocks)](
+        x, stats, bias, residual, out, packed, *sizes.arguments, BM=TILE // bc, num_warps=8, **options
+    )
+    codes = None
+    if pool:
+        grid = half_grid(x)
+        out = new_like(x, time, grid)
+        pooled = batch * grid[0] * grid[1]
+        unpooled, packed = packed, None
+        if pack:
+            codes = new_codes(x, time)
+            packed = x.new_empty(batch, *grid, channels, dtype=torch.uint8)
+        bc = channel_block(channels)
+        pool_kernel[(triton.cdiv(pooled, TILE // bc), triton.cdiv(channels, bc))](
+            unpooled, out, packed, codes, pooled, channels, height, width, *grid, T=time, BM=TILE // bc,
+            BC=bc, num_warps=2,
+        )  # fmt: skip
+    return out, None if packed is None else packed.permute(0, 3, 1, 2), codes
+
+
+def launch_backward(
+    x: Tensor, stats: Tensor, weight: Tensor, bias: Tensor, codes: Tensor | None, grad: Tensor, d: Dynamics | Integer,
+    repeats: int, training: bool, mine: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of dense rows, of the weight and of the bias. That of the spikes is overwritten if it is `mine`."""
+    sizes, options = _Sizes.of(x), options_of(x, d, repeats)
+    channels, time, bc = sizes.channels, options["T"], sizes.columns
+    if codes is not None:
+        pooled, grad, mine = grad, new_like(x, time), True
+        windows, block = pooled.shape[3] * pooled.shape[4], channel_block(channels)
+        bm = max(1, min(TILE // block, triton.next_power_of_2(windows)))
+        unpool_kernel[(triton.cdiv(windows, bm), triton.cdiv(channels, block), x.shape[1])](
+            pooled, codes, grad, channels, *x.shape[3:], *pooled.shape[3:], codes.numel(), sizes.lines * sizes.wide,
+            T=time, BM=bm, BC=block, num_warps=8,
+        )  # fmt: skip
+    bs = SUMS_TILE // bc
+    programs = min(triton.cdiv(sizes.lines, bs), max(1, REDUCERS // sizes.blocks))
+    partial = stats.new_empty(2, programs * sizes.factor, channels)
+    passes.sums_kernel[(programs, sizes.blocks)](x, stats, bias, grad, partial, *sizes.arguments, BM=bs, **options)
+    grad_weight, grad_bias, means = torch.empty_like(weight), torch.empty_like(bias), stats.new_empty(2, channels)
+    passes.finish_sums_kernel[(triton.cdiv(channels, FINISH["BC"]),)](
+        partial, stats, grad_weight, grad_bias, means, programs * sizes.factor, channels,
+        float(x.numel() // channels * repeats), TRAINING=training, **FINISH,
+    )  # fmt: skip
+    # A gradient that nobody else holds is not needed any more: the result takes its memory.
+    grad_x = grad if mine and not options["REPEATED"] and grad.dtype == x.dtype else torch.empty_like(x)
+    passes.apply_backward_kernel[(triton.cdiv(sizes.lines, TILE // bc), sizes.blocks)](
+        x, stats, bias, grad, means, grad_x, *sizes.arguments, BM=TILE // bc, num_warps=8, **options
+    )
+    return grad_x, grad_weight, grad_bias
+
+
+def offset_gradient(grad_bias: Tensor, stats: Tensor, training: bool, shape: torch.Size) -> Tensor:
+    """The norm takes the offset away again in training; outside it is a shift like the bias, scaled."""
+    return (torch.zeros_like(grad_bias) if training else grad_bias.float() * stats[2]).reshape(shape)
+
+
 class BnLif(torch.autograd.Function):
-    """See `bn_lif`; up to `MOST_STEPS` steps, no pool of integer spikes. Returns spikes, and their bits or None."""
+    """See `bn_lif`; up to eight steps, no pool of integer spikes. Returns spikes, and their bits or None."""
 
     @staticmethod
     def forward(
@@ -82,91 +214,26 @@ class BnLif(torch.autograd.Function):
         d: Dynamics | Integer, repeats: int, pool: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         learn_reference_counts()
-        # For this backward pass and that of whoever reads the spikes; tensors of inference mode have none. Sums with a
-        # residual are no spikes, and integer spikes no bits.
-        pack = not torch.is_inference_mode_enabled() and residual is None and not isinstance(d, Integer)
+        # For this backward pass and that of whoever reads the spikes; tensors of inference mode have none.
+        pack = not torch.is_inference_mode_enabled() and has_bits(d, residual)
         x = dense_rows(x)
-        steps, batch, channels, height, width = x.shape
-        time, neurons = steps * repeats, batch * height * width
-        factor, bc = widened(channels, neurons)
-        lines, wide, _ = sizes = (neurons // factor, channels * factor, channels)
-        columns, br = triton.cdiv(wide, bc), STATISTICS_TILE // bc
-        stats = torch.empty(3, channels, dtype=torch.float32, device=x.device)
-        programs = min(triton.cdiv(steps * lines, br * STATISTICS_UNROLL), max(1, REDUCERS // columns))
-        partial = stats.new_empty(2, programs * factor, channels)
-        if norm.training:
-            passes.statistics_kernel[(programs, columns)](
-                x, partial, steps * lines, wide, channels, BR=br, BC=bc, UNROLL=STATISTICS_UNROLL
-            )
-        count = time * neurons
-        passes.finish_statistics_kernel[(triton.cdiv(channels, FINISH["BC"]),)](
-            x, partial, weight, offset, norm.running_mean, norm.running_var, stats, programs * factor, channels,
-            float(steps * neurons), count / max(count - 1, 1), norm.momentum, norm.eps, TRAINING=norm.training, **FINISH
-        )  # fmt: skip
-
-        dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-        out = None if pool else new_like(x, time, dtype=dtype)
-        packed = x.new_empty(batch, height, width, channels, dtype=torch.uint8) if pack or pool else None
-        residual = None if residual is None else dense_rows(residual)
-        options = {"D": d, "T": time, "REPEATED": repeats > 1, "INTEGER": isinstance(d, Integer), "BC": bc}
-        passes.apply_kernel[(triton.cdiv(lines, TILE // bc), columns)](
-            x, stats, bias, residual, out, packed, *sizes, BM=TILE // bc, num_warps=8, **options
-        )
-        codes = None
-        if pool:
-            grid = ((height + 1) // 2, (width + 1) // 2)
-            out = new_like(x, time, grid)
-            pooled = batch * grid[0] * grid[1]
-            unpooled, packed = packed, None
-            if pack:
-                codes = x.new_empty(pooled, channels, dtype=torch.int16 if time <= 4 else torch.int32)
-                packed = x.new_empty(batch, *grid, channels, dtype=torch.uint8)
-            bc = channel_block(channels)
-            pool_kernel[(triton.cdiv(pooled, TILE // bc), triton.cdiv(channels, bc))](
-                unpooled, out, packed, codes, pooled, channels, height, width, *grid, T=time, BM=TILE // bc,
-                BC=bc, num_warps=2,
-            )  # fmt: skip
+        stats = launch_statistics(x, norm, offset, repeats)
+        out, packed, codes = launch(x, stats, bias, residual, d, repeats, pool, pack)
         ctx.save_for_backward(x, stats, weight, bias, codes)
-        ctx.given = (options, sizes, factor, norm.training, offset if offset is None else offset.shape, count)
-        return out, None if packed is None else packed.permute(0, 3, 1, 2)
+        ctx.given = (d, repeats, norm.training)
+        ctx.offset = None if offset is None else offset.shape
+        return out, packed
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         first_derivative_only()
-        x, stats, weight, bias, codes = ctx.saved_tensors
-        options, sizes, factor, training, offset, count = ctx.given
+        saved, (d, repeats, training) = ctx.saved_tensors, ctx.given
         with_residual = ctx.needs_input_grad[4]
         mine = not with_residual and may_overwrite(grads[0])
         grad = dense_rows(grads[0])
-        lines, wide, channels = sizes
-        time, bc = options["T"], options["BC"]
-        if codes is not None:
-            pooled, grad, mine = grad, new_like(x, time), True
-            windows, block = pooled.shape[3] * pooled.shape[4], channel_block(channels)
-            bm = max(1, min(TILE // block, triton.next_power_of_2(windows)))
-            unpool_kernel[(triton.cdiv(windows, bm), triton.cdiv(channels, block), x.shape[1])](
-                pooled, codes, grad, channels, *x.shape[3:], *pooled.shape[3:], codes.numel(), lines * wide, T=time,
-                BM=bm, BC=block, num_warps=8,
-            )  # fmt: skip
-        columns, bs = triton.cdiv(wide, bc), SUMS_TILE // bc
-        programs = min(triton.cdiv(lines, bs), max(1, REDUCERS // columns))
-        partial = stats.new_empty(2, programs * factor, channels)
-        passes.sums_kernel[(programs, columns)](x, stats, bias, grad, partial, *sizes, BM=bs, **options)
-        grad_weight, grad_bias, means = torch.empty_like(weight), torch.empty_like(bias), stats.new_empty(2, channels)
-        passes.finish_sums_kernel[(triton.cdiv(channels, FINISH["BC"]),)](
-            partial, stats, grad_weight, grad_bias, means, programs * factor, channels, float(count), TRAINING=training,
-            **FINISH,
-        )  # fmt: skip
-        # A gradient that nobody else holds is not needed any more: the result takes its memory.
-        grad_x = grad if mine and not options["REPEATED"] and grad.dtype == x.dtype else torch.empty_like(x)
-        passes.apply_backward_kernel[(triton.cdiv(lines, TILE // bc), columns)](
-            x, stats, bias, grad, means, grad_x, *sizes, BM=TILE // bc, num_warps=8, **options
-        )
-        grad_offset = None
+        grad_x, *parameters = launch_backward(*saved, grad, d, repeats, training, mine)
+        offset = None
         if ctx.needs_input_grad[3]:
-            # The norm takes the offset away again in training; outside it is a shift like the bias, scaled.
-            grad_offset = torch.zeros_like(grad_bias) if training else grad_bias.float() * stats[2]
-            grad_offset = grad_offset.reshape(offset)
+            offset = offset_gradient(parameters[1], saved[1], training, ctx.offset)
         # Channels-last like everything else, or all sums along the residual stream would mix two layouts.
-        residual = grad if with_residual else None
-        return grad_x, grad_weight, grad_bias, grad_offset, residual, None, None, None, None
+        return grad_x, *parameters, offset, grad if with_residual else None, None, None, None, None

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.ops.dendrite.modes import CHUNK, FORMS, dendrite_step, initial_dendrites, paired_modes, split_directions
-from lrfdyn.ops.dispatch import require_shape, use_triton
+from lrfdyn.ops.dendrite.operator import dendrite_operator
+from lrfdyn.ops.dispatch import as_operator, require_shape, use_triton
 
 __all__ = ["dendrite", "dendrite_step", "initial_dendrites", "paired_modes"]
 
@@ -62,12 +63,16 @@ def dendrite(
     require(not (directions and stateful), f"weight: expected [C, M, 2] with a state, got {list(weight.shape)}")
     fused = form == "auto" and modes <= MOST_KERNEL_MODES and not (stateful and torch.is_grad_enabled())
     if fused and use_triton(u, decay, frequency, weight, initial_state):
-        from lrfdyn.ops.dendrite.triton import Dendrite
-
         # Under autocast the potentials are stored in its type, like any other activation.
         autocast = torch.is_autocast_enabled(u.device.type)
         out = u.dtype if autocast else torch.promote_types(u.dtype, weight.dtype)
-        return Dendrite.apply(u, decay, frequency, weight, out, packed, initial_state, output_final_state)
+        given = (u, decay, frequency, weight, out, packed, initial_state, output_final_state)
+        if as_operator():
+            soma, state = dendrite_operator(*given)
+            return soma, state if output_final_state else None
+        from lrfdyn.ops.dendrite.triton import Dendrite
+
+        return Dendrite.apply(*given)
     if form == "auto":
         # Measured on CPUs: the Toeplitz products win for one or two chunks, the FFT beyond.
         form = "scan" if u.shape[1] <= 2 * CHUNK else "fft"

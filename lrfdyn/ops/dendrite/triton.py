@@ -274,6 +274,52 @@ def _waiting(weight: Tensor, out: Tensor) -> Tensor | None:
     return out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
 
 
+def _options(tokens: int, channels: int, modes: int) -> dict[str, Any]:
+    return {"N": tokens, "C": channels, "M": modes, "L": TOKENS, "LARGEST": LARGEST_DECAY, "num_warps": 1}
+
+
+def as_read(*tensors: Tensor | None) -> list[Any]:
+    """Modes and states, where there are any, as the kernels read them."""
+    return [None if t is None else t.float().contiguous() for t in tensors]
+
+
+def launch(
+    u: Tensor, decay: Tensor, frequency: Tensor | None, weight: Tensor, dtype: torch.dtype, state: Tensor | None,
+    keep_state: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Potentials in `dtype` of contiguous tokens, and the last state."""
+    batch, tokens, channels = u.shape
+    modes, bc = weight.shape[-2], FORWARD_CHANNELS
+    out = torch.empty_like(u, dtype=dtype)
+    state_out = weight.new_empty(batch, channels, modes, 2) if keep_state else None
+    _dendrite_forward[(triton.cdiv(channels, bc) * batch,)](
+        u, decay, frequency, weight, state, _waiting(weight, out), out, state_out, BC=bc,
+        **_options(tokens, channels, modes),
+    )  # fmt: skip
+    return out, state_out
+
+
+def launch_backward(
+    u: Tensor, decay: Tensor, frequency: Tensor | None, weight: Tensor, grad: Tensor, packed: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Gradients of the tokens, in `dtype`, and of the modes. `u` are the tokens, or their bits if they are `packed`."""
+    grad = grad.contiguous()
+    batch, tokens, channels = grad.shape
+    modes, bc = weight.shape[-2], BACKWARD_CHANNELS
+    sets = weight.numel() // (2 * channels)  # modes of all directions
+    # A program takes several sequences, so that its sums are few beside the tokens it reads.
+    programs = max(1, min(batch, BACKWARD_PROGRAMS // triton.cdiv(channels, bc)))
+    partial = weight.new_empty(programs, 4 * sets, channels)
+    grad_u = torch.empty_like(grad, dtype=dtype)
+    _dendrite_backward[(triton.cdiv(channels, bc), programs)](
+        u, decay, frequency, weight, grad, _waiting(weight, grad_u), grad_u, partial, batch, u.shape[0],
+        PACKED=packed, BC=bc, **_options(tokens, channels, modes),
+    )  # fmt: skip
+    out = tuple(None if t is None else torch.empty_like(t) for t in (decay, frequency, weight))
+    _finish[(triton.cdiv(channels, 32), sets)](partial, weight, *out, programs, channels, M=modes, BG=32, BC=32)
+    return grad_u, *out
+
+
 class Dendrite(torch.autograd.Function):
     """See `dendrite`; potentials in `dtype`, float32 inside. With a state, going in or coming out, nothing is
     differentiated."""
@@ -284,37 +330,13 @@ class Dendrite(torch.autograd.Function):
         packed: Tensor | None, state: Tensor | None, keep_state: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         u = u.contiguous()
-        decay, weight = decay.float().contiguous(), weight.float().contiguous()
-        frequency, state = (None if t is None else t.float().contiguous() for t in (frequency, state))
-        batch, tokens, channels = u.shape
-        modes, bc = weight.shape[-2], FORWARD_CHANNELS
-        out = torch.empty_like(u, dtype=dtype)
-        state_out = weight.new_empty(batch, channels, modes, 2) if keep_state else None
-        options = {"N": tokens, "C": channels, "M": modes, "L": TOKENS, "LARGEST": LARGEST_DECAY, "num_warps": 1}
-        _dendrite_forward[(triton.cdiv(channels, bc) * batch,)](
-            u, decay, frequency, weight, state, _waiting(weight, out), out, state_out, BC=bc, **options
-        )
+        decay, weight, frequency, state = as_read(decay, weight, frequency, state)
+        out = launch(u, decay, frequency, weight, dtype, state, keep_state)
         ctx.save_for_backward(u if packed is None else packed.contiguous(), decay, frequency, weight)
-        ctx.given = (packed is not None, u.dtype, options)
-        return out, state_out
+        ctx.given = (packed is not None, u.dtype)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         first_derivative_only()
-        u, decay, frequency, weight = ctx.saved_tensors
-        packed, dtype, options = ctx.given
-        grad = grads[0].contiguous()
-        batch, _, channels = grad.shape
-        modes, bc = weight.shape[-2], BACKWARD_CHANNELS
-        sets = weight.numel() // (2 * channels)  # modes of all directions
-        # A program takes several sequences, so that its sums are few beside the tokens it reads.
-        programs = max(1, min(batch, BACKWARD_PROGRAMS // triton.cdiv(channels, bc)))
-        partial = weight.new_empty(programs, 4 * sets, channels)
-        grad_u = torch.empty_like(grad, dtype=dtype)
-        _dendrite_backward[(triton.cdiv(channels, bc), programs)](
-            u, decay, frequency, weight, grad, _waiting(weight, grad_u), grad_u, partial, batch, u.shape[0],
-            PACKED=packed, BC=bc, **options,
-        )  # fmt: skip
-        out = tuple(None if t is None else torch.empty_like(t) for t in (decay, frequency, weight))
-        _finish[(triton.cdiv(channels, 32), sets)](partial, weight, *out, programs, channels, M=modes, BG=32, BC=32)
-        return grad_u, *out, None, None, None, None
+        return *launch_backward(*ctx.saved_tensors, grads[0], *ctx.given), None, None, None, None

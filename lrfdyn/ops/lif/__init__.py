@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from lrfdyn.errors import require
-from lrfdyn.ops.bits import attach_step_bits
-from lrfdyn.ops.dispatch import require_shape, use_triton
+from lrfdyn.ops.bits import MOST_PACKED_STEPS, with_step_bits
+from lrfdyn.ops.dispatch import as_operator, require_shape, use_triton
 from lrfdyn.ops.lif.fused import IntegerSpike, lif_fused
+from lrfdyn.ops.lif.operator import integer_operator, lif_operator, neuron_numbers
 from lrfdyn.ops.lif.reference import Dynamics, lif_reference
 
 __all__ = ["Dynamics", "integer_spike", "lif", "lif_fused", "lif_reference"]
@@ -39,15 +40,22 @@ def lif(
     require(x.is_floating_point(), f"x: expected floating-point currents, got {x.dtype}")
     require_shape("initial_state", initial_state, x.shape[1:])
     if x.shape[0] <= MOST_KERNEL_STEPS and use_triton(x, initial_state):
-        from lrfdyn.ops.lif.triton import Lif
-
-        spikes, state, bits = Lif.apply(x, initial_state, dynamics, output_final_state)
-        attach_step_bits(spikes, bits)
-        return spikes, state
+        return _by_kernel(x, dynamics, initial_state, output_final_state)
     # The definition can be traced; the fused form writes into its own outputs.
     form = lif_reference if torch.compiler.is_compiling() else lif_fused
     spikes, state = form(x, dynamics, initial_state)
     return spikes, state if output_final_state else None
+
+
+def _by_kernel(x: Tensor, d: Dynamics, h0: Tensor | None, keep_state: bool) -> tuple[Tensor, Tensor | None]:
+    if as_operator():
+        pack = x.shape[0] <= MOST_PACKED_STEPS and torch.is_grad_enabled()
+        spikes, state, bits = lif_operator(x, h0, *neuron_numbers(d), keep_state, pack)
+        return with_step_bits(spikes, bits if pack else None), state if keep_state else None
+    from lrfdyn.ops.lif.triton import Lif
+
+    spikes, state, bits = Lif.apply(x, h0, d, keep_state)
+    return with_step_bits(spikes, bits), state
 
 
 def integer_spike(x: Tensor, levels: int = 4, normalize: bool = True) -> Tensor:
@@ -69,6 +77,8 @@ def integer_spike(x: Tensor, levels: int = 4, normalize: bool = True) -> Tensor:
     require(levels >= 1, f"levels: expected an integer >= 1, got {levels}")
     scale = 1 / levels if normalize else 1.0
     if use_triton(x):
+        if as_operator():
+            return integer_operator(x, levels, scale)
         from lrfdyn.ops.lif.triton import IntegerSpikeKernel
 
         return IntegerSpikeKernel.apply(x, levels, scale)

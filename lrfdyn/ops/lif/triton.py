@@ -13,13 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrfdyn.ops.bits import MOST_PACKED_STEPS
 from lrfdyn.ops.dispatch import first_derivative_only
 from lrfdyn.ops.lif.reference import Dynamics
 from lrfdyn.ops.tiles_triton import block_of_program, load_steps
 
 BLOCK = 1024
-# The spikes of one neuron, a bit per step, fit a byte up to here.
-MOST_PACKED_STEPS = 8
 
 
 @triton.jit
@@ -110,6 +109,39 @@ def laid_out_as(x: Tensor, like: Tensor) -> Tensor:
     return torch.empty_like(like, dtype=x.dtype).copy_(x)
 
 
+def laid_out(x: Tensor, h0: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Currents and the first membrane as the kernel reads them."""
+    x = time_major(x)
+    return x, None if h0 is None else laid_out_as(h0, x[0])
+
+
+def new_results(x: Tensor, keep_state: bool, pack: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Empty spikes, last membrane and bits, the last two where they are wanted."""
+    spikes = torch.empty_like(x)
+    packed = torch.empty_like(x[0], dtype=torch.uint8) if pack else None
+    return spikes, torch.empty_like(x[0]) if keep_state else None, packed
+
+
+def launch(
+    x: Tensor, h0: Tensor | None, d: Dynamics, keep_state: bool, pack: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Spikes, last membrane and bits of what is laid out."""
+    (spikes, h, packed), n = new_results(x, keep_state, pack), x[0].numel()
+    _lif[(triton.cdiv(n, BLOCK),)](x, h0, None, None, spikes, h, packed, n, D=d, T=x.shape[0], BLOCK=BLOCK)
+    return spikes, h, packed
+
+
+def launch_backward(
+    x: Tensor, h0: Tensor | None, grad: Tensor, grad_h: Tensor | None, d: Dynamics, with_h0: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the currents and, `with_h0`, of the first membrane."""
+    grad, n = laid_out_as(grad, x), x[0].numel()
+    grad_h = None if grad_h is None else laid_out_as(grad_h, x[0])
+    grad_x, grad_h0 = torch.empty_like(x), torch.empty_like(h0) if with_h0 else None
+    _lif[(triton.cdiv(n, BLOCK),)](x, h0, grad, grad_h, grad_x, grad_h0, None, n, D=d, T=x.shape[0], BLOCK=BLOCK)
+    return grad_x, grad_h0
+
+
 class Lif(torch.autograd.Function):
     """Spikes, the last membrane if it is kept, and the bits of the spikes for backward passes of whoever reads them."""
 
@@ -117,26 +149,15 @@ class Lif(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, h0: Tensor | None, d: Dynamics, keep_state: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        x = time_major(x)
-        h0 = None if h0 is None else laid_out_as(h0, x[0])
-        spikes, n = torch.empty_like(x), x[0].numel()
-        pack = x.shape[0] <= MOST_PACKED_STEPS and not torch.is_inference_mode_enabled()
-        packed = torch.empty_like(x[0], dtype=torch.uint8) if pack else None
-        h = torch.empty_like(x[0]) if keep_state else None
+        x, h0 = laid_out(x, h0)
         ctx.save_for_backward(x, h0)
-        ctx.given = {"D": d, "T": x.shape[0], "BLOCK": BLOCK}
-        _lif[(triton.cdiv(n, BLOCK),)](x, h0, None, None, spikes, h, packed, n, **ctx.given)
-        return spikes, h, packed
+        ctx.dynamics = d
+        return launch(x, h0, d, keep_state, x.shape[0] <= MOST_PACKED_STEPS and not torch.is_inference_mode_enabled())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor | None, None, None]:
         first_derivative_only()
-        x, h0 = ctx.saved_tensors
-        grad, n = laid_out_as(grads[0], x), x[0].numel()
-        grad_h = None if grads[1] is None else laid_out_as(grads[1], x[0])
-        grad_x, grad_h0 = torch.empty_like(x), torch.empty_like(h0) if ctx.needs_input_grad[1] else None
-        _lif[(triton.cdiv(n, BLOCK),)](x, h0, grad, grad_h, grad_x, grad_h0, None, n, **ctx.given)
-        return grad_x, grad_h0, None, None
+        return *launch_backward(*ctx.saved_tensors, *grads[:2], ctx.dynamics, ctx.needs_input_grad[1]), None, None
 
 
 @triton.jit
@@ -158,22 +179,30 @@ def _integer(x, grad, out, n, LEVELS: tl.constexpr, SCALE: tl.constexpr, BLOCK: 
     tl.store(out + start + at, value.to(out.dtype.element_ty), mask=mask)
 
 
+def dense(x: Tensor) -> Tensor:
+    """`x` without gaps in memory, copied only if it has some."""
+    return x if torch.ops.aten.is_non_overlapping_and_dense(x) else x.contiguous()
+
+
+def launch_integer(x: Tensor, grad: Tensor | None, levels: int, scale: float) -> Tensor:
+    """The integer spikes of a dense x, or its gradient from theirs."""
+    out = torch.empty_like(x)
+    grad = None if grad is None else laid_out_as(grad, x)
+    _integer[(triton.cdiv(x.numel(), BLOCK),)](x, grad, out, x.numel(), LEVELS=levels, SCALE=scale, BLOCK=BLOCK)
+    return out
+
+
 class IntegerSpikeKernel(torch.autograd.Function):
     """`round(clamp(x, 0, levels)) * scale`, computed in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, levels: int, scale: float) -> Tensor:
-        x = x if torch.ops.aten.is_non_overlapping_and_dense(x) else x.contiguous()
-        out = torch.empty_like(x)
+        x = dense(x)
         ctx.save_for_backward(x)
-        ctx.given = {"LEVELS": levels, "SCALE": scale, "BLOCK": BLOCK}
-        _integer[(triton.cdiv(x.numel(), BLOCK),)](x, None, out, x.numel(), **ctx.given)
-        return out
+        ctx.given = (levels, scale)
+        return launch_integer(x, None, levels, scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         first_derivative_only()
-        (x,) = ctx.saved_tensors
-        grad_x = torch.empty_like(x)
-        _integer[(triton.cdiv(x.numel(), BLOCK),)](x, laid_out_as(grads[0], x), grad_x, x.numel(), **ctx.given)
-        return grad_x, None, None
+        return launch_integer(*ctx.saved_tensors, grads[0], *ctx.given), None, None

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lrfdyn.errors import require
-from lrfdyn.ops.dispatch import autocast_dtype, require_shape, use_triton
+from lrfdyn.ops.dispatch import as_operator, autocast_dtype, require_shape, use_triton
+from lrfdyn.ops.lrf.operator import lrf_operator
 from lrfdyn.ops.lrf.reference import lrf_reference
 
 __all__ = ["lrf", "lrf_reference"]
@@ -43,11 +44,14 @@ def lrf(
     require_shape("weight", weight, (len(dilations), x.shape[1], 3, 3))
     require_shape("residual", residual, x.shape)
     if dilations and x.shape[3] <= WIDEST and use_triton(x, weight, residual):
-        from lrfdyn.ops.lrf.triton import Lrf
-
         identity = residual is x
         x = x.to(autocast_dtype(x))
-        return Lrf.apply(x, weight, tuple(dilations), None if identity else residual, identity, packed)
+        given = (x, weight, tuple(dilations), None if identity else residual, identity, packed)
+        if as_operator():
+            return lrf_operator(*given)
+        from lrfdyn.ops.lrf.triton import Lrf
+
+        return Lrf.apply(*given)
     out = residual
     for stencil, dilation in zip(weight, dilations, strict=True):
         local = F.conv2d(x, stencil.unsqueeze(1), padding=dilation, dilation=dilation, groups=x.shape[1])

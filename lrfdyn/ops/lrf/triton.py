@@ -12,7 +12,7 @@ fixed order. A grid of few tokens is held in registers as a whole, all its loads
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -170,7 +170,7 @@ def _lrf(
             tl.store(partial + (k - k % 9 + 8 - k % 9) * F.channels, sums[k], mask=inside)
 
 
-def _tokens(x: Tensor) -> tuple[Tensor, int]:
+def adjacent(x: Tensor) -> tuple[Tensor, int]:
     """`[B, C, H, W]` with channels adjacent and a constant step between tokens (C, or more where the channels are a
     part of wider rows), copied only if it is not; and that step."""
     _, channels, height, width = x.shape
@@ -178,6 +178,59 @@ def _tokens(x: Tensor) -> tuple[Tensor, int]:
     if step < channels or x.stride() != (height * width * step, 1, width * step, step):
         return x.contiguous(memory_format=torch.channels_last), channels
     return x, step
+
+
+def taps_of(weight: Tensor) -> Tensor:
+    """`[dilations, 9, C]` in float32, as the kernel reads the weights."""
+    return weight.flatten(2).mT.float().contiguous()
+
+
+def new_tokens(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Empty, of the shape of `x`, in channels-last memory."""
+    batch, channels, height, width = x.shape
+    return torch.empty(batch, height, width, channels, dtype=dtype, device=x.device).permute(0, 3, 1, 2)
+
+
+def _form(x: Tensor, step: int, dilations: tuple[int, ...], identity: bool) -> _Form:
+    _, channels, height, width = x.shape
+    rows = height if height * width <= WHOLE else 0
+    return _Form(channels, step, width, rows, dilations, len(dilations), identity)
+
+
+def launch(
+    x: Tensor, step: int, taps: Tensor, dilations: tuple[int, ...], residual: Tensor | None, identity: bool
+) -> Tensor:
+    """The stencils over tokens that are `step` apart, with adjacent channels."""
+    batch, channels, height, _ = x.shape
+    residual = None if residual is None else residual.contiguous(memory_format=torch.channels_last)
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    out = new_tokens(x, dtype)
+    bc, images = FORWARD
+    _lrf[(triton.cdiv(batch, images), triton.cdiv(channels, bc))](
+        x, taps, residual, out, None, None, batch, height, batch, F=_form(x, step, dilations, identity), TS=0,
+        PACKED=False, IMAGES=images, BC=bc, num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+def launch_backward(
+    x: Tensor, taps: Tensor, grad: Tensor, dilations: tuple[int, ...], identity: bool, packed: bool,
+    dtype: torch.dtype, weight_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of the tokens, in `dtype`, and of the weights, from a channels-last one. `x` are the tokens, or their
+    bits if they are `packed`."""
+    x, step = adjacent(x)
+    batch, channels, height, _ = grad.shape
+    form = _form(grad, channels, dilations, identity)
+    bc, images = BACKWARD_WHOLE if form.rows else BACKWARD
+    programs = triton.cdiv(batch, images)
+    partial = taps.new_empty(programs, form.count, 9, channels)
+    grad_x = torch.empty_like(grad, dtype=dtype, memory_format=torch.channels_last)
+    _lrf[(programs, triton.cdiv(channels, bc))](
+        grad, taps, None, grad_x, x, partial, batch, height, x.shape[0], F=form, TS=step, PACKED=packed,
+        IMAGES=images, BC=bc, num_warps=1,
+    )  # fmt: skip
+    return grad_x, partial.sum(0).mT.unflatten(-1, (3, 3)).to(weight_dtype)
 
 
 class Lrf(torch.autograd.Function):
@@ -188,38 +241,16 @@ class Lrf(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, dilations: tuple[int, ...], residual: Tensor | None, identity: bool,
         packed: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        x, step = _tokens(x)
-        batch, channels, height, width = x.shape
-        taps = weight.flatten(2).mT.float().contiguous()
-        residual = None if residual is None else residual.contiguous(memory_format=torch.channels_last)
-        dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-        out = torch.empty(batch, height, width, channels, dtype=dtype, device=x.device).permute(0, 3, 1, 2)
-        bc, images = FORWARD
-        rows = height if height * width <= WHOLE else 0
-        form = _Form(channels, step, width, rows, dilations, len(dilations), identity)
-        _lrf[(triton.cdiv(batch, images), triton.cdiv(channels, bc))](
-            x, taps, residual, out, None, None, batch, height, batch, F=form, TS=0, PACKED=False, IMAGES=images, BC=bc,
-            num_warps=1,
-        )  # fmt: skip
+        x, step = adjacent(x)
+        taps = taps_of(weight)
+        out = launch(x, step, taps, dilations, residual, identity)
         ctx.save_for_backward(x if packed is None else packed, taps)
-        ctx.given = (replace(form, step=channels), weight.dtype, x.dtype, packed is not None)
+        ctx.given = (dilations, identity, packed is not None, x.dtype, weight.dtype)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None, None, None]:
         first_derivative_only()
-        x, taps = ctx.saved_tensors
-        form, dtype, x_dtype, packed = ctx.given
         grad = grads[0].contiguous(memory_format=torch.channels_last)
-        x, step = _tokens(x)
-        batch, channels, height, _ = grad.shape
-        bc, images = BACKWARD_WHOLE if form.rows else BACKWARD
-        programs = triton.cdiv(batch, images)
-        partial = taps.new_empty(programs, form.count, 9, channels)
-        grad_x = torch.empty_like(grad, dtype=x_dtype, memory_format=torch.channels_last)
-        _lrf[(programs, triton.cdiv(channels, bc))](
-            grad, taps, None, grad_x, x, partial, batch, height, x.shape[0], F=form, TS=step, PACKED=packed,
-            IMAGES=images, BC=bc, num_warps=1,
-        )  # fmt: skip
-        grad_weight = partial.sum(0).mT.unflatten(-1, (3, 3)).to(dtype)
+        grad_x, grad_weight = launch_backward(*ctx.saved_tensors, grad, *ctx.given)
         return grad_x, grad_weight, None, grad if ctx.needs_input_grad[3] else None, None, None

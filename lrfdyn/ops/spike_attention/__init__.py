@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from lrfdyn.errors import require
-from lrfdyn.ops.dispatch import require_shape, use_triton
+from lrfdyn.ops.dispatch import as_operator, require_shape, use_triton
+from lrfdyn.ops.spike_attention.operator import attention_operator
 from lrfdyn.ops.spike_attention.reference import Packed, spike_attention_reference
 
 __all__ = ["causal_spike_attention", "spike_attention", "spike_attention_reference"]
@@ -37,9 +38,7 @@ def spike_attention(
     """
     _check(q, k, v)
     if _has_kernel(q, k, v, causal=False):
-        from lrfdyn.ops.spike_attention.triton import SpikeAttention
-
-        return SpikeAttention.apply(q, k, v, scale, False, packed, fork)
+        return _by_kernel(q, k, v, scale, False, packed, fork)
     n, d, e = q.shape[-2], q.shape[-1], v.shape[-1]
     # q (k^T v) takes 2 N d e products and keeps a d x e matrix; (q k^T) v takes N^2 (d + e) and keeps N x N.
     y = (q @ (k.mT @ v) if 2 * n * d * e <= n * n * (d + e) else (q @ k.mT) @ v) * scale
@@ -79,9 +78,7 @@ def causal_spike_attention(
     require(chunk >= 1, f"chunk: expected an integer >= 1, got {chunk}")
     require_shape("initial_state", initial_state, (*q.shape[:-2], q.shape[-1], v.shape[-1]))
     if initial_state is None and not output_final_state and _has_kernel(q, k, v, causal=True):
-        from lrfdyn.ops.spike_attention.triton import SpikeAttention
-
-        return SpikeAttention.apply(q, k, v, scale, True, None, False), None
+        return _by_kernel(q, k, v, scale, True), None
     state = initial_state
     out = []
     for qc, kc, vc in zip(q.split(chunk, -2), k.split(chunk, -2), v.split(chunk, -2), strict=True):
@@ -98,6 +95,17 @@ def _has_kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
         return False
     most = 1024 if q.dtype == torch.float32 else 8192 if causal else 16384
     return q.shape[-1] * v.shape[-1] <= most and use_triton(q, k, v)
+
+
+def _by_kernel(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, packed: Packed | None = None, fork: bool = False
+) -> Any:
+    if as_operator():  # which may not give back v; whoever compiles adds the two gradients
+        y = attention_operator(q, k, v, scale, causal, *(packed or (None, None, None)))
+        return (y, v) if fork else y
+    from lrfdyn.ops.spike_attention.triton import SpikeAttention
+
+    return SpikeAttention.apply(q, k, v, scale, causal, packed, fork)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -7,6 +7,7 @@ masked scores inside a chunk, the matrix of the chunks before it for the rest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -157,12 +158,63 @@ def _attention_backward(
             other = tl.dot(tl.trans(qt), gt, other, input_precision=PRECISION)
 
 
-def _dense_rows(x: Tensor) -> Tensor:
+def dense_rows(x: Tensor) -> Tensor:
+    """`x` with the numbers of a token adjacent, copied only if they are not."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _strides(*tensors: Tensor) -> list[int]:
     return [s for t in tensors for s in t.stride()[:3]]
+
+
+def _options(q: Tensor, e: int, causal: bool, dtype: torch.dtype) -> dict[str, Any]:
+    _, heads, tokens, d = q.shape
+    bn, bd, be = (max(16, triton.next_power_of_2(size)) for size in (min(tokens, 64), d, e))
+    return {
+        "HEADS": heads, "CAUSAL": causal, "DW": d, "EW": e, "BN": bn, "BD": bd, "BE": be, "num_stages": 1,
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32", "num_warps": 8 if bd * be > 4096 else 4,
+    }  # fmt: skip
+
+
+def new_output(v: Tensor) -> Tensor:
+    """Empty, of the shape of `v`, with heads side by side."""
+    batch, heads, tokens, e = v.shape
+    return v.new_empty(batch, tokens, heads, e).transpose(1, 2)
+
+
+def launch(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    """`scale` q (k^T v) of dense rows."""
+    batch, heads, tokens, _ = q.shape
+    out = new_output(v)
+    options = _options(q, v.shape[-1], causal, q.dtype)
+    _attention_forward[(batch * heads,)](q, k, v, out, scale, tokens, *_strides(q, k, v, out), **options)
+    return out
+
+
+def parts_of(rows: Tensor, heads: int, d: int) -> Sequence[Tensor]:
+    """The gradients of q, k and v out of rows in which they lie side by side, `[batch, N, heads * (2 d + e)]`."""
+    return rows.split((heads * d, heads * d, rows.shape[-1] - 2 * heads * d), -1)
+
+
+def in_heads(rows: Tensor, heads: int) -> Tensor:
+    """`[batch, N, heads * d]` as `[batch, heads, N, d]`."""
+    return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def launch_backward(
+    parts: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, grad: Tensor, extra: Tensor | None, scale: float,
+    causal: bool, packed: bool, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k and v, written into `parts` `[batch, N, heads * d]`; `extra` is added to that of v. q, k and v
+    are dense rows, of spikes in `dtype` or of their bits (`packed`)."""
+    batch, heads, tokens, e = grad.shape
+    gq, gk, gv = (in_heads(part, heads) for part in parts)
+    _attention_backward[(batch * heads,)](
+        q, k, v, grad, gq, gk, gv, extra, scale, tokens, q.shape[0], *_strides(q, k, v, grad),
+        gq.stride(0), gq.stride(2), gv.stride(0), gv.stride(2), *_strides(grad if extra is None else extra),
+        PACKED=packed, **_options(q, e, causal, dtype),
+    )  # fmt: skip
+    return gq, gk, gv
 
 
 class SpikeAttention(torch.autograd.Function):
@@ -175,37 +227,25 @@ class SpikeAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, packed: Packed | None, fork: bool
     ) -> Any:  # fmt: skip
         given = v
-        q, k, v = _dense_rows(q), _dense_rows(k), _dense_rows(v)
-        (batch, heads, tokens, d), e = q.shape, v.shape[-1]
-        out = v.new_empty(batch, tokens, heads, e).transpose(1, 2)
-        bn, bd, be = (max(16, triton.next_power_of_2(size)) for size in (min(tokens, 64), d, e))
-        options = {
-            "HEADS": heads, "CAUSAL": causal, "DW": d, "EW": e, "BN": bn, "BD": bd, "BE": be, "num_stages": 1,
-            "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "num_warps": 8 if bd * be > 4096 else 4,
-        }  # fmt: skip
-        _attention_forward[(batch * heads,)](q, k, v, out, scale, tokens, *_strides(q, k, v, out), **options)
-        ctx.save_for_backward(*((q, k, v) if packed is None else (_dense_rows(x) for x in packed)))
-        ctx.given = (scale, options, packed is not None, q.stride(2) > heads * d)
+        q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
+        out = launch(q, k, v, scale, causal)
+        ctx.save_for_backward(*((q, k, v) if packed is None else (dense_rows(x) for x in packed)))
+        ctx.given, ctx.side_by_side = (
+            (scale, causal, packed is not None, q.dtype),
+            q.stride(2) > q.shape[1] * q.shape[3],
+        )
         return (out, given.view_as(given)) if fork else out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         first_derivative_only()
         q, k, v = ctx.saved_tensors
-        scale, options, packed, side_by_side = ctx.given
-        grad = _dense_rows(grads[0])
-        extra = _dense_rows(grads[1]) if len(grads) > 1 else None
-        batch, heads, tokens, e = grad.shape
+        grad = dense_rows(grads[0])
+        extra = dense_rows(grads[1]) if len(grads) > 1 else None
         # Heads side by side in a row, and the rows of all three in one if those of q, k and v are.
-        sizes = [heads * q.shape[3], heads * q.shape[3], heads * e]
-        if side_by_side:
-            parts = grad.new_empty(batch, tokens, sum(sizes)).split(sizes, -1)
+        (batch, heads, tokens, e), d = grad.shape, q.shape[3]
+        if ctx.side_by_side:
+            parts = parts_of(grad.new_empty(batch, tokens, heads * (2 * d + e)), heads, d)
         else:
-            parts = [grad.new_empty(batch, tokens, size) for size in sizes]
-        gq, gk, gv = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
-        _attention_backward[(batch * heads,)](
-            q, k, v, grad, gq, gk, gv, extra, scale, tokens, q.shape[0], *_strides(q, k, v, grad),
-            gq.stride(0), gq.stride(2), gv.stride(0), gv.stride(2), *_strides(grad if extra is None else extra),
-            PACKED=packed, **options,
-        )  # fmt: skip
-        return gq, gk, gv, None, None, None, None
+            parts = [grad.new_empty(batch, tokens, heads * size) for size in (d, d, e)]
+        return *launch_backward(parts, q, k, v, grad, extra, *ctx.given), None, None, None, None
