@@ -23,7 +23,7 @@ from lrfdyn.commands.sweep import Bars
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import sole_user
 from lrfdyn.io.weights import list_checkpoints
-from lrfdyn.training.config import ATTENTION_KEYS, differences
+from lrfdyn.training.config import ATTENTION_KEYS, TrainConfig, differences
 from lrfdyn.training.processes import PARENT, Stop
 from lrfdyn.training.recipes import dump_yaml, load_recipe, read_yaml
 from lrfdyn.training.sweep import Sweep, SweepReporter, group_rows, load_sweep, plan_runs
@@ -142,6 +142,71 @@ def test_three_attentions_by_one_schedule(file, model, epochs):
     for run in others:
         changed = {line.partition(":")[0] for line in differences(first.config.as_dict(), run.config.as_dict())}
         assert changed <= {"model.attention", "model.dilations", "model.norm"}
+
+
+@pytest.mark.parametrize(
+    ("file", "runs"),
+    [
+        ("table3", 51),
+        ("cifar100", 8),
+        ("qkformer", 9),
+        ("fast", 7),
+        ("flagship", 13),
+        ("vit", 6),
+        ("nmnist", 9),
+        ("digits", 9),
+    ],
+)
+def test_a_dry_run_of_every_sweep(file, runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", str(BENCHMARKS / f"{file}.yaml"), "--data.root", "/data", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == runs
+    assert all(f"--out results/sweeps/{file}/runs/" in line for line in lines)
+    assert not list(tmp_path.iterdir())
+
+
+def chosen(file: str, seed: int = 0) -> dict[str, TrainConfig]:
+    """The settings of a sweep's runs with this seed, by the name of the row, as they are trained."""
+    sweep = Sweep(load_sweep(BENCHMARKS / f"{file}.yaml", {"data.root": "/data"}), Path("out"))
+    return {run.group: run.config for run in sweep.runs if run.config.run.seed == seed}
+
+
+def changed_keys(first: TrainConfig, second: TrainConfig) -> set[str]:
+    return {line.partition(":")[0] for line in differences(first.as_dict(), second.as_dict())}
+
+
+def test_the_sweep_for_time_is_made_of_the_recipes():
+    """All seeds learn from one teacher, which is trained once."""
+    rows = chosen("fast")
+    taught, alone = rows["lrf_dyn_omega5_distilled"], rows["lrf_dyn_omega5_fast"]
+    assert [row.schedule.total_epochs for row in rows.values()] == [80, 128, 150]
+    assert {*chosen("fast", seed=2)} == {"lrf_dyn_omega5_distilled", "lrf_dyn_omega5_fast"}
+    same = chosen("fast", seed=2)["lrf_dyn_omega5_distilled"]
+    assert changed_keys(taught, same) == {"run.seed"}
+    assert taught.distill.teacher == str(Path("out", "runs", "resnet-seed0"))
+    attention = {"attention": "lrf_dyn", "dilations": (1, 3, 5)}
+    assert changed_keys(alone, load_recipe("cifar100_spikformer_fast", attention)) == set()
+    assert changed_keys(taught, load_recipe("cifar100_spikformer_distilled", attention)) == {"distill.teacher"}
+
+
+def test_the_flagship_runs_come_in_pairs_of_one_schedule():
+    rows = chosen("flagship")
+    first, second, teacher, *taught = rows.values()
+    for pair in ((first, second), taught):
+        assert changed_keys(*pair) == {"model.attention", "model.dilations"}
+    assert {row.schedule.total_epochs for row in (first, second, *taught)} == {300}
+    assert (teacher.model.name, teacher.schedule.total_epochs) == ("resnet18_cifar", 240)
+    assert taught[0].distill.teacher == str(Path("out", "runs", "resnet-seed0"))
+    kept = load_recipe(BENCHMARKS.parent / "results" / "cifar100" / "lrf_dyn_omega5_strong_300" / "recipe.yaml")
+    assert changed_keys(first, kept) == set()
+
+
+def test_the_vit_has_the_settings_of_spikformer():
+    rows = chosen("vit")
+    strong = load_recipe("cifar100_spikformer_strong", epochs=300)
+    assert changed_keys(rows["vit"], load_recipe("cifar100_vit")) == set()
+    assert changed_keys(rows["vit_strong"], strong) == {"model.name", "model.attention", "model.time_steps"}
 
 
 def write_sweep(path: Path, **values):
