@@ -1,6 +1,6 @@
 """How long runs trained, and what came of it: a record of run folders that `lrfdyn train` filled.
 
-    python benchmarks/time_to_accuracy.py results/cifar100/fast_* --json results/cifar100/time_to_accuracy.json
+    python benchmarks/time_to_accuracy.py results/cifar100/fast/lrf* --json results/cifar100/time_to_accuracy.json
 
 Seconds are `train_s` of a summary: the time of all training steps, with the batches and the augmentation in them, on
 the clock of the host and to the end of the work on the GPU. Not counted are the first step of every stage, and of every

@@ -45,7 +45,7 @@ from lrfdyn.io.zoo import INDEX, OWNER, Pretrained, hub_owner, list_pretrained, 
 from lrfdyn.models import SpikingModel, list_models
 from lrfdyn.models.summary import count_parameters
 from lrfdyn.sources import find_source
-from lrfdyn.training.config import TrainConfig
+from lrfdyn.training.config import TrainConfig, differences
 from lrfdyn.training.recipes import dump_yaml, load_recipe
 from lrfdyn.training.run import evaluate_weights
 from lrfdyn.training.tasks import build_data
@@ -124,8 +124,10 @@ def add(run: Path, logs: Sequence[Path], data_root: str | None, name: str | None
     log, summary = found[seed]
     values = load_recipe(recipe)
     require(values.data.held_out is None, f"run: {run} has held out training images, and so was not tested on others")
-    same = load_recipe(log / RECIPE_FILE).fingerprint() == values.fingerprint()
-    require(same, f"logs: {log} has other settings than {run}")
+    kept = load_recipe(log / RECIPE_FILE).as_dict()
+    # The folder of a teacher has another path among what was kept.
+    other = [line for line in differences(values.as_dict(), kept) if not line.startswith("distill.teacher:")]
+    require(not other, f"logs: {log} has other settings than {run}: {'; '.join(other)}")
     # Measured in float32 on this machine's data, whatever the run had.
     config = load_recipe(recipe, {**HERE, **({} if data_root is None else {"data.root": data_root})})
     if summary["data"] not in TERMS:
@@ -140,9 +142,8 @@ def add(run: Path, logs: Sequence[Path], data_root: str | None, name: str | None
     shutil.rmtree(folder, ignore_errors=True)
     about = f"Trained on {summary['data']} by `{summary['command']}`: top-1 {summary['top1']:.2f} % after training."
     model.save_pretrained(folder, description=about, source=f"{OWNER}/{name}", dtype=torch.bfloat16)
-    written = values.as_dict()
-    written["data"]["root"] = None  # that of this machine is nobody else's
-    (folder / RECIPE_FILE).write_text(dump_yaml(written), encoding="utf-8")
+    kept["data"]["root"] = None  # that of one machine is nobody else's
+    (folder / RECIPE_FILE).write_text(dump_yaml(kept), encoding="utf-8")
     stored = from_pretrained(folder, host=SpikingModel)
     facts["bf16"] = top1(config, stored, name)
     facts["integer"], why = integer_top1(stored, config, facts["test_images"])

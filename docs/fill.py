@@ -31,11 +31,13 @@ from docs.parts import (
     readme,
     results,
     segmentation,
+    times,
     zoo,
 )
 
 MODULES = (
-    deployment, edge, findings, imagenet, models, mutants, nmnist, performance, readme, results, segmentation, zoo
+    deployment, edge, findings, imagenet, models, mutants, nmnist, performance, readme, results, segmentation,
+    times, zoo,
 )  # fmt: skip
 PARTS: dict[str, Callable[[], str]] = {name: part for module in MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"(<!-- fill: (\w+) -->).*?(<!-- end -->)", re.DOTALL)

@@ -13,7 +13,7 @@ pytest.importorskip("yaml")
 import yaml
 
 from benchmarks import time_to_accuracy
-from docs.parts import readme
+from docs.parts import readme, times
 from docs.parts import results as page
 from lrfdyn.errors import LrfdynError
 from lrfdyn.training.sweep import plan_runs
@@ -71,6 +71,7 @@ def test_cells_of_the_table():
     assert table["LRF-Dyn (qkv token), here"][-1] == "69.50"
     assert table["LRF-Dyn (two directions), here"][-1] == "74.00"
     assert "causal SSA, here" not in table
+    assert rows(page.highest(runs))["paper"][0] == "78.64"
     assert rows(page.highest(runs))["here"][:3] == ["74.25", "74.25 over 2", "LRF-Dyn (3, 5)"]
 
 
@@ -85,14 +86,38 @@ def test_time_to_accuracy(tmp_path, capsys):
     assert time_to_accuracy.main([str(tmp_path / "1"), str(tmp_path / "0"), "--json", str(out)]) == 0
     records = json.loads(out.read_text())
     assert records[0] == {"recipe": "fast", "seed": 0, "top1": 70.0, "seconds": 290.0, "epochs": 9, "device": "H200"}
-    found = rows(page.time_to_accuracy(records))["`fast`"]
+    found = rows(times.time_to_accuracy(records))["`fast`"]
     assert found == ["0, 1", "70.50 ± 0.71 (n = 2)", "290.5", "0.0", "9", "H200"]
-    assert page.time_to_accuracy([]) == "Not measured yet."
+    assert times.time_to_accuracy([]) == "Not measured yet."
     for wrong, message in (("held_out", "was tested on held-out training images"), ("beside", "shared its device")):
         (tmp_path / "0" / "summary.json").write_text(json.dumps({**lines[1], wrong: 3}))
         with pytest.raises(SystemExit):
             time_to_accuracy.main([str(tmp_path / "0")])
         assert message in capsys.readouterr().err
+
+
+def test_when_runs_first_passed_the_accuracy_of_the_paper():
+    """By seconds: those of the log with the teacher's, or the images over their mean speed where it has none."""
+    soon, late, never = run("lrf_dyn_5", 78.0, late=78.6), run("ssa", 79.0, late=78.5), run("lrf_dyn_0", 78.56)
+    for record in (*soon.epochs, *late.epochs):
+        record["images_per_s"] = 64.0
+    late.epochs[1]["train_s"] = 2.5
+    late.summary.update(teacher={"train_s": 10.0}, beside="another")
+    first, second, *rest = times.first_passed([soon, late, never]).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (first, second)]
+    assert [row[0].partition("]")[0] for row in cells] == ["[ssa_0", "[lrf_dyn_5_0"]
+    assert cells[0][1:] == ["10 of 10", "79.00", "12", "10", "79.00", "shared: another"]
+    assert cells[1][1:] == ["9 of 10", "78.60", "about 18", "0", "78.00", "alone"]
+    assert rest == ["", "The other run never did; the highest of its tests is 78.56 %."]
+    assert times.first_passed([never]).startswith("No run has passed it yet.")
+
+
+def test_a_sweep_has_tables_of_its_own():
+    """The same cell and seed may have been run before."""
+    runs = [run("ssa", 70.0), page.replace(run("ssa", 71.0), name="fast/ssa-seed0")]
+    assert [settings for _, settings in page.groups(runs)] == [", sweep fast", ""]
+    assert rows(page.accuracy(runs))["LRF-SSA, here"][0] == "70.00"  # the last one
+    assert "### 10 epochs, sweep fast\n" in page.accuracy(runs)
 
 
 def test_the_training_of_a_teacher_counts(tmp_path, capsys):
@@ -102,7 +127,7 @@ def test_the_training_of_a_teacher_counts(tmp_path, capsys):
     assert time_to_accuracy.main([str(tmp_path), "--json", str(tmp_path / "time.json")]) == 0
     records = json.loads((tmp_path / "time.json").read_text())
     assert (records[0]["seconds"], records[0]["teacher_seconds"]) == (280.5, 80.0)
-    assert rows(page.time_to_accuracy(records))["`taught`"][2:4] == ["280.5", "80.0"]
+    assert rows(times.time_to_accuracy(records))["`taught`"][2:4] == ["280.5", "80.0"]
     for teacher, message in (({"name": "timm's"}, "does not say how long"), ({"train_s": 1, "beside": "x"}, "shared")):
         path.write_text(json.dumps({**line, "teacher": teacher}))
         with pytest.raises(SystemExit):

@@ -11,14 +11,13 @@ import json
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from statistics import mean, stdev, variance
 from typing import Any
 
 import yaml
 
-from docs.parts import RESULTS, ROOT, read, table
+from docs.parts import RESULTS, ROOT, table
 from lrfdyn.attention import attention_label, attention_options
 from lrfdyn.errors import require
 from lrfdyn.files import read_json_lines
@@ -73,6 +72,12 @@ MARKS: dict[tuple[str, Any], str] = {
     ("scale_lrf", True): "scale on both terms",
     ("train_qk", False): "q, k frozen",
 }
+# What other networks of about this size are said to reach: which, top-1 in percent, and where that stands.
+PUBLISHED_ELSEWHERE = (
+    ("SGLFormer-4-384", "80.6", "rerun in the [STEP benchmark](https://arxiv.org/abs/2505.11151)"),
+    ("SGLFormer-4-384", "82.26", "by [its authors](https://doi.org/10.3389/fnins.2024.1371290)"),
+    ("QKFormer-4-384", "81.15", "by [its authors](https://arxiv.org/abs/2403.16552)"),
+)
 Cell = tuple[str, tuple[int, ...]]  # method and dilations
 Accuracies = dict[Cell, list[float]]  # top-1 in percent, one value per seed
 
@@ -127,6 +132,12 @@ class Run:
         return (", strong augmentation" if "augmentation.cutmix" in keys else ", other settings") + until
 
     @property
+    def sweep(self) -> str:
+        """The folder of the sweep that it was kept of, in words; a sweep has tables of its own."""
+        first, *rest = self.name.split("/")
+        return f", sweep {first}" if rest else ""
+
+    @property
     def label(self) -> str:
         """Its cell in words, for legends."""
         dilations = f"({', '.join(map(str, self.dilations))})" if self.dilations else "w/o LRF"
@@ -161,11 +172,11 @@ def finished(runs: list[Run]) -> list[tuple[Run, dict[str, Any]]]:
 
 
 def groups(runs: list[Run]) -> dict[tuple[int, str], list[Run]]:
-    """Runs that compare, by their length and settings: those with all cells of the paper's table first, then the
+    """Runs that compare, by their length, settings and sweep: those with all cells of the paper's table first, then the
     longest."""
     found: dict[tuple[int, str], list[Run]] = {}
     for run in runs:
-        found.setdefault((run.length, run.settings), []).append(run)
+        found.setdefault((run.length, run.settings + run.sweep), []).append(run)
     return {key: found[key] for key in sorted(found, key=lambda key: (complete(found[key]), key), reverse=True)}
 
 
@@ -362,8 +373,9 @@ def highest(runs: list[Run] | None = None) -> str:
     body = [
         ["here", f"{summary['top1']:.2f}", f"{late[run.cell][0]:.2f} over {len(epochs)}", run.label, where],
         ["paper", f"{top1:.2f}", "", f"{method} {column}", "not stated"],
+        *(["other networks", other, "", network, source] for network, other, source in PUBLISHED_ELSEWHERE),
     ]
-    return table(["", "top-1 %", "mean of the last tests", "attention", "schedule"], body)
+    return table(["", "top-1 %", "mean of the last tests", "attention or network", "schedule or source"], body)
 
 
 def elsewhere() -> str:
@@ -418,21 +430,6 @@ def run_links(run: Run) -> str:
         return f"{name}: [stopped at {run.epochs[-1]['epoch'] if run.epochs else 0}]({log})"
     best = max(run.tests.values())
     return f"{name}: [{run.summary['top1']:.2f}]({folder}/summary.json), best [{best:.2f}]({log})"
-
-
-def time_to_accuracy(records: list[dict[str, Any]] | None = None) -> str:
-    """Of each recipe, over its seeds: the accuracy after the last epoch, and how long it trained."""
-    records = read("cifar100/time_to_accuracy.json") if records is None else records
-    body = []
-    same = itemgetter("recipe", "epochs", "device")
-    for (recipe, epochs, device), lines in groupby(sorted(records, key=same), same):
-        runs = list(lines)
-        seeds, top1 = ", ".join(str(line["seed"]) for line in runs), several([line["top1"] for line in runs])
-        seconds = mean(line["seconds"] for line in runs)
-        teacher = mean(line.get("teacher_seconds", 0) for line in runs)
-        body.append([f"`{recipe}`", seeds, top1, f"{seconds:,.1f}", f"{teacher:,.1f}", str(epochs), device])
-    header = ["recipe", "seeds", "top-1 %", "training s", "of them the teacher's", "epochs", "device"]
-    return table(header, body) if body else "Not measured yet."
 
 
 def mean_by_epoch(curves: list[dict[int, float]]) -> dict[int, float]:
@@ -493,5 +490,4 @@ PARTS = {
     "cifar100_elsewhere": elsewhere,
     "cifar100_runs": every_run,
     "cifar100_other_models": other_models,
-    "cifar100_time": time_to_accuracy,
 }

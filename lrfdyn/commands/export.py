@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lrfdyn.commands.shared import MIB, integer_list, print_json
+from lrfdyn.commands.shared import MIB, add_attention_options, given_attention_options, print_json
 from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.deploy.c.write import write_c
 from lrfdyn.deploy.export.write import export_model, real_images, settle_norms
@@ -35,9 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", metavar="onnx|executorch|nir|native", help="what to write; default: by the ending of --out")
     add("--out", required=True, metavar="FILE", help="ends in .onnx, .pte or .nir, or a folder of C, in .c")
     add("--attention", metavar="KIND", help="with the name of a model")
-    add("--token", metavar="value|qkv", help="of lrf_dyn, with the name of a model")
-    add("--directions", type=int, metavar="1|2", help="of lrf_dyn, with the name of a model")
-    add("--dilations", type=integer_list, metavar="D,...", help="of local receptive fields, with the name of a model")
     add("--num-classes", type=int, metavar="N", help="with the name of a model")
     add("--image-size", type=int, metavar="N", help="with the name of a model")
     add("--images", nargs="+", default=[], metavar="IMAGE", help="check on these files, folders or patterns")
@@ -52,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--dense", action="store_true", help="nir: convolutions without groups, for readers that know none")
     add("--json", action="store_true", help="print JSON")
+    add_attention_options(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -59,8 +57,8 @@ def run(args: argparse.Namespace) -> None:
     require_integer("max-batch", args.max_batch, 1)
     require(args.tolerance > 0, f"tolerance: expected a positive number, got {args.tolerance}")
     images = expand_images(args.images)[: args.check] if args.images else []
-    chosen = ("attention", "token", "directions", "dilations", "num_classes", "image_size")
-    source = find_source(args.model, **{key: getattr(args, key) for key in chosen})
+    chosen = {key: getattr(args, key) for key in ("attention", "num_classes", "image_size")}
+    source = find_source(args.model, **chosen, **given_attention_options(args))
     model, weights = source.load().float(), source.origin if source.trained else "random weights"
     if not source.trained:
         settle_norms(model)

@@ -18,6 +18,8 @@ from rich.table import Table
 from lrfdyn.analysis.measure.inference import largest_state, profile_attention, profile_model
 from lrfdyn.analysis.report.drawings import check_plot, plot_memory, plot_sizes
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
+from lrfdyn.attention.registry import option_takers, unknown_option
+from lrfdyn.commands import shared
 from lrfdyn.commands.shared import MIB, make_table, number, plain_console, print_json
 from lrfdyn.convert.swap import swap_attention
 from lrfdyn.devices import choose_device
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--repeats", type=int, default=3, help="calls that are timed; the fastest counts")
     add("--plot", type=Path, metavar="FILE", help="also draw a figure (needs matplotlib)")
     add("--json", action="store_true", help="print JSON")
+    shared.add_attention_options(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -63,14 +66,22 @@ def run(args: argparse.Namespace) -> None:
     own: str = loaded.config.get("attention", "")
     require(bool(own), f"model: expected one with attention, got {source.origin}")
     alone = source.trained or ":" in source.origin or not loaded.spiking
-    for kind in args.attention or ([own] if alone else KINDS):
-        model = copy.deepcopy(loaded)
-        if kind != own:
-            swap_attention(model, kind)
+    kinds = [ATTENTIONS.name_of(kind) for kind in args.attention or ([own] if alone else KINDS)]
+    options = shared.given_attention_options(args)
+    named = f"{', '.join(options)}: only for the name of a model, whose weights are random; got {source.origin}"
+    require(not options or not source.trained, named)
+    for name in options:
+        if not {*kinds} & {*option_takers(name)}:
+            raise unknown_option(kinds[0], name)
+    for kind in kinds:
+        model, given = copy.deepcopy(loaded), {key: options[key] for key in attention_options(kind) if key in options}
+        if kind != own or given:
+            swap_attention(model, kind, **given)
         if args.sizes:
-            profiles += profile_attention(model, source.origin, args.sizes, args.batch, device)
+            found = profile_attention(model, source.origin, args.sizes, args.batch, device)
         else:
-            profiles.append(profile_model(model, source.origin, args.batch, device, repeats=args.repeats))
+            found = [profile_model(model, source.origin, args.batch, device, repeats=args.repeats)]
+        profiles += [{**record, "attention_options": given} for record in found] if options else found
     if args.sizes:
         show_sizes(profiles, args)
         return

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from lrfdyn.files import finite
-from lrfdyn.training.config import key_help, key_types
-from lrfdyn.training.recipes import SHORT_NAMES, type_name
+from lrfdyn.training.config import ATTENTION_KEYS, key_help, key_types
+from lrfdyn.training.recipes import SHORT_NAMES, convert, parse_option, type_name
 
 MIB = 2**20
 
@@ -41,6 +41,22 @@ def add_keys(parser: argparse.ArgumentParser) -> None:
 def given_keys(args: argparse.Namespace) -> dict[str, str]:
     """The keys of the recipe that were given, as texts."""
     return {key: value for key, value in vars(args).items() if "." in key}
+
+
+def add_attention_options(parser: argparse.ArgumentParser) -> None:
+    """Makes the options of attentions flags, under the names and with the values that a recipe has them."""
+    group = parser.add_argument_group("options of the attention", "with the name of a model")
+    for name in ATTENTION_KEYS[1:]:  # without its kind
+        key, flags = f"model.{name}", dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+        values = type_name(key_types()[key]).removesuffix("|null")
+        group.add_argument(*flags, dest=name, metavar=values, help=key_help()[key])
+
+
+def given_attention_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of attentions that were given."""
+    texts = {name: getattr(args, name) for name in ATTENTION_KEYS[1:]}
+    kinds = {name: key_types()[f"model.{name}"] for name in texts}
+    return {n: convert(parse_option(n, text), kinds[n], n) for n, text in texts.items() if text is not None}
 
 
 def command_line() -> str:

@@ -1,9 +1,9 @@
 """Train a list of recipes, seeds and overrides, some of them side by side, and compare them in one table.
 
 FILE is YAML: a list of runs, or keys that all of them share and the list as `runs`. A run has a recipe, seeds, epochs,
-a name, and any key of the recipe (attention: lrf_dyn, model.options: {dim: 64}). Options --section.key are for all
-runs. Every run has its folder in OUT/runs; sweep.json and table.csv hold the table. Started again, the same command
-goes on where it stopped.
+a name, a teacher, and any key of the recipe (attention: lrf_dyn, model.options: {dim: 64}). The teacher is another run
+of the list, NAME-seedN, which is trained first. Options --section.key are for all runs. Every run has its folder in
+OUT/runs; sweep.json and table.csv hold the table. Started again, the same command goes on where it stopped.
 """
 
 from __future__ import annotations

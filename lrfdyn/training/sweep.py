@@ -1,7 +1,7 @@
 """Several runs of `lrfdyn train` from one list, some of them side by side, each in a process and a folder of its own.
 
 A sweep file is YAML: `runs`, and what they have in common. A run has a recipe, seeds, epochs, and any key of the recipe
-by its name (`model.options: {dim: 64}`) or short name."""
+by its name (`model.options: {dim: 64}`) or short name. Its `teacher` is another run of the list, which comes first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -30,7 +30,7 @@ from lrfdyn.training.recipes import SHORT_NAMES, load_recipe, read_yaml
 from lrfdyn.training.tasks import task_of
 from lrfdyn.version import __version__
 
-OWN = ("name", "recipe", "seeds", "epochs")  # of a run in the list; everything else is a key of its recipe
+OWN = ("name", "recipe", "seeds", "epochs", "teacher")  # of a run in the list; everything else is a key of its recipe
 POLL_SECONDS = 0.3
 # Without these glibc gives large tensors back to the system after every operation and faults them in again.
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)}
@@ -38,7 +38,8 @@ MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2*
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a list. `overrides` are texts by `section.key`; runs of one `group` differ in their seed only."""
+    """One run of a list. `overrides` are texts by `section.key`; runs of one `group` differ in their seed only. The
+    `teacher` is the name of the run that it learns from, whose folder a `Sweep` knows."""
 
     name: str
     group: str
@@ -46,6 +47,7 @@ class SweepRun:
     epochs: int | None
     overrides: Mapping[str, str]
     config: TrainConfig
+    teacher: str | None = None
 
     def command(self, folder: Path) -> list[str]:
         """The arguments of `lrfdyn` that make the run in `folder`, or go on with it."""
@@ -57,7 +59,8 @@ class SweepRun:
     def options(self) -> str:
         """What the list says of the run besides its attention and seed."""
         hidden = ("model.attention", "run.seed", "data.root")
-        return ", ".join(f"{key.split('.')[1]} {text}" for key, text in self.overrides.items() if key not in hidden)
+        shown = self.overrides if self.teacher is None else {**self.overrides, "distill.teacher": self.teacher}
+        return ", ".join(f"{key.split('.')[1]} {text}" for key, text in shown.items() if key not in hidden)
 
 
 class SweepReporter:
@@ -103,18 +106,34 @@ def plan_runs(values: Any, overrides: Mapping[str, str] | None = None, source: s
     names = [run.name for run in runs]
     for name in names:
         require(names.count(name) == 1, f"{source}: two runs are called {name}; give one of them a `name`")
+    _check_teachers(runs, source)
     return runs
+
+
+def _check_teachers(runs: Sequence[SweepRun], source: str) -> None:
+    """Every teacher is a run of the list, and none learns from its own pupils."""
+    teachers = {run.name: run.teacher for run in runs}
+    for name in teachers:
+        line = [name]
+        while (teacher := teachers[line[-1]]) is not None:
+            if teacher not in teachers:
+                raise unknown_name(f"{source}: {line[-1]}: teacher", teacher, teachers)
+            require(teacher not in line, f"{source}: teacher: {' <- '.join([*line, teacher])} goes in a circle")
+            line.append(teacher)
 
 
 def _runs_of_entry(
     entry: Mapping[str, Any], group: str, overrides: Mapping[str, str], source: str
 ) -> Iterator[SweepRun]:
     recipe, epochs, seeds = entry.get("recipe"), entry.get("epochs"), entry.get("seeds", [0])
+    teacher = entry.get("teacher")
     require(isinstance(recipe, str), f"{source}: {group}: expected the name of a recipe, got {recipe!r}")
     require(epochs is None or type(epochs) is int, f"{source}: epochs: expected an integer, got {epochs!r}")
     numbers = isinstance(seeds, (list, tuple)) and all(type(seed) is int and seed >= 0 for seed in seeds)
     require(numbers and len(seeds) > 0, f"{source}: seeds: expected at least one integer >= 0, got {seeds!r}")
     require(len({*seeds}) == len(seeds), f"{source}: seeds: expected different ones, got {seeds!r}")
+    named = teacher is None or isinstance(teacher, str)
+    require(named, f"{source}: teacher: expected the name of a run, got {teacher!r}")
     texts = {}
     for key, value in entry.items():
         full = SHORT_NAMES.get(key, key)
@@ -124,9 +143,12 @@ def _runs_of_entry(
             raise unknown_name(f"{source}: key", key, [*OWN, *SHORT_NAMES, *key_types()])
     texts |= overrides
     require("run.seed" not in texts, f"{source}: run.seed: has a key of its own, seeds")
+    both = teacher is not None and "distill.teacher" in texts
+    require(not both, f"{source}: {group}: teacher: stands there beside distill.teacher")
     for seed in seeds:
         own = {**texts, "run.seed": str(seed)}
-        yield SweepRun(f"{group}-seed{seed}", group, str(recipe), epochs, own, load_recipe(str(recipe), own, epochs))
+        config = load_recipe(str(recipe), own, epochs)
+        yield SweepRun(f"{group}-seed{seed}", group, str(recipe), epochs, own, config, teacher)
 
 
 def _group_name(entry: Mapping[str, Any], with_recipe: bool) -> str:
@@ -148,9 +170,18 @@ class Sweep:
         self, runs: Sequence[SweepRun], out: Path, *, together: int = 1, threads: int | None = None, command: str = ""
     ) -> None:
         require(together >= 1, f"together: expected an integer >= 1, got {together}")
-        self.runs, self.out, self.together, self.command = list(runs), out, together, command
+        self.out, self.together, self.command = out, together, command
+        self.runs = list(map(self._with_teacher, runs))
         self.threads = 1 if threads is None and together > 1 else threads
         self.failed: set[str] = set()
+
+    def _with_teacher(self, run: SweepRun) -> SweepRun:
+        """The run with the folder of its teacher among its settings."""
+        if run.teacher is None:
+            return run
+        folder = str(self.out / "runs" / run.teacher)
+        config = replace(run.config, distill=replace(run.config.distill, teacher=folder))
+        return replace(run, overrides={**run.overrides, "distill.teacher": folder}, config=config)
 
     def folder(self, run: SweepRun) -> Path:
         return self.out / "runs" / run.name
@@ -219,9 +250,14 @@ class Sweep:
         running: list[tuple[SweepRun, subprocess.Popen[bytes]]] = []
         try:
             while waiting or running:
-                while waiting and len(running) < self.together:
-                    running.append((waiting[0], self._start(waiting.pop(0))))
-                    reporter.begin(running[-1][0])
+                while len(running) < self.together and (run := _next_ready(waiting, [run for run, _ in running])):
+                    waiting.remove(run)
+                    if run.teacher in self.failed:
+                        self._give_up(run)
+                        yield run
+                        continue
+                    running.append((run, self._start(run)))
+                    reporter.begin(run)
                 time.sleep(POLL_SECONDS)
                 for run, process in list(running):
                     code = process.poll()
@@ -245,6 +281,13 @@ class Sweep:
                 for _, process in running:
                     process.kill()
                 raise
+
+    def _give_up(self, run: SweepRun) -> None:
+        """A run whose teacher failed fails too, and says why."""
+        self.failed.add(run.name)
+        self.folder(run).mkdir(parents=True, exist_ok=True)
+        with self.console(run).open("a", encoding="utf-8") as console:
+            console.write(f"not started: its teacher, {run.teacher}, failed\n")
 
     def _start(self, run: SweepRun) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
@@ -270,13 +313,21 @@ class Sweep:
                 text = (self.folder(run) / name).read_text(encoding="utf-8")
                 if root is not None:  # a short one, such as data, is a word of these files too
                     text = re.sub(rf"(root[:= ]+['\"]?){re.escape(root)}", r"\1DATA", text)
-                text = text.replace(str(self.folder(run)), (place / run.name).as_posix())
+                for each in filter(None, (run.name, run.teacher)):
+                    text = text.replace(str(self.out / "runs" / each), (place / each).as_posix())
                 (kept / name).write_text(text, encoding="utf-8")
             others = [other.name for other in self.runs if other is not run]
             count = min(self.together - 1, len(others))
             beside = f"{count} of {', '.join(others)}" if count else None
             summary = kept / "summary.json"
-            write_json(summary, {**read_json(summary, "keep"), "beside": beside})
+            fingerprint = load_recipe(kept / "recipe.yaml").fingerprint()  # of a teacher that has another path there
+            write_json(summary, {**read_json(summary, "keep"), "fingerprint": fingerprint, "beside": beside})
+
+
+def _next_ready(waiting: Sequence[SweepRun], running: Sequence[SweepRun]) -> SweepRun | None:
+    """The first run whose teacher, where it has one, neither waits nor is under way."""
+    open_names = {run.name for run in (*waiting, *running)}
+    return next((run for run in waiting if run.teacher not in open_names), None)
 
 
 def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

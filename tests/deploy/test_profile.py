@@ -166,6 +166,12 @@ def test_command_measures_one_layer_on_several_sizes(capsys, tmp_path):
         ([*SMALL, "--plot", "/dev/null/memory.png"], "plot: cannot write in the folder /dev/null"),
         ([*SMALL, "--device", "tpu"], "device: cannot use 'tpu'"),
         ([*SMALL, "--device", "meta"], "device: cannot use 'meta'"),
+        (
+            [*SMALL, "--attention", "ssa", "sdsa", "--token", "qkv"],
+            "token: not an option of attention 'ssa', but of lrf_dyn",
+        ),
+        ([*SMALL, "--directions", "two"], "directions: expected an integer, got 'two'"),
+        ([*SMALL, "--coupling", "sam"], "coupling: unknown name 'sam'; did you mean same?"),
     ],
 )
 def test_bad_input(capsys, arguments, message):
@@ -196,6 +202,24 @@ def test_a_saved_model_is_profiled_as_it_is_and_with_other_attentions(capsys, tm
     assert again["layers"] == expected
     assert main([*given, "--image-size", "32"]) == 2
     assert "image_size: only for the name of a model" in capsys.readouterr().err
+    assert main([*given, "--norm", "true"]) == 2
+    assert "norm: only for the name of a model" in capsys.readouterr().err
+
+
+def test_options_are_of_the_attentions_that_take_them(capsys):
+    """Those of the other kinds stay theirs."""
+    given = ["--dilations", "1,3,5", "--directions", "2", "--coupling", "same", "--scale-lrf", "true", "--norm", "true"]
+    assert main([*SMALL, "--attention", "ssa", "LRF_SSA", "lrf_dyn", *given, "--train_qk", "false", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [record["attention_options"] for record in records] == [
+        {"train_qk": False},
+        {"dilations": [1, 3, 5], "norm": True, "scale_lrf": True, "train_qk": False},
+        {"dilations": [1, 3, 5], "directions": 2, "coupling": "same"},
+    ]
+    model = create_model(
+        "sdt_v3_t", attention="lrf_dyn", dilations=(1, 3, 5), directions=2, coupling="same", image_size=64
+    )
+    assert records[2]["layers"] == layer_states(model)
 
 
 def test_time_by_piece_and_kernel(capsys):

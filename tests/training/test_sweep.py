@@ -23,7 +23,7 @@ from lrfdyn.commands.sweep import Bars
 from lrfdyn.errors import LrfdynError
 from lrfdyn.files import sole_user
 from lrfdyn.io.weights import list_checkpoints
-from lrfdyn.training.config import ATTENTION_KEYS, differences
+from lrfdyn.training.config import ATTENTION_KEYS, TrainConfig, differences
 from lrfdyn.training.processes import PARENT, Stop
 from lrfdyn.training.recipes import dump_yaml, load_recipe, read_yaml
 from lrfdyn.training.sweep import Sweep, SweepReporter, group_rows, load_sweep, plan_runs
@@ -74,6 +74,7 @@ def test_a_run_has_the_settings_of_its_recipe_its_entry_and_the_command(recipe):
         ({"runs": [{"recipe": "tiny", "epochs": "two"}]}, "epochs: expected an integer, got 'two'"),
         ({"runs": [{"recipe": "tiny", "token": "qkv", "model.token": "value"}]}, "token: stands there under its long"),
         ({"runs": ["nothing"]}, "recipe: unknown name 'nothing'"),
+        ({"runs": [{"recipe": "tiny", "teacher": 3}]}, "teacher: expected the name of a run, got 3"),
         ("text", "expected a list of runs, or keys and `runs`, got 'text'"),
     ],
 )
@@ -83,6 +84,21 @@ def test_a_file_that_is_no_sweep_is_refused(values, message, tmp_path, monkeypat
     (tmp_path / "sweep.yaml").write_text(json.dumps(values))
     with pytest.raises(LrfdynError, match=message):
         load_sweep(tmp_path / "sweep.yaml")
+
+
+@pytest.mark.parametrize(
+    ("teachers", "message"),
+    [
+        ({"a": "b"}, "sweep: a-seed0: teacher: unknown name 'b'; known: a-seed0"),
+        ({"a": "a-seed0"}, "sweep: teacher: a-seed0 <- a-seed0 goes in a circle"),
+        ({"a": "b-seed0", "b": "c-seed0", "c": "b-seed0"}, "a-seed0 <- b-seed0 <- c-seed0 <- b-seed0 goes in a circle"),
+    ],
+)
+def test_a_teacher_is_another_run_of_the_list(teachers, message, recipe):
+    with pytest.raises(LrfdynError, match=message):
+        plan_runs([{"recipe": recipe, "name": name, "teacher": teacher} for name, teacher in teachers.items()])
+    with pytest.raises(LrfdynError, match=r"a: teacher: stands there beside distill\.teacher"):
+        plan_runs([{"recipe": recipe, "name": "a", "teacher": "b"}], {"distill.teacher": "folder"})
 
 
 def test_the_runs_of_the_cifar100_table_have_their_recipe():
@@ -128,6 +144,71 @@ def test_three_attentions_by_one_schedule(file, model, epochs):
         assert changed <= {"model.attention", "model.dilations", "model.norm"}
 
 
+@pytest.mark.parametrize(
+    ("file", "runs"),
+    [
+        ("table3", 51),
+        ("cifar100", 8),
+        ("qkformer", 9),
+        ("fast", 7),
+        ("flagship", 13),
+        ("vit", 6),
+        ("nmnist", 9),
+        ("digits", 9),
+    ],
+)
+def test_a_dry_run_of_every_sweep(file, runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", str(BENCHMARKS / f"{file}.yaml"), "--data.root", "/data", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == runs
+    assert all(f"--out results/sweeps/{file}/runs/" in line for line in lines)
+    assert not list(tmp_path.iterdir())
+
+
+def chosen(file: str, seed: int = 0) -> dict[str, TrainConfig]:
+    """The settings of a sweep's runs with this seed, by the name of the row, as they are trained."""
+    sweep = Sweep(load_sweep(BENCHMARKS / f"{file}.yaml", {"data.root": "/data"}), Path("out"))
+    return {run.group: run.config for run in sweep.runs if run.config.run.seed == seed}
+
+
+def changed_keys(first: TrainConfig, second: TrainConfig) -> set[str]:
+    return {line.partition(":")[0] for line in differences(first.as_dict(), second.as_dict())}
+
+
+def test_the_sweep_for_time_is_made_of_the_recipes():
+    """All seeds learn from one teacher, which is trained once."""
+    rows = chosen("fast")
+    taught, alone = rows["lrf_dyn_omega5_distilled"], rows["lrf_dyn_omega5_fast"]
+    assert [row.schedule.total_epochs for row in rows.values()] == [80, 128, 150]
+    assert {*chosen("fast", seed=2)} == {"lrf_dyn_omega5_distilled", "lrf_dyn_omega5_fast"}
+    same = chosen("fast", seed=2)["lrf_dyn_omega5_distilled"]
+    assert changed_keys(taught, same) == {"run.seed"}
+    assert taught.distill.teacher == str(Path("out", "runs", "resnet-seed0"))
+    attention = {"attention": "lrf_dyn", "dilations": (1, 3, 5)}
+    assert changed_keys(alone, load_recipe("cifar100_spikformer_fast", attention)) == set()
+    assert changed_keys(taught, load_recipe("cifar100_spikformer_distilled", attention)) == {"distill.teacher"}
+
+
+def test_the_flagship_runs_come_in_pairs_of_one_schedule():
+    rows = chosen("flagship")
+    first, second, teacher, *taught = rows.values()
+    for pair in ((first, second), taught):
+        assert changed_keys(*pair) == {"model.attention", "model.dilations"}
+    assert {row.schedule.total_epochs for row in (first, second, *taught)} == {300}
+    assert (teacher.model.name, teacher.schedule.total_epochs) == ("resnet18_cifar", 240)
+    assert taught[0].distill.teacher == str(Path("out", "runs", "resnet-seed0"))
+    kept = load_recipe(BENCHMARKS.parent / "results" / "cifar100" / "lrf_dyn_omega5_strong_300" / "recipe.yaml")
+    assert changed_keys(first, kept) == set()
+
+
+def test_the_vit_has_the_settings_of_spikformer():
+    rows = chosen("vit")
+    strong = load_recipe("cifar100_spikformer_strong", epochs=300)
+    assert changed_keys(rows["vit"], load_recipe("cifar100_vit")) == set()
+    assert changed_keys(rows["vit_strong"], strong) == {"model.name", "model.attention", "model.time_steps"}
+
+
 def write_sweep(path: Path, **values):
     path.write_text(dump_yaml(values), encoding="utf-8")
     return str(path)
@@ -169,6 +250,42 @@ def test_runs_side_by_side_and_one_that_fails(tmp_path, recipe, capsys, monkeypa
     # Other settings under the same name are an error before anything else happens.
     assert main(["sweep", file, "--out", str(out), "--optimizer.learning_rate", "0.5"]) == 2
     assert "optimizer.learning_rate: 0.005 there, 0.5 here" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="starts processes")
+def test_a_teacher_is_trained_first(tmp_path, recipe, capsys):
+    """Wherever it stands in the list; whom a teacher that fails was to teach is not started."""
+    pytest.importorskip("accelerate")
+    out, keep = tmp_path / "out", tmp_path / "keep"
+    bad = {"name": "bad", "model.weights": "nowhere.safetensors"}
+    runs = [{"name": "pupil", "teacher": "good-seed0"}, {"name": "lost", "teacher": "bad-seed0"}, {"name": "good"}, bad]
+    file = write_sweep(tmp_path / "sweep.yaml", recipe=recipe, epochs=1, runs=runs)
+    command = ["sweep", file, "--out", str(out), "--together", "2", "--keep", str(keep)]
+    assert main([*command, "--dry-run"]) == 0
+    assert f"--distill.teacher {out / 'runs' / 'good-seed0'}" in capsys.readouterr().out
+    ended: list[str] = []
+
+    class Watch(SweepReporter):
+        def end(self, run, row):
+            ended.append(f"{run.group} {row['state']}, {row['options']}".replace("nowhere.safetensors", "-"))
+
+    sweep = Sweep(load_sweep(Path(file)), out, together=2)
+    sweep.run(Watch(), keep=keep)
+    assert sorted(ended) == ["bad failed, weights -", "good ended, ", "lost failed, teacher bad-seed0",
+                             "pupil ended, teacher good-seed0"]  # fmt: skip
+    assert ended.index("good ended, ") < ended.index("pupil ended, teacher good-seed0")
+    assert sweep.console(sweep.runs[1]).read_text() == "not started: its teacher, bad-seed0, failed\n"
+    summary = json.loads((keep / "pupil-seed0" / "summary.json").read_text())
+    good = json.loads((keep / "good-seed0" / "summary.json").read_text())
+    assert summary["teacher"] == {"name": "results/keep/good-seed0", **{key: good[key] for key in ("top1", "train_s")}}
+    kept = load_recipe(keep / "pupil-seed0" / "recipe.yaml")
+    assert kept.distill.teacher == "results/keep/good-seed0"
+    assert summary["fingerprint"] == kept.fingerprint()
+
+    # Again: only what failed is tried, and what has ended stands as it is.
+    ended.clear()
+    Sweep(load_sweep(Path(file)), out).run(Watch())
+    assert [line.partition(",")[0] for line in ended] == ["pupil ended", "good ended", "bad failed", "lost failed"]
 
 
 def test_a_run_is_kept_as_soon_as_it_ends(tmp_path, recipe, monkeypatch):
