@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.parts import (
     ROOT,
+    data,
     deployment,
     edge,
     findings,
@@ -35,7 +36,7 @@ from docs.parts import (
 )
 
 MODULES = (
-    deployment, edge, findings, imagenet, models, mutants, nmnist, performance, readme, results, segmentation, zoo
+    data, deployment, edge, findings, imagenet, models, mutants, nmnist, performance, readme, results, segmentation, zoo
 )  # fmt: skip
 PARTS: dict[str, Callable[[], str]] = {name: part for module in MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"(<!-- fill: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
