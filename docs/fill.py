@@ -23,6 +23,7 @@ from docs.parts import (
     data,
     deployment,
     edge,
+    evidence,
     findings,
     imagenet,
     models,
@@ -36,7 +37,8 @@ from docs.parts import (
 )
 
 MODULES = (
-    data, deployment, edge, findings, imagenet, models, mutants, nmnist, performance, readme, results, segmentation, zoo
+    data, deployment, edge, evidence, findings, imagenet, models, mutants, nmnist, performance, readme, results,
+    segmentation, zoo,
 )  # fmt: skip
 PARTS: dict[str, Callable[[], str]] = {name: part for module in MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"(<!-- fill: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
