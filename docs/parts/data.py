@@ -36,7 +36,8 @@ def forms() -> str:
         speeds = [f"{found[n]['images_per_s']:,.0f}" if n in found else "" for n in processes]
         own = f"{found[0]['images_per_own_cpu_s']:,.0f}" if 0 in found else ""
         body.append([form, side, f"{first['bytes'] / 1e3:.1f}", *speeds, own])
-    header = ["form", "short side", "kB a picture", *(f"{n} worker{'s' * (n != 1)}" for n in processes), "a second of CPU time"]
+    counts = [f"{n} worker{'s' * (n != 1)}" for n in processes]
+    header = ["form", "short side", "kB a picture", *counts, "a second of CPU time"]
     one = rates()[0]
     about = f"{one['machine']['cpu']}, {max(r['cores'] for r in rates())} cores, output {one['image_size']} pixels"
     return f"{table(header, body, numbers=True)}\n\nImages a second; {about}. Made by\n\n    {one['command']}"
