@@ -40,11 +40,12 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def about() -> dict[str, Any]:
-    """Command, machine and versions, kept with every record."""
+    """Command, machine and versions, kept with every record. Of a folder elsewhere the command has the name alone."""
     from lrfdyn.analysis.measure.inference import machine
 
     script = Path(sys.argv[0])
-    command = shlex.join(["python", f"{script.parent.name}/{script.name}", *sys.argv[1:]])
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    command = shlex.join(["python", f"{script.parent.name}/{script.name}", *words])
     versions = {"lrfdyn": lrfdyn.__version__, "python": platform.python_version(), "torch": torch.__version__}
     for name in ("triton", "spikingjelly"):
         try:

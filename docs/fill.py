@@ -20,8 +20,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.parts import (
     ROOT,
+    data,
     deployment,
     edge,
+    evidence,
     findings,
     imagenet,
     models,
@@ -36,8 +38,8 @@ from docs.parts import (
 )
 
 MODULES = (
-    deployment, edge, findings, imagenet, models, mutants, nmnist, performance, readme, results, segmentation,
-    times, zoo,
+    data, deployment, edge, evidence, findings, imagenet, models, mutants, nmnist, performance, readme, results,
+    segmentation, times, zoo,
 )  # fmt: skip
 PARTS: dict[str, Callable[[], str]] = {name: part for module in MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"(<!-- fill: (\w+) -->).*?(<!-- end -->)", re.DOTALL)

@@ -57,6 +57,28 @@ def test_loader(name, tmp_path, monkeypatch, capsys):
     assert "images_per_s" in capsys.readouterr().out
 
 
+def test_loader_forms(tmp_path, monkeypatch, capsys):
+    """The same pictures as files, shards and mapped levels; of what is elsewhere the record has no folder."""
+    pytest.importorskip("PIL")
+    root, out = tmp_path / "pets", tmp_path / "out.json"
+    write_pets(root)
+    argv = ["loader.py", "oxford_pets", "--root", str(root), "--forms", str(tmp_path / "forms"), "--image-size", "24"]
+    monkeypatch.setattr(sys, "argv", [*argv, "--batches", "2", "--steps", "2", "--device", "cpu", "--json", str(out)])
+    threads = torch.get_num_threads()
+    try:
+        loader.main()
+    finally:
+        torch.set_num_threads(threads)
+    records = json.loads(out.read_text())
+    forms = [(record["form"], record["short_side"]) for record in records]
+    assert forms == [("one file a picture", "as it is"), ("one file a picture, draft", "as it is"),
+                     ("shards", "256"), ("shards", "192"), ("mapped levels", "256")]  # fmt: skip
+    assert all(record["images_per_s"] == record["images_per_s_core"] > 0 for record in records)
+    assert records[-1]["bytes"] == 256 * 256 * 3
+    assert str(tmp_path) not in out.read_text()
+    assert "mapped levels" in capsys.readouterr().out
+
+
 def test_one_that_fails_is_told_and_left_behind(capsys):
     with common.attempt("this one"):
         raise ValueError("no")

@@ -17,9 +17,10 @@ import yaml
 
 import lrfdyn
 from docs import fill
-from docs.parts import edge, findings, segmentation
+from docs.parts import edge, evidence, findings, segmentation
 from lrfdyn.cli import build_parser
 from lrfdyn.data.base import check_options
+from lrfdyn.errors import LrfdynError
 from lrfdyn.training.recipes import load_recipe
 from lrfdyn.training.tasks import data_options
 
@@ -104,6 +105,32 @@ def test_pages_say_what_is_not_measured_yet(tmp_path):
     assert segmentation.subset(tmp_path) == "Not measured yet."
     for part in (edge.cpu, edge.factors, edge.firing, edge.layers, edge.boards):
         assert part([]).startswith("Not measured yet")
+
+
+def test_runs_of_sweeps_enter_their_pages(tmp_path):
+    """Means over the seeds, in the usual order; one seed decides no claim, two do, and other settings are refused."""
+    assert evidence.runs("pets", {}, tmp_path) == evidence.claims(tmp_path) == "Not measured yet."
+    shared = {"model": "sdt_v3_s", "epochs": 60, "precision": "bf16", "data": "pets", "parameters": 6_300_000,
+              "images_per_s": 500.0, "wall_s": 60.0, "device": "cpu"}  # fmt: skip
+
+    def write(attention, seed, miou, **changed):
+        folder = tmp_path / "pets" / f"{attention}-seed{seed}"
+        folder.mkdir(parents=True)
+        own = {"attention": attention, "seed": seed, "miou": miou, **shared, **changed}
+        (folder / "summary.json").write_text(json.dumps(own), "utf-8")
+
+    write("lrf_dyn", 0, 72.0)
+    write("ssa", 0, 70.0)
+    write("ssa", 1, 71.0)
+    _, _, first, second, *_ = evidence.runs("pets", {}, tmp_path).splitlines()
+    assert "| SSA | 70.50 ± 0.71 (n = 2) | [70.00](../results/pets/ssa-seed0/log.jsonl), [71.00]" in first
+    assert "| LRF-Dyn | 72.00 |" in second
+    assert "| not decided: one seed |" in evidence.claims(tmp_path)
+    write("lrf_dyn", 1, 72.2)
+    assert "| 72.10 and 70.50 | **yes** |" in evidence.claims(tmp_path)
+    write("lrf_ssa", 0, 70.0, epochs=10)
+    with pytest.raises(LrfdynError, match="pets: epochs: expected the same"):
+        evidence.runs("pets", {}, tmp_path)
 
 
 def test_the_c_engine_is_compared_on_one_core_with_runtimes_of_the_same_model():

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from benchmarks import imagenet_counts
 from docs.parts import imagenet, imagenet_costs
 from docs.parts.imagenet_costs import Assumptions, count_of, counted, hours, measured, own_record, scaled, speeds, step
 from lrfdyn.cli import build_parser, main
+from lrfdyn.training.recipes import load_recipe
 from tests.data.make import write_folder
+from tests.training.runs import torchrun
 
 PAGE = Path(__file__).parents[1] / "docs" / "imagenet.md"
 COUNTED = ("model", "attention", "parameters", "steps", "train_images", "test_images")
@@ -105,6 +108,22 @@ def test_a_recipe_from_folders_and_from_shards_to_an_accuracy(tmp_path, capsys):
     from_shards = ["train", "imagenet_sdt_v3", "--data.name", "webdataset", "--data.root", str(packed), *small]
     assert main([*from_shards, str(tmp_path / "other")]) == 0
     assert (tmp_path / "other" / "summary.json").is_file()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="starts processes")
+def test_a_recipe_on_two_processes_goes_on_where_it_stopped(tmp_path):
+    """By the launcher of the page, with gloo: synchronised norms, a batch that is shared, made-up images."""
+    pytest.importorskip("PIL")
+    folder, out = write_folder(tmp_path / "made"), tmp_path / "run"
+    words = ["-m", "lrfdyn", "train", "imagenet_sdt_v3", "--attention", "lrf_dyn", "--data.root", str(folder),
+             "--epochs", "1", "--run.batch_size", "8", "--data.image_size", "32", "--data.options", "{workers: 0}",
+             "--model.options", "{widths: [8, 8, 8, 8], depths: [1, 1, 1, 1, 1]}", "--resume", "auto",
+             "--run.log_steps", "1", "--out", str(out)]  # several processes can stop where they log  # fmt: skip
+    assert "stopped at step 1 of 3" in torchrun(*words, "--minutes", "1e-9")
+    assert "resuming at step 1" in torchrun(*words)
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["processes"], summary["epochs"]) == (2, 1)
+    assert load_recipe(out / "recipe.yaml").run.sync_batchnorm
 
 
 def test_counts_are_those_of_the_recipes():

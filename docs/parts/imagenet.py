@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 
 from docs.parts import RESULTS, read, table
+from docs.parts.data import core_rate
 from docs.parts.imagenet_costs import (
     ASSUMED,
     GPUS,
@@ -139,16 +141,18 @@ def storage() -> str:
 
 
 def decoding() -> str:
-    """Images that must be decoded in a second so that no GPU waits."""
-    body = []
+    """Images that must be decoded in a second so that no GPU waits, and the cores that do it."""
+    body, rate = [], core_rate()
     for model in dict.fromkeys(run["model"] for run in counted()):
         fastest = max((run for run in counted() if run["model"] == model), key=lambda run: speeds(run)[1])
         speed = speeds(fastest)[1]
         node = ASSUMED.node * speed
         cells = [speed, speed / ASSUMED.workers, node]
-        body.append([f"`{model}`", *(f"{n:,.0f}" for n in cells), f"{node * packed_bytes() / 1e9:.2f}"])
+        cores = ["–"] * 2 if rate is None else [str(ceil(wanted / rate)) for wanted in (speed, node)]
+        body.append([f"`{model}`", *(f"{n:,.0f}" for n in cells), f"{node * packed_bytes() / 1e9:.2f}", *cores])
     header = ["model", "images/s of one GPU", f"of each of {ASSUMED.workers} processes", f"of {ASSUMED.node} GPUs"]
-    return table([*header, "GB/s of packed files"], body, numbers=True)
+    header += ["GB/s of packed files", "decode cores of one GPU", f"of {ASSUMED.node} GPUs"]
+    return table(header, body, numbers=True)
 
 
 def launches() -> str:

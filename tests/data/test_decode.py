@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ import torch
 
 from lrfdyn import LrfdynError
 from lrfdyn.data import Augmentation, create_data
-from lrfdyn.data.decode import resized_crop_box
+from lrfdyn.data.decode import decoded_crop, resized_crop_box
 from lrfdyn.data.hashed_random import Keys
 from lrfdyn.data.loading import load_in_order
 from tests.data.make import EVERYTHING, assert_equal, jpeg, write_folder, write_shards, write_tar
@@ -153,6 +154,29 @@ def test_levels_of_16_bits_are_scaled(crop: str, tmp_path: Path) -> None:
         assert (rows - torch.arange(64) * 4 - 1.5).abs().max() <= 1
 
 
+def test_large_pictures_are_decoded_reduced(monkeypatch) -> None:
+    """Where the crop needs no more, in the same place; never enlarged, and not of other formats or for tests."""
+    from PIL import Image
+    from PIL.JpegImagePlugin import JpegImageFile
+
+    asked, draft = [], JpegImageFile.draft
+    monkeypatch.setattr(JpegImageFile, "draft", lambda self, *given: asked.append(self.size) or draft(self, *given))
+    across, down = np.meshgrid(np.linspace(0, 255, 203), np.linspace(0, 255, 161))
+    picture = Image.fromarray(np.stack([across, down, across], 2).astype(np.uint8))
+    for form, boxes in {"JPEG": 3, "PNG": 0}.items():
+        file = io.BytesIO()
+        picture.save(file, form)
+        for box, size in (((3, 5, 199, 155), 64), ((3, 5, 199, 155), 16), ((0, 0, 203, 161), 80), ((9, 9, 60, 60), 32)):
+            whole, reduced = (
+                np.asarray(decoded_crop(file.getvalue(), size, lambda *_, box=box: box, way), np.int16)
+                for way in (False, True)
+            )
+            assert whole.shape == reduced.shape == (size, size, 3)
+            assert abs(whole - reduced).max() <= 4
+        assert len(asked) == boxes
+        asked.clear()
+
+
 def test_resized_crop_box() -> None:
     generator = np.random.default_rng(0)
     shares = []
@@ -237,7 +261,8 @@ def test_bad_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("workers", -1), ("image_size", 0), ("on_corrupt", "ignore"), ("crop_share", 1.5)]
+    ("option", "value"),
+    [("workers", -1), ("image_size", 0), ("on_corrupt", "ignore"), ("crop_share", 1.5), ("draft", 2)],
 )
 def test_bad_options(option: str, value: object, tmp_path: Path) -> None:
     write_folder(tmp_path, classes=1, train=1, val=1)

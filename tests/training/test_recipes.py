@@ -64,6 +64,7 @@ EXPERIMENTS: dict[str, list[dict[str, Any]]] = {
     **{f"{data}_sdt_v1": [{}, *THREE] for data in ("cifar10dvs", "gesture")},
     "ade20k_sdt_v3": sizes("sdt_v3_s", "sdt_v3_m", "sdt_v3_l", of=THREE),
     "ade20k_subset": THREE,
+    "ade20k_reduced": THREE,
     "ade20k_ann": sizes(*(f"timm/{name}" for name in ("resnet18", "pvt_v2_b2", "poolformer_s12")), of=[{}]),
 }
 
@@ -91,8 +92,10 @@ def test_experiments(name: str):
 @pytest.mark.parametrize("host", ["spikformer", "qkformer", "sdt_v3"])
 def test_tiny_imagenet_has_8_x_8_tokens_and_one_schedule(host: str):
     config, first = (load_recipe(f"tiny_imagenet_{name}") for name in (host, "spikformer"))
-    facts = Classification().build_model(config, num_classes=200, image_size=64, in_channels=3)
-    assert facts.grid == (8, 8)
+    model = {"spikformer": "spikformer_8_384", "qkformer": "qkformer_10_384", "sdt_v3": "sdt_v3_s"}[host]
+    assert config.model.name == model
+    built = Classification().build_model(config, num_classes=200, image_size=64, in_channels=3)
+    assert built.grid == (8, 8)
     for part in ("data", "augmentation", "optimizer", "schedule", "run"):
         assert getattr(config, part) == getattr(first, part)
 

@@ -155,6 +155,10 @@ def test_three_attentions_by_one_schedule(file, model, epochs):
         ("vit", 6),
         ("nmnist", 9),
         ("digits", 9),
+        ("tiny_imagenet", 12),
+        ("ade20k", 3),
+        ("pets", 6),
+        ("qkformer_long", 3),
     ],
 )
 def test_a_dry_run_of_every_sweep(file, runs, tmp_path, capsys, monkeypatch):
@@ -207,6 +211,40 @@ def test_the_vit_has_the_settings_of_spikformer():
     strong = load_recipe("cifar100_spikformer_strong", epochs=300)
     assert changed_keys(rows["vit"], load_recipe("cifar100_vit")) == set()
     assert changed_keys(rows["vit_strong"], strong) == {"model.name", "model.attention", "model.time_steps"}
+
+
+@pytest.mark.parametrize(
+    ("file", "models", "epochs", "runs"),
+    [
+        ("tiny_imagenet.yaml", {"sdt_v3_s", "spikformer_8_384", "qkformer_10_384"}, 100, 12),
+        ("ade20k.yaml", {"sdt_v3_s"}, 60, 3),
+        ("pets.yaml", {"sdt_v3_s"}, 100, 6),
+        ("qkformer_long.yaml", {"qkformer_4_384"}, 410, 3),
+    ],
+)
+def test_every_host_has_three_attentions_by_one_schedule(file, models, epochs, runs):
+    """Runs differ in host, attention, backbone and seed alone."""
+    planned = plan_runs(read_yaml(BENCHMARKS / file), {"data.root": "/data"})
+    assert len(planned) == len({run.config.fingerprint() for run in planned}) == runs
+    rows = {(run.config.model.name, run.config.model.attention) for run in planned}
+    assert rows == set(product(models, ("ssa", "lrf_ssa", "lrf_dyn")))
+    assert {run.config.schedule.total_epochs for run in planned} == {epochs}
+    first, *others = (run.config.as_dict() for run in planned)
+    for other in others:
+        changed = {line.partition(":")[0] for line in differences(first, other)}
+        assert all(key.startswith("model.") or key == "run.seed" for key in changed), changed
+    lrf = {(run.config.model.attention, run.config.model.dilations) for run in planned if run.config.model.dilations}
+    assert file == "pets.yaml" or lrf == {("lrf_ssa", (1, 3, 5)), ("lrf_dyn", (1, 3, 5))}
+
+
+def test_the_backbones_of_ade20k_are_runs_of_tiny_imagenet():
+    """With the same attention and its options, so that their weights fit."""
+    known = {run.name: run.config.model for run in plan_runs(read_yaml(BENCHMARKS / "tiny_imagenet.yaml"))}
+    for run in plan_runs(read_yaml(BENCHMARKS / "ade20k.yaml")):
+        own, source = run.config.model, known[Path(run.config.model.backbone).name]
+        assert Path(own.backbone).parent == Path("results/sweeps/tiny_imagenet/runs")
+        for key in ("name", "attention", "dilations", "norm", "token", "directions", "time_steps"):
+            assert getattr(own, key) == getattr(source, key), key
 
 
 def write_sweep(path: Path, **values):
