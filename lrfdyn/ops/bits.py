@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lrfdyn.ops.dispatch import as_operator, use_triton
-from lrfdyn.ops.operators import operator
+from lrfdyn.ops.operators import NAMESPACE, operator
 
 # The spikes of one neuron, a bit per step, fit a byte up to here.
 MOST_PACKED_STEPS = 8
@@ -49,7 +49,7 @@ class TracedSpikes(Tensor):
 
 # Before, a traced tensor had no attributes: then later kernels keep the spikes.
 TRACED_BITS = torch.__version__ >= "2.8"
-_library = torch.library.Library("lrfdyn", "FRAGMENT")
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define("unchanged_bits(Tensor spikes, Tensor(a) bits) -> Tensor(a)")
 
 
@@ -59,6 +59,7 @@ def _unchanged_bits(spikes: Tensor, bits: Tensor) -> Tensor:
 
 
 _library.impl("unchanged_bits", _unchanged_bits, "CompositeImplicitAutograd")
+_unchanged = getattr(torch.ops, NAMESPACE).unchanged_bits
 
 
 def with_step_bits(spikes: Tensor, bits: Tensor | None) -> Tensor:
@@ -82,7 +83,7 @@ def step_bits_of(spikes: Tensor) -> Tensor | None:
     if torch.compiler.is_dynamo_compiling():
         if not isinstance(spikes, TracedSpikes) or spikes.packed is None:
             return None
-        bits = torch.ops.lrfdyn.unchanged_bits(spikes, spikes.packed)
+        bits = _unchanged(spikes, spikes.packed)
         return bits if bits.shape[0] else None
     bits, version = getattr(spikes, "packed", (None, None))
     return bits if bits is not None and version == _version(spikes) else None

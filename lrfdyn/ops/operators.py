@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+NAMESPACE = "lrfdyn"  # of `torch.ops`
+
 
 def operator(name: str, schema: str, mutates: Iterable[str] = ()) -> Callable[[Callable[..., Any]], Any]:
-    """Registers a function as `torch.ops.lrfdyn.<name>`."""
-    return torch.library.custom_op(f"lrfdyn::{name}", mutates_args=tuple(mutates), schema=schema)
+    """Registers a function as `torch.ops.<NAMESPACE>.<name>`."""
+    return torch.library.custom_op(f"{NAMESPACE}::{name}", mutates_args=tuple(mutates), schema=schema)
 
 
 def or_nothing(result: Tensor | None, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
