@@ -8,7 +8,7 @@ BIN := .venv/bin
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi rocm-smi),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: demo test test-gpu lint docs format mutants fuzz edge-test zoo space clean
+.PHONY: demo test test-gpu lint docs format mutants fuzz edge-test zoo kernels space clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo-installed
@@ -52,6 +52,10 @@ edge-test: .venv/demo-installed
 # Folders of the trained models for the Hugging Face hub, in build/zoo: nothing is uploaded.
 zoo: .venv/dev-installed
 	$(BIN)/python benchmarks/zoo.py build build/zoo
+
+# The kernels as a package of Hugging Face's `kernels` project, in build/kernels: nothing is uploaded.
+kernels:
+	$(PYTHON) benchmarks/kernel_package.py build/kernels
 
 # A folder for a space of the Hugging Face hub, in build/space: the page, the package and its weights.
 SPACE ?= build/space
