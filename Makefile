@@ -8,7 +8,7 @@ BIN := .venv/bin
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi rocm-smi),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: demo test test-gpu lint docs format mutants fuzz edge-test zoo kernels space clean
+.PHONY: demo test test-gpu bench lint docs format mutants fuzz edge-test zoo kernels space clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo-installed
@@ -21,6 +21,10 @@ test: .venv/dev-installed
 # What needs or profits from a GPU. The last line says what ran, and on what.
 test-gpu: .venv/dev-installed
 	$(BIN)/python -m pytest -m gpu -q
+
+# On a GPU: the tables of docs/performance.md, peers included, all of one revision. Goes on where it was interrupted.
+bench: .venv/dev-installed
+	$(BIN)/python benchmarks/all.py
 
 lint: .venv/dev-installed
 	$(BIN)/ruff check .

@@ -171,7 +171,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "model": options.model, "image_size": options.image_size, "rounds": options.rounds,
         "repeats": options.repeats, "dtype": "bfloat16" if gpu else "float32",
         "machine": {"gpu": gpu, "cpu": platform.processor() or platform.machine(), "threads": torch.get_num_threads()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__}, **versions, "records": records,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "revision": common.revision(), **versions, "records": records,
     }  # fmt: skip
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

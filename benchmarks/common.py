@@ -6,13 +6,16 @@ import argparse
 import gc
 import importlib.metadata
 import json
+import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,9 @@ MODELS = {
     "sdt_v3_l": (224, 1000, 64, 64),
 }
 ATTENTIONS = ("ssa", "lrf_ssa", "lrf_dyn")
+ROOT = Path(__file__).parents[1]
+MEASURED = ("lrfdyn", "benchmarks")  # what a speed depends on, and no page or record
+CHANGED = "+changes"  # ends the revision of a tree that is not as it was committed
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -39,8 +45,29 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
+def revision(root: Path = ROOT) -> str | None:
+    """The last commit that changed what is measured, marked where there are changes that are not committed. None
+    without git, unless LRFDYN_REVISION names it."""
+    if given := os.environ.get("LRFDYN_REVISION"):
+        return given
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+        except OSError:  # no git
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit, changes = (git(*words, "--", *MEASURED) for words in (("log", "-1", "--format=%H"), ("status", "--short")))
+    return f"{commit}{CHANGED if changes else ''}" if commit else None
+
+
+_revision = cache(revision)  # of the code that was imported, whatever is done to the files later
+
+
 def about() -> dict[str, Any]:
-    """Command, machine and versions, kept with every record. Of a folder elsewhere the command has the name alone."""
+    """Command, machine, versions and revision, kept with every record. Of a folder elsewhere the command has the name
+    alone."""
     from lrfdyn.analysis.measure.inference import machine
 
     script = Path(sys.argv[0])
@@ -54,7 +81,8 @@ def about() -> dict[str, Any]:
         except (ImportError, importlib.metadata.PackageNotFoundError):
             versions[name] = None
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"command": command, "machine": {"gpu": gpu, "cpu": machine()["cpu"]}, "versions": versions}
+    where = {"gpu": gpu, "cpu": machine()["cpu"]}
+    return {"command": command, "machine": where, "versions": versions, "revision": _revision()}
 
 
 def now() -> float:

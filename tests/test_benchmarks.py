@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import runpy
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import before_after, common, integers, loader
+from benchmarks import all as bench
+from benchmarks import before_after, common, integers, loader, train_step
+from docs.parts import performance
 from lrfdyn import create_model
 from lrfdyn.errors import LrfdynError
 from tests.data.make import write_pets, write_tiny_imagenet
@@ -136,3 +140,161 @@ def test_integers_are_the_same_everywhere_and_a_run_goes_on(tmp_path, capsys, mo
         integers.main(command)
     (record,) = json.loads(out.read_text())
     assert (record["images"], record["same"]) == (10, 9)
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A git repository with a file in each of three folders, and git itself as a function."""
+    monkeypatch.delenv("LRFDYN_REVISION", raising=False)
+
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        command = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "--quiet")
+    for folder in ("lrfdyn", "benchmarks", "results"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text("1")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "one")
+    return tmp_path, git
+
+
+def test_a_revision_is_of_the_code_and_says_what_is_not_committed(repository, monkeypatch):
+    root, git = repository
+    first = git("rev-parse", "HEAD")
+    assert common.revision(root) == first
+    (root / "results" / "a.txt").write_text("2")  # as every step does
+    assert common.revision(root) == first
+    git("commit", "--quiet", "-a", "-m", "two")
+    assert common.revision(root) == first
+    (root / "lrfdyn" / "new.py").write_text("")  # nobody has added it yet
+    assert common.revision(root) == first + common.CHANGED
+    git("add", ".")
+    git("commit", "--quiet", "-m", "three")
+    assert common.revision(root) == git("rev-parse", "HEAD") != first
+    monkeypatch.setenv("LRFDYN_REVISION", "named")
+    assert common.revision(root) == "named"
+
+
+def test_there_is_no_revision_without_git(tmp_path, monkeypatch):
+    monkeypatch.delenv("LRFDYN_REVISION", raising=False)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert common.revision(tmp_path) is None
+    monkeypatch.setenv("PATH", "")
+    assert common.revision(tmp_path) is None
+
+
+def test_the_dry_run_prints_commands_that_exist(capsys, monkeypatch):
+    """Every file that the page reads is made by one of them, and each script takes its options."""
+    monkeypatch.chdir(ROOT)
+    bench.main(["--dry-run"])
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-2] == ["python", "docs/fill.py"]
+    made = {Path(line[-1]).stem: line for line in lines if "--json" in line}
+    assert made.keys() == bench.STEPS.keys() >= {*performance.FILES, "before_after"}
+    assert all((ROOT / line[1]).is_file() for line in made.values())
+    bench.main(["--dry-run", "--only", "kernels"])
+    assert "train_step" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [name for name, line in bench.STEPS.items() if "train_step.py" in line])
+def test_options_of_the_steps_are_known(name, tmp_path, monkeypatch):
+    """The shared command line takes them; nothing is measured."""
+    asked = []
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the script sets
+    monkeypatch.setattr(sys, "argv", [*shlex.split(bench.STEPS[name]), "--json", str(out)])
+    common.drive(None, lambda *words: asked.append(words), train_step.IMPLEMENTATIONS)
+    assert {words[2] for words in asked} == set(bench.STEPS[name].partition("--implementations ")[2].split())
+
+
+def record(revision, gpu="a GPU", **more):
+    return {"revision": revision, "machine": {"gpu": gpu}, "versions": {"lrfdyn": "1"}, **more}
+
+
+def test_a_step_is_current_with_this_revision_and_gpu_alone():
+    assert bench.current([record("a"), record("a")], "a", "a GPU")
+    assert not bench.current([], "a", "a GPU")
+    assert not bench.current([record("a"), record("b")], "a", "a GPU")
+    assert not bench.current([record("a", gpu="another")], "a", "a GPU")
+    assert not bench.current([{"machine": {"gpu": "a GPU"}}], None, "a GPU")  # of before there were revisions
+
+
+def test_what_cannot_be_measured_is_refused_in_one_line(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as end:
+        bench.main([])
+    assert end.value.code == "all.py: needs a GPU"
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    assert "needs SpikingJelly" in bench.refusal("a")
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: name)
+    assert bench.refusal("a") is None
+    assert "--revision names it" in bench.refusal(None)
+    assert bench.refusal(f"a{common.CHANGED}") == "lrfdyn/ or benchmarks/ has changes that are not committed"
+
+
+def test_a_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    """Steps of this revision are left out; one without a peer's record keeps its old file and is run again."""
+    out, ran, lacking = tmp_path / "results", [], {"inference_cifar"}
+    out.mkdir()
+    monkeypatch.setattr(common, "ROOT", tmp_path)
+    monkeypatch.setattr(common, "revision", lambda: "a")
+    monkeypatch.setattr(bench, "OUT", out)
+    monkeypatch.setattr(bench, "refusal", lambda revision: None)
+    monkeypatch.setattr(bench, "by_hand", lambda names: [f"page of {len(names)}"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.chdir(tmp_path)  # which is undone
+
+    def run(words, env=None, check=False):
+        if "--json" in words:
+            name = Path(words[-1]).stem
+            ran.append(name)
+            asked = bench.STEPS[name].partition("--implementations ")[2].split()
+            records = [record(env["LRFDYN_REVISION"], implementation=each) for each in asked]
+            Path(words[-1]).write_text(json.dumps(records[: 1 if name in lacking else None]))
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    names = ["kernels", "inference_cifar"]
+    (out / "kernels.json").write_text(json.dumps([record("a")]))
+    (out / "inference_cifar.json").write_text(json.dumps([record("before")]))
+    with pytest.raises(SystemExit, match="not measured: inference_cifar"):
+        bench.main(["--only", *names])
+    said = capsys.readouterr().out
+    assert ran == ["inference_cifar"]
+    assert "kernels: is of this revision already" in said
+    assert "has no record of reference, spikingjelly, spikingjelly-compiled, 0 s" in said
+    assert bench.read(out / "inference_cifar.json") == [record("before")]
+    lacking.clear()
+    bench.main(["--only", *names])
+    assert bench.current(bench.read(out / "inference_cifar.json"), "a", "a GPU")
+    assert "inference_cifar: done, 0 s" in (said := capsys.readouterr().out)
+    assert "page of 1" in said
+    bench.main(["--only", *names])
+    assert ran == ["inference_cifar"] * 2
+    assert bench.missing("memory_h200", [record("a", implementation="eager")]) == ["spikingjelly"]
+
+
+def test_pages_that_name_a_file_by_hand_are_told():
+    assert "imagenet.md" in bench.by_hand(["train_step_224"])
+    assert bench.by_hand(["no_such"]) == []
+
+
+def test_the_page_says_of_which_revisions_its_tables_are():
+    one, other = "a" * 40, "b" * 40
+    same = {"kernels": [record(one)], "inference_cifar": [record(one)]}
+    assert f"of one revision, `{one}`" in performance.revision(same)
+    assert performance.earlier(same) == ""
+    unknown = {"kernels": [{}], "inference_cifar": [{}]}
+    assert "not recorded" in performance.revision(unknown)
+    assert "`kernels.json`, `inference_cifar.json`" in performance.earlier(unknown)
+    several = performance.revision({"kernels": [record(one), {}], "inference_cifar": [record(other)]})
+    assert "of several revisions" in several
+    assert f"| `kernels.json` | `{one[:12]}`, not recorded |" in several
+    assert f"| `inference_cifar.json` | `{other[:12]}` |" in several

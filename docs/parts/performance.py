@@ -7,6 +7,11 @@ from typing import Any
 from docs.parts import listing, read, table
 
 Records = list[dict[str, Any]]
+# What the page reads, but for the comparison of two versions, which names both.
+FILES = (
+    "train_step_cifar", "train_step_cifar_ours", "train_step_cifar_peers", "train_step_cifar_reference",
+    "train_step_224", "inference_cifar", "kernels",
+)  # fmt: skip
 
 
 def load(name: str) -> Records:
@@ -20,11 +25,48 @@ def speed(*names: str) -> str:
     return listing([record for name in names for record in load(name)], columns)
 
 
+TRAINING = ("train_step_cifar", "train_step_cifar_ours")  # of the first table
+
+
 def machine() -> str:
     first = load("train_step_cifar")[0]
     versions = first["versions"]
     names = {"torch": "torch", "triton": "triton", "spikingjelly": "SpikingJelly"}
     return table(["GPU", *names.values()], [[first["machine"]["gpu"], *(versions[name] for name in names)]])
+
+
+def revisions(loaded: dict[str, Records] | None = None) -> dict[str, set[str | None]]:
+    """The revisions of the records of each file; None where a record has none."""
+    loaded = {name: load(name) for name in FILES} if loaded is None else loaded
+    return {name: {record.get("revision") for record in records} for name, records in loaded.items()}
+
+
+def revision(loaded: dict[str, Records] | None = None) -> str:
+    """The revision of all tables, or that they have several and which."""
+    found = revisions(loaded)
+    known = set().union(*found.values())
+    if known == {None}:
+        return "The revisions of these tables were not recorded. There were several: compare within a table only."
+    if len(known) == 1:
+        return f"All tables but those of two versions are of one revision, `{known.pop()}`."
+    body = [
+        [f"`{name}.json`", ", ".join(sorted(f"`{each[:12]}`" if each else "not recorded" for each in several))]
+        for name, several in found.items()
+    ]
+    line = "The tables are of several revisions: compare within a table only."
+    return f"{line}\n\n{table(['records', 'revision'], body)}"
+
+
+def earlier(loaded: dict[str, Records] | None = None) -> str:
+    """What holds for tables whose revision was not recorded."""
+    old = [name for name, several in revisions(loaded).items() if None in several and name not in TRAINING]
+    if not old:
+        return ""
+    return (
+        f"Of earlier revisions are {', '.join(f'`{name}.json`' for name in old)}.\n"
+        "The peaks of their training steps include the first ones, in which the library tries its convolution "
+        "algorithms,\nand their models did not yet let early feature maps go."
+    )
 
 
 def kernels() -> str:
@@ -77,7 +119,9 @@ def before_after(name: str) -> str:
 
 PARTS = {
     "performance_machine": machine,
-    "training_speed": lambda: speed("train_step_cifar", "train_step_cifar_ours"),
+    "performance_revision": revision,
+    "performance_earlier": earlier,
+    "training_speed": lambda: speed(*TRAINING),
     "training_peers": lambda: speed("train_step_cifar_peers"),
     "training_plain": lambda: speed("train_step_cifar_reference"),
     "training_224": lambda: speed("train_step_224"),
