@@ -253,12 +253,13 @@ typedef struct {
     int32_t from, to, patterns, plane, width;
 } event_lists;
 
+/* Adds the lists to `part` [step][width], in 16 bits. */
+#ifdef VECTOR
 /* The step that changes before a list. It begins there unless the bit above that of the step is set. */
 static const uint8_t changing[PATTERNS] = {0, 0, 1, 0, 2, 0, 1, 0, 3, 0, 1, 0, 2, 0, 1, 0};
 
-/* Adds the lists to `part` [step][width]: their rows are summed one after the other, and a step gets what that sum grew
-   by while it lasted. So there is one addition for a list, and all that the rows are added to stays in registers. */
-#ifdef VECTOR
+/* Rows are summed one after the other, and a step gets what that sum grew by while it lasted. So there is one addition
+   for a list, and all that the rows are added to stays in registers. */
 #define ADD_LISTS(LANES, COUNT)                                                                                      \
     static void add_lists_##LANES##_##COUNT(const event_lists *lists, int32_t c, int16_t *part) {                    \
         const int32_t width = lists->width, plane = lists->plane, to = lists->to, patterns = lists->patterns;        \
@@ -306,52 +307,82 @@ ADD_ALL_LISTS(8)
 #endif
 #define JOINED(LANES, COUNT) add_lists_##LANES##_##COUNT
 #define LISTS_OF(LANES, COUNT) JOINED(LANES, COUNT)
-#define TRY_LISTS(COUNT) \
-    if (left >= COUNT * VECTOR) return LISTS_OF(VECTOR, COUNT)(lists, c, part), COUNT * VECTOR;
-#else
-static void add_rows(const int8_t *row, int32_t stride, const uint16_t *events, int32_t count, int16_t *sum) {
-    for (int32_t i = 0; i < count; i++) {
-        const int8_t *own = row + (size_t)events[i] * (size_t)stride;
-        for (int32_t o = 0; o < LRFDYN_LANES; o++) sum[o] = (int16_t)(sum[o] + own[o]);
+#define TRY_LISTS(COUNT)                             \
+    if (width - c >= COUNT * VECTOR) {               \
+        LISTS_OF(VECTOR, COUNT)(lists, c, part);     \
+        c += COUNT * VECTOR;                         \
+        continue;                                    \
+    }
+
+static void add_lists(const event_lists *lists, int16_t *part) {
+    const int32_t width = lists->width;
+    for (int32_t c = 0; c < width;) {
+        TRY_LISTS(12)
+        TRY_LISTS(8)
+        TRY_LISTS(6)
+        TRY_LISTS(4)
+        TRY_LISTS(3)
+        TRY_LISTS(2)
+        TRY_LISTS(1)
+        LISTS_OF(LEAST, 1)(lists, c, part);
+        c += LEAST;
     }
 }
+#else
+/* A word takes the sums of several channels, 16 bits each, as one number: even sums, s0 + 2^16 s2 + ..., and others from
+   the bytes above the first, s1 + 2^8 s2 + 2^16 s3 + ... A row adds its bytes + 128, so that they have no signs; the sums
+   begin that much lower. All of it is taken apart in `flush`. */
+typedef uintptr_t word;
+#define ONES ((word)-1 / 0xffff) /* a one in every 16 bits */
+#define FLIP (ONES * 0x8080)
+#if UINTPTR_MAX > UINT32_MAX
+#define EACH_WORD(DO) DO(0) DO(1)
+#else
+#define EACH_WORD(DO) DO(0) DO(1) DO(2) DO(3)
+#endif
+#define BEGIN(v) word even##v = (word)0 - ONES * 0x80 * count, more##v = (word)0 - (FLIP >> 8) * count;
+#define ADD_ROW(v)                                        \
+    memcpy(&bytes, row + v * sizeof(word), sizeof(word)); \
+    bytes ^= FLIP;                                        \
+    even##v += bytes & (ONES * 0xff);                     \
+    more##v += bytes >> 8;
+#define SHIFT(v) even##v <<= plane, more##v <<= plane;
+#define ADD_STEP(v) to[2 * v] += even##v, to[2 * v + 1] += more##v;
 
-static void add_lists_plainly(const event_lists *lists, int32_t c, int16_t *part) {
-    const int32_t width = lists->width, unit = 1 << lists->plane;
-    int32_t i = lists->from, list = 1;
-    int16_t sum[LRFDYN_LANES] = {0};
-    for (part += c;;) {
-        const int32_t end = smaller(lists->first[list + 1], lists->to);
-        if (i < end) {
-            add_rows(lists->weight + c, width, lists->events + i, end - i, sum);
-            i = end;
+/* LRFDYN_LANES channels of a list: one sum in registers, then added to all of its steps. */
+static void add_list(const int8_t *weight, int32_t width, const uint16_t *event, const uint16_t *end, int32_t pattern,
+                     int32_t plane, int16_t *part) {
+    const word count = (word)(end - event);
+    word bytes;
+    EACH_WORD(BEGIN)
+    for (; event < end; event++) {
+        const int8_t *row = weight + (size_t)*event * (size_t)width;
+        EACH_WORD(ADD_ROW)
+    }
+    if (plane) {
+        EACH_WORD(SHIFT)
+    }
+    for (; pattern; pattern >>= 1, part += width) {
+        word *to = (word *)(void *)part;
+        if (pattern & 1) {
+            EACH_WORD(ADD_STEP)
         }
-        if (++list == lists->patterns) break;
-        const int32_t step = changing[list], times = (list >> step) & 2 ? unit : -unit;
-        int16_t *to = part + step * width;
-        for (int32_t o = 0; o < LRFDYN_LANES; o++) to[o] = (int16_t)(to[o] + sum[o] * times);
     }
-    for (; list > 2; list >>= 1) part += width;
-    for (int32_t o = 0; o < LRFDYN_LANES; o++) part[o] = (int16_t)(part[o] + sum[o] * unit);
 }
-#endif
 
-/* From channel `c` on; returns how many were done. */
-static int32_t add_lists(const event_lists *lists, int32_t c, int16_t *part) {
-#ifdef VECTOR
-    const int32_t left = lists->width - c;
-    TRY_LISTS(12)
-    TRY_LISTS(8)
-    TRY_LISTS(6)
-    TRY_LISTS(4)
-    TRY_LISTS(3)
-    TRY_LISTS(2)
-    TRY_LISTS(1)
-    return LISTS_OF(LEAST, 1)(lists, c, part), LEAST;
-#else
-    return add_lists_plainly(lists, c, part), LRFDYN_LANES;
-#endif
+static void add_lists(const event_lists *lists, int16_t *part) {
+    const int32_t width = lists->width;
+    int32_t i = lists->from;
+    for (int32_t list = 1; list < lists->patterns; list++) {
+        const int32_t end = smaller(lists->first[list + 1], lists->to);
+        if (i >= end) continue;
+        for (int32_t c = 0; c < width; c += LRFDYN_LANES)
+            add_list(lists->weight + c, width, lists->events + i, lists->events + end, list ^ (list >> 1), lists->plane,
+                     part + c);
+        i = end;
+    }
 }
+#endif
 
 /* Sums of one group of steps, in 16 bits as long as they surely fit, then added to those of 32 bits. */
 typedef struct {
@@ -363,15 +394,35 @@ typedef struct {
     int32_t summed;             /* whether there are sums of these steps */
 } accumulator;
 
+#ifndef VECTOR
+/* What is left of a word without its lowest sum. */
+static word above(word sums) { return (word)((intptr_t)(sums + 0x8000) >> 16); }
+
+/* sums = start + what the words hold */
+static void take_apart(const word *part, const int32_t *start, int32_t *sums, int32_t width) {
+    for (const int32_t *end = start + width; start < end; part += 2) {
+        word even = part[0], odd = part[1] - above(even) * 256;
+        for (size_t i = 0; i < sizeof(word); i += 2, even = above(even), odd = above(odd)) {
+            *sums++ = *start++ + (int16_t)even;
+            *sums++ = *start++ + (int16_t)odd;
+        }
+    }
+}
+#endif
+
 static void flush(accumulator *a) {
     const int32_t width = a->width;
     for (int32_t step = a->from; step < a->to; step++) {
         const int16_t *restrict part = a->part + (a->repeated ? 0 : step - a->from) * width;
         int32_t *restrict sums = a->sums + step * width;
+#ifndef VECTOR
+        take_apart((const word *)(const void *)part, a->summed ? sums : a->start, sums, width);
+#else
         if (a->summed)
             for (int32_t c = 0; c < width; c++) sums[c] += part[c];
         else
             for (int32_t c = 0; c < width; c++) sums[c] = a->start[c] + part[c];
+#endif
     }
     if (a->used) memset(a->part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
     a->used = 0;
@@ -385,7 +436,7 @@ static void add_events(accumulator *a, event_lists *lists, int32_t end) {
         const int32_t more = (lists->to - lists->from) << plane;
         if (a->used + more > a->limit) flush(a);
         a->used += more;
-        for (int32_t c = 0; c < a->width;) c += add_lists(lists, c, a->part);
+        add_lists(lists, a->part);
     }
 }
 
@@ -434,6 +485,7 @@ static void merge_lists(const tap_events *taps, int32_t count, int32_t list, int
         for (int32_t tap = 0; tap < count; tap++) {
             const uint16_t *events = taps[tap].events + taps[tap].first[list], row = taps[tap].row;
             int32_t left = taps[tap].first[list + 1] - taps[tap].first[list];
+#ifdef VECTOR
             for (;; events += COPIED, left -= COPIED) {
 #if defined(__AVX2__)
                 STORE_16(to, ADD_16(LOAD_16(events), _mm256_set1_epi16((short)row)));
@@ -443,6 +495,9 @@ static void merge_lists(const tap_events *taps, int32_t count, int32_t list, int
                 to += smaller(left, COPIED);
                 if (left <= COPIED) break;
             }
+#else
+            for (; left > 0; left--) *to++ = (uint16_t)(*events++ + row);
+#endif
         }
     }
     *first = (uint16_t)(to - merged);
