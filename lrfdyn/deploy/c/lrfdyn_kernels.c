@@ -8,14 +8,16 @@
 #define SPARE 32               /* places behind lists that may be written, too */
 #define MOST_TAPS 64
 
-/* Vectors of 32, 16 or 8 sums in 16 bits, which wrap, and how eight bits from memory are widened to them. */
-#if defined(__AVX512BW__)
+/* Vectors of 32, 16 or 8 sums in 16 bits, which wrap, and how eight bits from memory are widened to them. Where
+   LRFDYN_PLAIN is defined, sums are as on a machine that has none. */
+#if defined(LRFDYN_PLAIN)
+#elif defined(__AVX512BW__)
 #define VECTOR 32 /* as many as there are */
 #define LEAST 16  /* and what is left of a width */
 #elif defined(__AVX2__)
 #define VECTOR 16
 #define LEAST 16
-#elif defined(__ARM_NEON)
+#elif defined(__ARM_NEON) || defined(__SSE2__)
 #define VECTOR 8
 #define LEAST 8
 #endif
@@ -44,12 +46,25 @@ typedef __m512i vector_32;
 #include <arm_neon.h>
 typedef int16x8_t vector_8;
 #define ZEROS_8() vdupq_n_s16(0)
-#define LOAD_8(from) vld1q_s16(from)
-#define STORE_8(to, x) vst1q_s16(to, x)
+#define LOAD_8(from) vld1q_s16((const int16_t *)(const void *)(from))
+#define STORE_8(to, x) vst1q_s16((int16_t *)(void *)(to), x)
+#define SAME_8(x) vdupq_n_s16((int16_t)(x))
 #define ADD_8(x, y) vaddq_s16(x, y)
 #define SUBTRACT_8(x, y) vsubq_s16(x, y)
 #define SHIFT_8(x, places) vshlq_s16(x, vdupq_n_s16((int16_t)(places)))
 #define BYTES_8(from) vmovl_s8(vld1_s8(from))
+#elif defined(__SSE2__) && !defined(__AVX2__)
+#include <emmintrin.h>
+typedef __m128i vector_8;
+#define ZEROS_8() _mm_setzero_si128()
+#define LOAD_8(from) _mm_loadu_si128((const __m128i *)(const void *)(from))
+#define STORE_8(to, x) _mm_storeu_si128((__m128i *)(void *)(to), x)
+#define SAME_8(x) _mm_set1_epi16((short)(x))
+#define ADD_8(x, y) _mm_add_epi16(x, y)
+#define SUBTRACT_8(x, y) _mm_sub_epi16(x, y)
+#define SHIFT_8(x, places) _mm_sll_epi16(x, _mm_cvtsi32_si128(places))
+#define BYTES_8(from) \
+    _mm_srai_epi16(_mm_unpacklo_epi8(ZEROS_8(), _mm_loadl_epi64((const __m128i *)(const void *)(from))), 8)
 #endif
 
 /* ---- shares ---------------------------------------------------------------------------------------------------- */
@@ -260,6 +275,11 @@ static const uint8_t changing[PATTERNS] = {0, 0, 1, 0, 2, 0, 1, 0, 3, 0, 1, 0, 2
 
 /* Rows are summed one after the other, and a step gets what that sum grew by while it lasted. So there is one addition
    for a list, and all that the rows are added to stays in registers. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define FOR_COUNT _Pragma("GCC unroll 12") /* which -O2 does not do by itself */
+#else
+#define FOR_COUNT
+#endif
 #define ADD_LISTS(LANES, COUNT)                                                                                      \
     static void add_lists_##LANES##_##COUNT(const event_lists *lists, int32_t c, int16_t *part) {                    \
         const int32_t width = lists->width, plane = lists->plane, to = lists->to, patterns = lists->patterns;        \
@@ -267,26 +287,26 @@ static const uint8_t changing[PATTERNS] = {0, 0, 1, 0, 2, 0, 1, 0, 3, 0, 1, 0, 2
         const int8_t *weight = lists->weight + c;                                                                    \
         int32_t i = lists->from, list = 1;                                                                           \
         vector_##LANES sum[COUNT];                                                                                   \
-        for (int32_t v = 0; v < COUNT; v++) sum[v] = ZEROS_##LANES();                                                \
+        FOR_COUNT for (int32_t v = 0; v < COUNT; v++) sum[v] = ZEROS_##LANES();                                                \
         for (part += c;;) {                                                                                          \
             const int32_t end = smaller(first[list + 1], to);                                                        \
             for (; i < end; i++) {                                                                                   \
                 const int8_t *row = weight + (size_t)events[i] * (size_t)width;                                      \
-                for (int32_t v = 0; v < COUNT; v++)                                                                  \
+                FOR_COUNT for (int32_t v = 0; v < COUNT; v++)                                                                  \
                     sum[v] = ADD_##LANES(sum[v], BYTES_##LANES(row + v * LANES));                                    \
             }                                                                                                        \
             if (++list == patterns) break;                                                                           \
             const int32_t step = changing[list];                                                                     \
             int16_t *at = part + step * width;                                                                       \
             if ((list >> step) & 2)                                                                                  \
-                for (int32_t v = 0; v < COUNT; v++, at += LANES)                                                     \
+                FOR_COUNT for (int32_t v = 0; v < COUNT; v++, at += LANES)                                                     \
                     STORE_##LANES(at, ADD_##LANES(LOAD_##LANES(at), SHIFT_##LANES(sum[v], plane)));                  \
             else                                                                                                     \
-                for (int32_t v = 0; v < COUNT; v++, at += LANES)                                                     \
+                FOR_COUNT for (int32_t v = 0; v < COUNT; v++, at += LANES)                                                     \
                     STORE_##LANES(at, SUBTRACT_##LANES(LOAD_##LANES(at), SHIFT_##LANES(sum[v], plane)));             \
         }                                                                                                            \
         for (; list > 2; list >>= 1) part += width; /* the last step ends */                                         \
-        for (int32_t v = 0; v < COUNT; v++, part += LANES)                                                           \
+        FOR_COUNT for (int32_t v = 0; v < COUNT; v++, part += LANES)                                                           \
             STORE_##LANES(part, ADD_##LANES(LOAD_##LANES(part), SHIFT_##LANES(sum[v], plane)));                      \
     }
 #define ADD_ALL_LISTS(LANES) \
@@ -305,13 +325,18 @@ ADD_ALL_LISTS(16)
 #else
 ADD_ALL_LISTS(8)
 #endif
+#if defined(__SSE2__) && !defined(__AVX2__)
+#define MOST 8 /* vectors of sums: with more, -O2 leaves them in memory */
+#else
+#define MOST 12
+#endif
 #define JOINED(LANES, COUNT) add_lists_##LANES##_##COUNT
 #define LISTS_OF(LANES, COUNT) JOINED(LANES, COUNT)
-#define TRY_LISTS(COUNT)                             \
-    if (width - c >= COUNT * VECTOR) {               \
-        LISTS_OF(VECTOR, COUNT)(lists, c, part);     \
-        c += COUNT * VECTOR;                         \
-        continue;                                    \
+#define TRY_LISTS(COUNT)                                \
+    if (COUNT <= MOST && width - c >= COUNT * VECTOR) { \
+        LISTS_OF(VECTOR, COUNT)(lists, c, part);        \
+        c += COUNT * VECTOR;                            \
+        continue;                                       \
     }
 
 static void add_lists(const event_lists *lists, int16_t *part) {
@@ -490,12 +515,13 @@ static void merge_lists(const tap_events *taps, int32_t count, int32_t list, int
 #if defined(__AVX2__)
                 STORE_16(to, ADD_16(LOAD_16(events), _mm256_set1_epi16((short)row)));
 #else
-                for (int32_t i = 0; i < COPIED; i++) to[i] = (uint16_t)(events[i] + row);
+                STORE_8(to, ADD_8(LOAD_8(events), SAME_8(row)));
+                STORE_8(to + 8, ADD_8(LOAD_8(events + 8), SAME_8(row)));
 #endif
                 to += smaller(left, COPIED);
                 if (left <= COPIED) break;
             }
-#else
+#else /* no more than there are */
             for (; left > 0; left--) *to++ = (uint16_t)(*events++ + row);
 #endif
         }
@@ -732,7 +758,7 @@ typedef struct {
     int32_t steps, stride, width;
 } currents;
 
-#if defined(__AVX512BW__)
+#if defined(VECTOR) && VECTOR == 32
 #define FIRES_PARTS /* otherwise they are added to the sums before */
 /* Two blocks at once, of which one need not wait for the other. */
 static void fire_blocks(const lrfdyn_stage *stage, const currents *in, int32_t first, uint8_t *spikes) {
