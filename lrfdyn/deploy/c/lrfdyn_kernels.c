@@ -287,26 +287,26 @@ static const uint8_t changing[PATTERNS] = {0, 0, 1, 0, 2, 0, 1, 0, 3, 0, 1, 0, 2
         const int8_t *weight = lists->weight + c;                                                                    \
         int32_t i = lists->from, list = 1;                                                                           \
         vector_##LANES sum[COUNT];                                                                                   \
-        FOR_COUNT for (int32_t v = 0; v < COUNT; v++) sum[v] = ZEROS_##LANES();                                                \
+        FOR_COUNT for (int32_t v = 0; v < COUNT; v++) sum[v] = ZEROS_##LANES();                                      \
         for (part += c;;) {                                                                                          \
             const int32_t end = smaller(first[list + 1], to);                                                        \
             for (; i < end; i++) {                                                                                   \
                 const int8_t *row = weight + (size_t)events[i] * (size_t)width;                                      \
-                FOR_COUNT for (int32_t v = 0; v < COUNT; v++)                                                                  \
+                FOR_COUNT for (int32_t v = 0; v < COUNT; v++)                                                        \
                     sum[v] = ADD_##LANES(sum[v], BYTES_##LANES(row + v * LANES));                                    \
             }                                                                                                        \
             if (++list == patterns) break;                                                                           \
             const int32_t step = changing[list];                                                                     \
             int16_t *at = part + step * width;                                                                       \
             if ((list >> step) & 2)                                                                                  \
-                FOR_COUNT for (int32_t v = 0; v < COUNT; v++, at += LANES)                                                     \
+                FOR_COUNT for (int32_t v = 0; v < COUNT; v++, at += LANES)                                           \
                     STORE_##LANES(at, ADD_##LANES(LOAD_##LANES(at), SHIFT_##LANES(sum[v], plane)));                  \
             else                                                                                                     \
-                FOR_COUNT for (int32_t v = 0; v < COUNT; v++, at += LANES)                                                     \
+                FOR_COUNT for (int32_t v = 0; v < COUNT; v++, at += LANES)                                           \
                     STORE_##LANES(at, SUBTRACT_##LANES(LOAD_##LANES(at), SHIFT_##LANES(sum[v], plane)));             \
         }                                                                                                            \
         for (; list > 2; list >>= 1) part += width; /* the last step ends */                                         \
-        FOR_COUNT for (int32_t v = 0; v < COUNT; v++, part += LANES)                                                           \
+        FOR_COUNT for (int32_t v = 0; v < COUNT; v++, part += LANES)                                                 \
             STORE_##LANES(part, ADD_##LANES(LOAD_##LANES(part), SHIFT_##LANES(sum[v], plane)));                      \
     }
 #define ADD_ALL_LISTS(LANES) \
@@ -354,9 +354,9 @@ static void add_lists(const event_lists *lists, int16_t *part) {
     }
 }
 #else
-/* A word takes the sums of several channels, 16 bits each, as one number: even sums, s0 + 2^16 s2 + ..., and others from
-   the bytes above the first, s1 + 2^8 s2 + 2^16 s3 + ... A row adds its bytes + 128, so that they have no signs; the sums
-   begin that much lower. All of it is taken apart in `flush`. */
+/* A word takes the sums of several channels, 16 bits each, as one number: even sums, s0 + 2^16 s2 + ..., and others
+   from the bytes above the first, s1 + 2^8 s2 + 2^16 s3 + ... A row adds its bytes + 128, so that they have no signs;
+   the sums begin that much lower. All of it is taken apart in `flush`. */
 typedef uintptr_t word;
 #define ONES ((word)-1 / 0xffff) /* a one in every 16 bits */
 #define FLIP (ONES * 0x8080)
