@@ -332,26 +332,24 @@ ADD_ALL_LISTS(8)
 #endif
 #define JOINED(LANES, COUNT) add_lists_##LANES##_##COUNT
 #define LISTS_OF(LANES, COUNT) JOINED(LANES, COUNT)
-#define TRY_LISTS(COUNT)                                \
-    if (COUNT <= MOST && width - c >= COUNT * VECTOR) { \
-        LISTS_OF(VECTOR, COUNT)(lists, c, part);        \
-        c += COUNT * VECTOR;                            \
-        continue;                                       \
-    }
+#define TRY_LISTS(COUNT) \
+    if (COUNT <= MOST && left >= COUNT * VECTOR) return LISTS_OF(VECTOR, COUNT)(lists, c, part), COUNT * VECTOR;
+
+/* From channel `c` on; returns how many were done. */
+static int32_t add_some(const event_lists *lists, int32_t c, int16_t *part) {
+    const int32_t left = lists->width - c;
+    TRY_LISTS(12)
+    TRY_LISTS(8)
+    TRY_LISTS(6)
+    TRY_LISTS(4)
+    TRY_LISTS(3)
+    TRY_LISTS(2)
+    TRY_LISTS(1)
+    return LISTS_OF(LEAST, 1)(lists, c, part), LEAST;
+}
 
 static void add_lists(const event_lists *lists, int16_t *part) {
-    const int32_t width = lists->width;
-    for (int32_t c = 0; c < width;) {
-        TRY_LISTS(12)
-        TRY_LISTS(8)
-        TRY_LISTS(6)
-        TRY_LISTS(4)
-        TRY_LISTS(3)
-        TRY_LISTS(2)
-        TRY_LISTS(1)
-        LISTS_OF(LEAST, 1)(lists, c, part);
-        c += LEAST;
-    }
+    for (int32_t c = 0; c < lists->width;) c += add_some(lists, c, part);
 }
 #else
 /* A word takes the sums of several channels, 16 bits each, as one number: even sums, s0 + 2^16 s2 + ..., and others
