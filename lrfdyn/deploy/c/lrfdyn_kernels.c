@@ -8,14 +8,16 @@
 #define SPARE 32               /* places behind lists that may be written, too */
 #define MOST_TAPS 64
 
-/* Vectors of 32, 16 or 8 sums in 16 bits, which wrap, and how eight bits from memory are widened to them. */
-#if defined(__AVX512BW__)
+/* Vectors of 32, 16 or 8 sums in 16 bits, which wrap, and how eight bits from memory are widened to them. Where
+   LRFDYN_PLAIN is defined, sums are as on a machine that has none. */
+#if defined(LRFDYN_PLAIN)
+#elif defined(__AVX512BW__)
 #define VECTOR 32 /* as many as there are */
 #define LEAST 16  /* and what is left of a width */
 #elif defined(__AVX2__)
 #define VECTOR 16
 #define LEAST 16
-#elif defined(__ARM_NEON)
+#elif defined(__ARM_NEON) || defined(__SSE2__)
 #define VECTOR 8
 #define LEAST 8
 #endif
@@ -44,12 +46,25 @@ typedef __m512i vector_32;
 #include <arm_neon.h>
 typedef int16x8_t vector_8;
 #define ZEROS_8() vdupq_n_s16(0)
-#define LOAD_8(from) vld1q_s16(from)
-#define STORE_8(to, x) vst1q_s16(to, x)
+#define LOAD_8(from) vld1q_s16((const int16_t *)(const void *)(from))
+#define STORE_8(to, x) vst1q_s16((int16_t *)(void *)(to), x)
+#define SAME_8(x) vdupq_n_s16((int16_t)(x))
 #define ADD_8(x, y) vaddq_s16(x, y)
 #define SUBTRACT_8(x, y) vsubq_s16(x, y)
 #define SHIFT_8(x, places) vshlq_s16(x, vdupq_n_s16((int16_t)(places)))
 #define BYTES_8(from) vmovl_s8(vld1_s8(from))
+#elif defined(__SSE2__) && !defined(__AVX2__)
+#include <emmintrin.h>
+typedef __m128i vector_8;
+#define ZEROS_8() _mm_setzero_si128()
+#define LOAD_8(from) _mm_loadu_si128((const __m128i *)(const void *)(from))
+#define STORE_8(to, x) _mm_storeu_si128((__m128i *)(void *)(to), x)
+#define SAME_8(x) _mm_set1_epi16((short)(x))
+#define ADD_8(x, y) _mm_add_epi16(x, y)
+#define SUBTRACT_8(x, y) _mm_sub_epi16(x, y)
+#define SHIFT_8(x, places) _mm_sll_epi16(x, _mm_cvtsi32_si128(places))
+#define BYTES_8(from) \
+    _mm_srai_epi16(_mm_unpacklo_epi8(ZEROS_8(), _mm_loadl_epi64((const __m128i *)(const void *)(from))), 8)
 #endif
 
 /* ---- shares ---------------------------------------------------------------------------------------------------- */
@@ -253,12 +268,18 @@ typedef struct {
     int32_t from, to, patterns, plane, width;
 } event_lists;
 
+/* Adds the lists to `part` [step][width], in 16 bits. */
+#ifdef VECTOR
 /* The step that changes before a list. It begins there unless the bit above that of the step is set. */
 static const uint8_t changing[PATTERNS] = {0, 0, 1, 0, 2, 0, 1, 0, 3, 0, 1, 0, 2, 0, 1, 0};
 
-/* Adds the lists to `part` [step][width]: their rows are summed one after the other, and a step gets what that sum grew
-   by while it lasted. So there is one addition for a list, and all that the rows are added to stays in registers. */
-#ifdef VECTOR
+/* Rows are summed one after the other, and a step gets what that sum grew by while it lasted. So there is one addition
+   for a list, and all that the rows are added to stays in registers. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define FOR_COUNT _Pragma("GCC unroll 12") /* which -O2 does not do by itself */
+#else
+#define FOR_COUNT
+#endif
 #define ADD_LISTS(LANES, COUNT)                                                                                      \
     static void add_lists_##LANES##_##COUNT(const event_lists *lists, int32_t c, int16_t *part) {                    \
         const int32_t width = lists->width, plane = lists->plane, to = lists->to, patterns = lists->patterns;        \
@@ -266,26 +287,26 @@ static const uint8_t changing[PATTERNS] = {0, 0, 1, 0, 2, 0, 1, 0, 3, 0, 1, 0, 2
         const int8_t *weight = lists->weight + c;                                                                    \
         int32_t i = lists->from, list = 1;                                                                           \
         vector_##LANES sum[COUNT];                                                                                   \
-        for (int32_t v = 0; v < COUNT; v++) sum[v] = ZEROS_##LANES();                                                \
+        FOR_COUNT for (int32_t v = 0; v < COUNT; v++) sum[v] = ZEROS_##LANES();                                      \
         for (part += c;;) {                                                                                          \
             const int32_t end = smaller(first[list + 1], to);                                                        \
             for (; i < end; i++) {                                                                                   \
                 const int8_t *row = weight + (size_t)events[i] * (size_t)width;                                      \
-                for (int32_t v = 0; v < COUNT; v++)                                                                  \
+                FOR_COUNT for (int32_t v = 0; v < COUNT; v++)                                                        \
                     sum[v] = ADD_##LANES(sum[v], BYTES_##LANES(row + v * LANES));                                    \
             }                                                                                                        \
             if (++list == patterns) break;                                                                           \
             const int32_t step = changing[list];                                                                     \
             int16_t *at = part + step * width;                                                                       \
             if ((list >> step) & 2)                                                                                  \
-                for (int32_t v = 0; v < COUNT; v++, at += LANES)                                                     \
+                FOR_COUNT for (int32_t v = 0; v < COUNT; v++, at += LANES)                                           \
                     STORE_##LANES(at, ADD_##LANES(LOAD_##LANES(at), SHIFT_##LANES(sum[v], plane)));                  \
             else                                                                                                     \
-                for (int32_t v = 0; v < COUNT; v++, at += LANES)                                                     \
+                FOR_COUNT for (int32_t v = 0; v < COUNT; v++, at += LANES)                                           \
                     STORE_##LANES(at, SUBTRACT_##LANES(LOAD_##LANES(at), SHIFT_##LANES(sum[v], plane)));             \
         }                                                                                                            \
         for (; list > 2; list >>= 1) part += width; /* the last step ends */                                         \
-        for (int32_t v = 0; v < COUNT; v++, part += LANES)                                                           \
+        FOR_COUNT for (int32_t v = 0; v < COUNT; v++, part += LANES)                                                 \
             STORE_##LANES(part, ADD_##LANES(LOAD_##LANES(part), SHIFT_##LANES(sum[v], plane)));                      \
     }
 #define ADD_ALL_LISTS(LANES) \
@@ -304,41 +325,18 @@ ADD_ALL_LISTS(16)
 #else
 ADD_ALL_LISTS(8)
 #endif
+#if defined(__SSE2__) && !defined(__AVX2__)
+#define MOST 8 /* vectors of sums: with more, -O2 leaves them in memory */
+#else
+#define MOST 12
+#endif
 #define JOINED(LANES, COUNT) add_lists_##LANES##_##COUNT
 #define LISTS_OF(LANES, COUNT) JOINED(LANES, COUNT)
 #define TRY_LISTS(COUNT) \
-    if (left >= COUNT * VECTOR) return LISTS_OF(VECTOR, COUNT)(lists, c, part), COUNT * VECTOR;
-#else
-static void add_rows(const int8_t *row, int32_t stride, const uint16_t *events, int32_t count, int16_t *sum) {
-    for (int32_t i = 0; i < count; i++) {
-        const int8_t *own = row + (size_t)events[i] * (size_t)stride;
-        for (int32_t o = 0; o < LRFDYN_LANES; o++) sum[o] = (int16_t)(sum[o] + own[o]);
-    }
-}
-
-static void add_lists_plainly(const event_lists *lists, int32_t c, int16_t *part) {
-    const int32_t width = lists->width, unit = 1 << lists->plane;
-    int32_t i = lists->from, list = 1;
-    int16_t sum[LRFDYN_LANES] = {0};
-    for (part += c;;) {
-        const int32_t end = smaller(lists->first[list + 1], lists->to);
-        if (i < end) {
-            add_rows(lists->weight + c, width, lists->events + i, end - i, sum);
-            i = end;
-        }
-        if (++list == lists->patterns) break;
-        const int32_t step = changing[list], times = (list >> step) & 2 ? unit : -unit;
-        int16_t *to = part + step * width;
-        for (int32_t o = 0; o < LRFDYN_LANES; o++) to[o] = (int16_t)(to[o] + sum[o] * times);
-    }
-    for (; list > 2; list >>= 1) part += width;
-    for (int32_t o = 0; o < LRFDYN_LANES; o++) part[o] = (int16_t)(part[o] + sum[o] * unit);
-}
-#endif
+    if (COUNT <= MOST && left >= COUNT * VECTOR) return LISTS_OF(VECTOR, COUNT)(lists, c, part), COUNT * VECTOR;
 
 /* From channel `c` on; returns how many were done. */
-static int32_t add_lists(const event_lists *lists, int32_t c, int16_t *part) {
-#ifdef VECTOR
+static int32_t add_some(const event_lists *lists, int32_t c, int16_t *part) {
     const int32_t left = lists->width - c;
     TRY_LISTS(12)
     TRY_LISTS(8)
@@ -348,10 +346,66 @@ static int32_t add_lists(const event_lists *lists, int32_t c, int16_t *part) {
     TRY_LISTS(2)
     TRY_LISTS(1)
     return LISTS_OF(LEAST, 1)(lists, c, part), LEAST;
-#else
-    return add_lists_plainly(lists, c, part), LRFDYN_LANES;
-#endif
 }
+
+static void add_lists(const event_lists *lists, int16_t *part) {
+    for (int32_t c = 0; c < lists->width;) c += add_some(lists, c, part);
+}
+#else
+/* A word takes the sums of several channels, 16 bits each, as one number: even sums, s0 + 2^16 s2 + ..., and others
+   from the bytes above the first, s1 + 2^8 s2 + 2^16 s3 + ... A row adds its bytes + 128, so that they have no signs;
+   the sums begin that much lower. All of it is taken apart in `flush`. */
+typedef uintptr_t word;
+#define ONES ((word)-1 / 0xffff) /* a one in every 16 bits */
+#define FLIP (ONES * 0x8080)
+#if UINTPTR_MAX > UINT32_MAX
+#define EACH_WORD(DO) DO(0) DO(1)
+#else
+#define EACH_WORD(DO) DO(0) DO(1) DO(2) DO(3)
+#endif
+#define BEGIN(v) word even##v = (word)0 - ONES * 0x80 * count, more##v = (word)0 - (FLIP >> 8) * count;
+#define ADD_ROW(v)                                        \
+    memcpy(&bytes, row + v * sizeof(word), sizeof(word)); \
+    bytes ^= FLIP;                                        \
+    even##v += bytes & (ONES * 0xff);                     \
+    more##v += bytes >> 8;
+#define SHIFT(v) even##v <<= plane, more##v <<= plane;
+#define ADD_STEP(v) to[2 * v] += even##v, to[2 * v + 1] += more##v;
+
+/* LRFDYN_LANES channels of a list: one sum in registers, then added to all of its steps. */
+static void add_list(const int8_t *weight, int32_t width, const uint16_t *event, const uint16_t *end, int32_t pattern,
+                     int32_t plane, int16_t *part) {
+    const word count = (word)(end - event);
+    word bytes;
+    EACH_WORD(BEGIN)
+    for (; event < end; event++) {
+        const int8_t *row = weight + (size_t)*event * (size_t)width;
+        EACH_WORD(ADD_ROW)
+    }
+    if (plane) {
+        EACH_WORD(SHIFT)
+    }
+    for (; pattern; pattern >>= 1, part += width) {
+        word *to = (word *)(void *)part;
+        if (pattern & 1) {
+            EACH_WORD(ADD_STEP)
+        }
+    }
+}
+
+static void add_lists(const event_lists *lists, int16_t *part) {
+    const int32_t width = lists->width;
+    int32_t i = lists->from;
+    for (int32_t list = 1; list < lists->patterns; list++) {
+        const int32_t end = smaller(lists->first[list + 1], lists->to);
+        if (i >= end) continue;
+        for (int32_t c = 0; c < width; c += LRFDYN_LANES)
+            add_list(lists->weight + c, width, lists->events + i, lists->events + end, list ^ (list >> 1), lists->plane,
+                     part + c);
+        i = end;
+    }
+}
+#endif
 
 /* Sums of one group of steps, in 16 bits as long as they surely fit, then added to those of 32 bits. */
 typedef struct {
@@ -363,15 +417,35 @@ typedef struct {
     int32_t summed;             /* whether there are sums of these steps */
 } accumulator;
 
+#ifndef VECTOR
+/* What is left of a word without its lowest sum. */
+static word above(word sums) { return (word)((intptr_t)(sums + 0x8000) >> 16); }
+
+/* sums = start + what the words hold */
+static void take_apart(const word *part, const int32_t *start, int32_t *sums, int32_t width) {
+    for (const int32_t *end = start + width; start < end; part += 2) {
+        word even = part[0], odd = part[1] - above(even) * 256;
+        for (size_t i = 0; i < sizeof(word); i += 2, even = above(even), odd = above(odd)) {
+            *sums++ = *start++ + (int16_t)even;
+            *sums++ = *start++ + (int16_t)odd;
+        }
+    }
+}
+#endif
+
 static void flush(accumulator *a) {
     const int32_t width = a->width;
     for (int32_t step = a->from; step < a->to; step++) {
         const int16_t *restrict part = a->part + (a->repeated ? 0 : step - a->from) * width;
         int32_t *restrict sums = a->sums + step * width;
+#ifndef VECTOR
+        take_apart((const word *)(const void *)part, a->summed ? sums : a->start, sums, width);
+#else
         if (a->summed)
             for (int32_t c = 0; c < width; c++) sums[c] += part[c];
         else
             for (int32_t c = 0; c < width; c++) sums[c] = a->start[c] + part[c];
+#endif
     }
     if (a->used) memset(a->part, 0, (size_t)(GROUP * width) * sizeof(int16_t));
     a->used = 0;
@@ -385,7 +459,7 @@ static void add_events(accumulator *a, event_lists *lists, int32_t end) {
         const int32_t more = (lists->to - lists->from) << plane;
         if (a->used + more > a->limit) flush(a);
         a->used += more;
-        for (int32_t c = 0; c < a->width;) c += add_lists(lists, c, a->part);
+        add_lists(lists, a->part);
     }
 }
 
@@ -434,15 +508,20 @@ static void merge_lists(const tap_events *taps, int32_t count, int32_t list, int
         for (int32_t tap = 0; tap < count; tap++) {
             const uint16_t *events = taps[tap].events + taps[tap].first[list], row = taps[tap].row;
             int32_t left = taps[tap].first[list + 1] - taps[tap].first[list];
+#ifdef VECTOR
             for (;; events += COPIED, left -= COPIED) {
 #if defined(__AVX2__)
                 STORE_16(to, ADD_16(LOAD_16(events), _mm256_set1_epi16((short)row)));
 #else
-                for (int32_t i = 0; i < COPIED; i++) to[i] = (uint16_t)(events[i] + row);
+                STORE_8(to, ADD_8(LOAD_8(events), SAME_8(row)));
+                STORE_8(to + 8, ADD_8(LOAD_8(events + 8), SAME_8(row)));
 #endif
                 to += smaller(left, COPIED);
                 if (left <= COPIED) break;
             }
+#else /* no more than there are */
+            for (; left > 0; left--) *to++ = (uint16_t)(*events++ + row);
+#endif
         }
     }
     *first = (uint16_t)(to - merged);
@@ -677,7 +756,7 @@ typedef struct {
     int32_t steps, stride, width;
 } currents;
 
-#if defined(__AVX512BW__)
+#if defined(VECTOR) && VECTOR == 32
 #define FIRES_PARTS /* otherwise they are added to the sums before */
 /* Two blocks at once, of which one need not wait for the other. */
 static void fire_blocks(const lrfdyn_stage *stage, const currents *in, int32_t first, uint8_t *spikes) {
