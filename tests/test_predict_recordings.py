@@ -16,6 +16,7 @@ import lrfdyn
 from lrfdyn.cli import main
 from lrfdyn.data import Framing, Preprocessing, read_events
 from lrfdyn.deploy import EarlyExit, TimeStream, export_model
+from lrfdyn.deploy.export.formats import save_onnx
 from lrfdyn.deploy.follow import Step, follow
 from lrfdyn.deploy.predict import Predictor
 from lrfdyn.errors import LrfdynError
@@ -260,8 +261,8 @@ def test_descriptions_that_are_wrong(change, message, place, onnx_file, tmp_path
 
     file = onnx.load(onnx_file)
     (entry,) = [entry for entry in file.metadata_props if entry.key == "lrfdyn"]
-    entry.value = json.dumps(json.loads(entry.value) | change)
-    onnx.save(file, tmp_path / "model.onnx")
+    file.metadata_props.remove(entry)
+    save_onnx(file, tmp_path / "model.onnx", json.loads(entry.value) | change)
     with pytest.raises(LrfdynError, match=f"model: .*{message}"):
         list(Predictor.open(str(tmp_path / "model.onnx")).predict([place / "in" / "0.bin"]))
 

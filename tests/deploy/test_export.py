@@ -404,7 +404,7 @@ def test_options_of_a_named_model(tmp_path, monkeypatch, capsys):
     assert made[0].config["attention_options"] == {"dilations": (1, 2)}
     small("spikformer").save_pretrained(tmp_path / "saved")
     assert main(["export", "saved", *options]) == 2
-    assert "dilations, num_classes, image_size: only for the name of a model" in capsys.readouterr().err
+    assert "num_classes, image_size, dilations: only for the name of a model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
