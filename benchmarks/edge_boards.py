@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import common
 from lrfdyn.data import Augmentation, create_data
 from lrfdyn.deploy import IntegerModel, quantize, write_c
+from lrfdyn.deploy.c.native import KERNELS
 from lrfdyn.errors import LrfdynError
 from lrfdyn.sources import find_source
 
@@ -119,7 +120,7 @@ def sizes(board: Board, program: Path) -> dict[str, int]:
             "flash_bytes": found["vectors"] + found["text"] + found["data"],
             "ram_bytes": found["data"] + found["bss"],
         }
-    objects = [str(program.with_suffix("") / f"{name}.o") for name in ("lrfdyn_model", "lrfdyn_kernels")]
+    objects = [str((program.with_suffix("") / name).with_suffix(".o")) for name in ("lrfdyn_model.c", *KERNELS)]
     rows = printed([f"{board.prefix}size", *objects]).splitlines()[1:]
     text, data, bss = (sum(int(row.split()[i]) for row in rows) for i in range(3))
     return {"flash_bytes": text + data, "ram_bytes": data + bss}

@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lrfdyn.deploy.c.native import find_compiler, openmp
+from lrfdyn.deploy.c.native import KERNEL_HEADERS, KERNELS, find_compiler, openmp
 from lrfdyn.deploy.c.write import kernel_text, write_c
 from lrfdyn.deploy.integer.program import IntegerModel
 from tests.deploy.programs import any_model
@@ -45,9 +45,9 @@ def has_openmp() -> bool:
 
 def compile_kernels(folder: Path, options: Sequence[str]) -> Path:
     """The kernels under sanitizers, once for many models."""
-    for name in ("lrfdyn_kernels.h", "lrfdyn_kernels.c"):
+    for name in (*KERNEL_HEADERS, *KERNELS):
         (folder / name).write_text(kernel_text(name))
-    command = [str(find_compiler()), *SANITIZED, *options, "-c", "lrfdyn_kernels.c", "-o", "kernels.o"]
+    command = [str(find_compiler()), *SANITIZED, *options, "-r", "-nostdlib", *KERNELS, "-o", "kernels.o"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return folder / "kernels.o"
 

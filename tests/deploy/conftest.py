@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lrfdyn.deploy.c.native import find_compiler
+from lrfdyn.deploy.c.native import KERNEL_HEADERS, KERNELS, find_compiler
 from lrfdyn.deploy.c.write import kernel_text
 
 
@@ -15,8 +15,9 @@ from lrfdyn.deploy.c.write import kernel_text
 def kernels(tmp_path_factory) -> Path:
     """The kernels, compiled once for all models of these tests."""
     folder = tmp_path_factory.mktemp("kernels")
-    for name in ("lrfdyn_kernels.h", "lrfdyn_kernels.c"):
+    for name in (*KERNEL_HEADERS, *KERNELS):
         (folder / name).write_text(kernel_text(name))
     flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-march=native", "-fPIC"]
-    subprocess.run([find_compiler(), *flags, "-c", "lrfdyn_kernels.c", "-o", "kernels.o"], cwd=folder, check=True)
+    command = [find_compiler(), *flags, "-r", "-nostdlib", *KERNELS, "-o", "kernels.o"]
+    subprocess.run(command, cwd=folder, check=True)
     return folder / "kernels.o"

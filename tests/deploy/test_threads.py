@@ -98,7 +98,7 @@ def test_no_races(seed, steps, tmp_path):
     text, wait = source.read_text(), '_Pragma("omp barrier")'
     assert wait in text
     flags = [COMPILER, "-std=gnu99", "-g", "-fsanitize=thread", *native.openmp(3), "-I."]
-    done = run([*flags, "-c", "lrfdyn_kernels.c", "-o", "kernels.o"], cwd=folder)
+    done = run([*flags, "-r", "-nostdlib", *native.KERNELS, "-o", "kernels.o"], cwd=folder)
     for waits in (True, False):
         source.write_text(text.replace(wait, "ALL_ARRIVE" if waits else ""))
         done = run([*flags, str(RACE), "kernels.o", "-o", "race", "-lpthread"], cwd=folder)

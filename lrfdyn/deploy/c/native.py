@@ -22,7 +22,9 @@ from lrfdyn.files import expanded, file_digest, read_json
 COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-O3", "-march=native")
 MOST_THREADS = 64
-SOURCES = ("lrfdyn_model.c", "lrfdyn_kernels.c", "lrfdyn.h", "lrfdyn_model.h", "lrfdyn_kernels.h")
+KERNELS = ("lrfdyn_kernels.c", "lrfdyn_stage.c", "lrfdyn_conv.c")  # the same for every model
+KERNEL_HEADERS = ("lrfdyn_kernels.h", "lrfdyn_maps.h", "lrfdyn_conv.h", "lrfdyn_sums.h")
+SOURCES = ("lrfdyn_model.c", *KERNELS, "lrfdyn.h", "lrfdyn_model.h", *KERNEL_HEADERS)
 MODEL_FILES = ("lrfdyn_model.c", "lrfdyn_model.h")  # of these nothing may change; kernels are anybody's to improve
 LIBRARIES = "liblrfdyn-*.so"
 SIZES_FIT = 1  # what lrfdyn_run_checked says of null pointers where the sizes are right

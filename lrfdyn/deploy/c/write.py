@@ -2,7 +2,7 @@
 
 - lrfdyn.h: `int lrfdyn_run(const uint8_t *pixels, int32_t *logits)`
 - lrfdyn_model.c and .h: sizes, weights, memory and the order of the kernels
-- lrfdyn_kernels.c and .h: the kernels, the same for every model
+- lrfdyn_kernels.c, lrfdyn_stage.c, lrfdyn_conv.c and their headers: the kernels, the same for every model
 - lrfdyn_vectors.h: pictures and the logits that they must give, bit for bit, which lrfdyn_test.c compares
 - lrfdyn.json: what the model says about itself
 - lrfdyn_classify.c: an example that says what is on pictures
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lrfdyn.checks import checked
-from lrfdyn.deploy.c.native import LIBRARIES, MODEL_FILES, NativeModel, find_compiler
+from lrfdyn.deploy.c.native import KERNEL_HEADERS, KERNELS, LIBRARIES, MODEL_FILES, NativeModel, find_compiler
 from lrfdyn.deploy.c.plan import Call, Map, Plan, Planner, Term, scratch_of, with_lanes
 from lrfdyn.deploy.integer.operations import MOST, Dendrites, Fire, Head, Levels, Ssa
 from lrfdyn.deploy.integer.program import IntegerModel, random_pictures
@@ -33,7 +33,7 @@ from lrfdyn.files import expanded, file_digest, temporary_folder, writable_folde
 from lrfdyn.io.hub import class_names_of
 from lrfdyn.sources import EXPORTED
 
-PACKAGED = ("lrfdyn.h", "lrfdyn_kernels.h", "lrfdyn_kernels.c", "lrfdyn_test.c", "lrfdyn_classify.c", "Makefile")
+PACKAGED = ("lrfdyn.h", *KERNEL_HEADERS, *KERNELS, "lrfdyn_test.c", "lrfdyn_classify.c", "Makefile")
 TYPES = {torch.int8: "int8_t", torch.uint8: "uint8_t", torch.int16: "int16_t", torch.int32: "int32_t"}
 ACROSS = 16  # numbers in a line
 THREADS = """#if LRFDYN_THREADS < 1
