@@ -51,7 +51,7 @@ def saved(tmp_path):
 
 def test_rows_firing_and_layers(here, saved, tmp_path):
     threads = [1, 2] if has_openmp() else [1]
-    options = Namespace(threads=threads, timed=2, seconds=0.0, data="digits", data_root=None, images=6)
+    options = Namespace(threads=threads, timed=2, seconds=0.0, rounds=2, data="digits", data_root=None, images=6)
     rows = edge.measure_model(str(saved), [edge.TORCH, NATIVE], tmp_path, options)
     counts = [(row["runtime"], row["threads"]) for row in rows]
     assert counts == [(name, n) for name in (edge.TORCH, NATIVE) for n in threads]
