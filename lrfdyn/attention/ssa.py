@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.attention.base import Attention, AttentionHost, Grid, Operations, Spikes, StateTerm, WeightBlocks
-from lrfdyn.attention.layout import from_heads, query_blocks, to_heads, to_tokens
+from lrfdyn.attention.layout import from_heads, in_layout, query_blocks, to_heads, to_tokens
 from lrfdyn.attention.registry import register_attention
 from lrfdyn.checks import check_types
 from lrfdyn.errors import require, shown
@@ -57,16 +58,16 @@ class SSA(Attention):
     def mix_and_values(self, spikes: Sequence[Tensor], fork: bool = False) -> tuple[Tensor, Tensor]:
         """The mixed tokens, and v again: with `fork`, both gradients of v are added in one pass on a GPU."""
         values = spikes[-1]
-        q, k, v = (to_heads(x, self.heads) for x in spikes)
+        heads = partial(to_heads, heads=self.heads)
         if self.causal:
+            q, k, v = map(heads, spikes)
             return from_heads(causal_spike_attention(q, k, v, self.scale)[0], like=values), values
-        bits = [step_bits_of(x) for x in spikes]  # which the kernels of a GPU leave with spikes
-        packed: Any = tuple(to_heads(x.unsqueeze(0), self.heads) for x in bits if x is not None)
-        packed = packed if len(packed) == 3 else None
+        (q, k, v), bits = zip(*(in_layout(heads, x) for x in spikes), strict=True)
+        packed: Any = bits if all(x is not None for x in bits) else None
         if not (fork and use_triton(*spikes)):
             return from_heads(spike_attention(q, k, v, self.scale, packed), like=values), values
         y, again = spike_attention(q, k, v, self.scale, packed, fork=True)
-        again = with_step_bits(from_heads(again, like=values), bits[-1])
+        again = with_step_bits(from_heads(again, like=values), step_bits_of(values))
         return from_heads(y, like=values), again
 
     def mixing_weights(self, spikes: Spikes, grid: Grid, block: int) -> WeightBlocks:
@@ -127,7 +128,6 @@ class LocalReceptiveFields(nn.Module):
         weight, norm = self.weight, self.norm
         if norm is None and scale != 1:
             weight = scale * weight
-        # Spikes come with their bits from the kernels of a GPU.
         y = lrf(tokens, weight, self.dilations, added if norm is None else None, step_bits_of(x))
         if norm is not None:
             y = added + (norm(y) if scale == 1 else scale * norm(y))

@@ -14,10 +14,9 @@ from lrfdyn.checks import checked
 from lrfdyn.errors import require
 from lrfdyn.nn.neurons import FoldedNorm, fused_dynamics, fused_norm, observed
 from lrfdyn.nn.sections import Section, lean_max_pool, residual_section, row_halo
-from lrfdyn.ops.bits import step_bits_of, with_step_bits
+from lrfdyn.ops.bits import split_spikes, step_bits_of
 from lrfdyn.ops.bn_lif import bn_lif, joined
 from lrfdyn.ops.dispatch import autocast_dtype, use_triton
-from lrfdyn.ops.gradient_memory import split_channels
 from lrfdyn.ops.spike_conv import spike_conv
 
 
@@ -116,10 +115,9 @@ class SpikingConv(ConvBN):
         if dynamics is None or norm is None:
             return None
         repeats = x.shape[0] if is_repeated(x) else 1
-        packed, dtype = step_bits_of(x), autocast_dtype(x)
         steps, padding = x[:1] if repeats > 1 else x, conv.padding
         assert not isinstance(padding, str)
-        y = spike_conv(steps.to(dtype), conv.weight.to(dtype), conv.stride, padding, conv.groups, packed)
+        y = _convolve_spikes(steps, conv.weight, stride=conv.stride, padding=padding, groups=conv.groups)
         # The norm takes the bias of the convolution, so that no pass over memory is spent on adding it.
         return bn_lif(y, norm, dynamics, offset=conv.bias, repeats=repeats, residual=residual, pool=pool)
 
@@ -142,6 +140,12 @@ class SpikingConv(ConvBN):
         """
         merged = _merged(layers, x) if use_triton(x, layers[0].conv.weight) else None
         return ([layer(x) for layer in layers], x) if merged is None else merged
+
+
+def _convolve_spikes(x: Tensor, weight: Tensor, *, fork: bool = False, **convolution: Any) -> Any:
+    """`spike_conv` in the type of autocast, which keeps the bits that `x` came with."""
+    dtype = autocast_dtype(x)
+    return spike_conv(x.to(dtype), weight.to(dtype), packed=step_bits_of(x), fork=fork, **convolution)
 
 
 def _plain_convolution(conv: Any) -> bool:
@@ -168,21 +172,17 @@ def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor],
     if norms[0].training:
         counts = [layer.bn.num_batches_tracked for layer in layers]
         torch._foreach_add_([count for count in counts if count is not None], 1)
-    dtype, packed = autocast_dtype(x), step_bits_of(x)
+    dtype = autocast_dtype(x)
     weights = [c.weight.to(dtype) for c in convs]
     # Not by a name: nothing holds the joined weights while the neurons run, unless a backward pass needs them.
-    y, shortcut = spike_conv(x.to(dtype), torch.cat(weights) if weights[1:] else weights[0], packed=packed, fork=True)
+    y, shortcut = _convolve_spikes(x, torch.cat(weights) if weights[1:] else weights[0], fork=True)
     shortcut = shortcut if x.dtype == dtype else x  # sums of a type of their own keep it
     if len(layers) == 1:
         return [bn_lif(y, norms[0], kinds[0], offset=convs[0].bias)], shortcut
     biases = [c.bias for c in convs if c.bias is not None]
     with joined(norms) as norm:
         spikes = bn_lif(y, norm, kinds[0], offset=torch.cat(biases) if biases else None)
-    sizes = [c.out_channels for c in convs]
-    parts, bits = split_channels(spikes, sizes, 2), step_bits_of(spikes)
-    if bits is not None:
-        parts = tuple(with_step_bits(*pair) for pair in zip(parts, bits.split(sizes, 1), strict=True))
-    return parts, shortcut
+    return split_spikes(spikes, [c.out_channels for c in convs]), shortcut
 
 
 class MembraneConv(ConvBN):

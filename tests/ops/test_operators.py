@@ -15,7 +15,7 @@ from lrfdyn.attention.lrf_dyn import Dendrites
 from lrfdyn.nn.layers import SpikingConv
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.ops import causal_spike_attention, dendrite, dispatch, lrf, spike_attention
-from lrfdyn.ops.bits import pack_channels, step_bits_of, unpack_channels
+from lrfdyn.ops.bits import TRACED_BITS, pack_channels, step_bits_of, unpack_channels
 from lrfdyn.ops.bn_lif import Integer, Norm, bn_lif, bn_lif_reference
 from lrfdyn.ops.bn_lif.operator import neuron_numbers, neuron_of
 from lrfdyn.ops.dispatch import plain_operations
@@ -28,6 +28,7 @@ from tests.ops.kernels import DEVICE, close, compare, rand, spikes
 pytestmark = pytest.mark.gpu
 OPERATORS = torch.ops.lrfdyn
 NEURON = neuron_numbers(Dynamics.lif())
+bits_in_graphs = pytest.mark.skipif(not TRACED_BITS, reason="this PyTorch traces no attributes of tensors")
 
 
 @pytest.fixture(autouse=True)
@@ -317,6 +318,7 @@ def arguments(graphs, operator, name):
     return [node.args[at] for node in graph.graph.nodes if node.target is overload]
 
 
+@bits_in_graphs
 def test_bits_are_results_and_arguments():
     """A byte of eight steps is kept by the next layer, and no layer is asked for it by name."""
     torch.manual_seed(0)
@@ -333,6 +335,7 @@ def test_bits_are_results_and_arguments():
         assert arguments(graphs, "spike_conv", "packed") == [None] * 3
 
 
+@bits_in_graphs
 def test_bits_of_an_attention_are_arguments():
     torch.manual_seed(0)
     layer, graphs = create_attention("lrf_ssa", dim=32, heads=2, grid=(3, 4), dilations=(1,)).to(DEVICE), []
