@@ -27,7 +27,8 @@ from tests.ops.kernels import DEVICE, close, compare, rand, spikes
 
 pytestmark = pytest.mark.gpu
 OPERATORS = torch.ops.lrfdyn
-NEURON = neuron_numbers(Dynamics.lif())
+LIF_NEURON, IF_NEURON = Dynamics.lif(), Dynamics.integrate_and_fire(detach_reset=False)
+NEURON = neuron_numbers(LIF_NEURON)
 
 
 @pytest.fixture(autouse=True)
@@ -57,14 +58,15 @@ def of_norm(channels=8, training=True):
     return Norm(leaf(one), leaf(one / 2), 0 * one, one.clone(), training)
 
 
-def bn_lif_arguments(neuron=None, pool=False, residual=False, offset=False, repeats=1, training=True):
+def bn_lif_arguments(
+    neuron=LIF_NEURON, pool=False, first=False, residual=False, offset=False, repeats=1, training=True
+):  # fmt: skip
     x, norm = currents(3 if repeats == 1 else 1, 2, 8, 5, 4), of_norm()
     stats = torch.stack((norm.running_mean, norm.running_var, norm.running_var)).detach()
-    given = leaf(rand(*x.shape, seed=3)) if residual else None
+    given = leaf(rand(x.shape[0] * repeats, 2, 8, *((3, 2) if first else (5, 4)), seed=3)) if residual else None
     bias = leaf(rand(8, seed=4)) if offset else None
-    pack = not residual and not isinstance(neuron, Integer)
-    numbers = neuron_numbers(neuron or Dynamics.lif())
-    return x, stats, norm.weight, norm.bias, bias, given, *numbers, repeats, pool, pack, training
+    numbers = neuron_numbers(neuron)
+    return x, stats, norm.weight, norm.bias, bias, given, *numbers, repeats, pool, first, True, training
 
 
 def modes(*shape):
@@ -104,6 +106,12 @@ CALLS = {
     "bn_lif-offset": lambda: (OPERATORS.bn_lif, bn_lif_arguments(offset=True, training=False)),
     "bn_lif-repeated": lambda: (OPERATORS.bn_lif, bn_lif_arguments(repeats=3)),
     "bn_lif-integer": lambda: (OPERATORS.bn_lif, bn_lif_arguments(Integer())),
+    "bn_lif-none": lambda: (OPERATORS.bn_lif, bn_lif_arguments(None, residual=True)),
+    "bn_lif-none-repeated": lambda: (OPERATORS.bn_lif, bn_lif_arguments(None, repeats=3, residual=True)),
+    "bn_lif-none-first": lambda: (OPERATORS.bn_lif, bn_lif_arguments(None, first=True)),
+    "bn_lif-first": lambda: (OPERATORS.bn_lif, bn_lif_arguments(first=True)),
+    "bn_lif-first-repeated": lambda: (OPERATORS.bn_lif, bn_lif_arguments(first=True, repeats=3, residual=True)),
+    "bn_lif-first-integer": lambda: (OPERATORS.bn_lif, bn_lif_arguments(Integer(), first=True, training=False)),
     "dendrite": lambda: (
         OPERATORS.dendrite,
         (leaf(spikes(2, 5, 8)), *modes(8, 2), torch.float32, None, None, False),
@@ -184,7 +192,7 @@ def test_every_operator_is_checked():
     assert known - checked == {f"{name}_backward" for name in checked} & known | {"unchanged_bits"}
 
 
-NEURONS = [Dynamics.lif(), Dynamics.ms_lif(), Dynamics.paper_lif(v_reset=0.25), Integer(2, 1.0)]
+NEURONS = [Dynamics.lif(), Dynamics.ms_lif(), Dynamics.paper_lif(v_reset=0.25), Integer(2, 1.0), None]
 
 
 @pytest.mark.parametrize("neuron", NEURONS, ids=str)
@@ -210,15 +218,12 @@ def names(graphs):
     return [target.split(".")[1] for target in targets if target.startswith("lrfdyn.")]
 
 
-LIF_NEURON, IF_NEURON = Dynamics.lif(), Dynamics.integrate_and_fire(detach_reset=False)
-
-
-def normed(function, **options):
+def normed(function, neuron=LIF_NEURON, **options):
     def call(x, weight, bias, *others):
         one = torch.ones_like(weight)
         given = dict(zip(("residual",), others, strict=False))
         norm = Norm(weight, bias, 0 * one.detach(), one.detach().clone(), True)
-        return function(x, norm, LIF_NEURON, **given, **options)
+        return function(x, norm, neuron, **given, **options)
 
     return call
 
@@ -240,6 +245,10 @@ OPERATIONS = {
                     lambda: [currents(3, 2, 8, 5, 4), rand(8), rand(8, seed=1)], True),
     "bn_lif-residual": (normed(bn_lif), normed(bn_lif_reference),
                         lambda: [currents(3, 2, 8, 5, 4), rand(8), rand(8, seed=1), currents(3, 2, 8, 5, 4)], False),
+    "bn_lif-first": (normed(bn_lif, pool_first=True), normed(bn_lif_reference, pool_first=True),
+                     lambda: [currents(3, 2, 8, 5, 4), rand(8), rand(8, seed=1)], True),
+    "bn_lif-none": (normed(bn_lif, None), normed(bn_lif_reference, None),
+                    lambda: [currents(3, 2, 8, 5, 4), rand(8), rand(8, seed=1), currents(3, 2, 8, 5, 4)], False),
     "dendrite": (lambda u, *m: dendrite(u, *m)[0], lambda u, *m: dendrite(u, *m, form="scan")[0],
                  lambda: [spikes(2, 5, 8), *modes(8, 2)], False),
     "lrf": (lambda x, w: lrf(x, w, (1, 3), x), lambda x, w: x + lrf_reference(x, w, (1, 3)),
