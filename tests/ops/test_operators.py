@@ -23,6 +23,7 @@ from lrfdyn.ops.lif import Dynamics, integer_spike, lif, lif_reference
 from lrfdyn.ops.lrf.reference import lrf_reference
 from lrfdyn.ops.spike_attention import spike_attention_reference
 from lrfdyn.ops.spike_conv import spike_conv
+from tests.models.host_checks import randomize, small_model
 from tests.ops.kernels import DEVICE, close, compare, rand, spikes
 
 pytestmark = pytest.mark.gpu
@@ -316,6 +317,25 @@ def test_a_compiled_network_takes_the_kernels(attention):
     found = names(graphs)
     assert set(found) >= MIXING[attention] | {"batch_statistics", "bn_lif", "spike_conv"}
     assert not any("conv2d" in str(node.target) or "batch_norm" in str(node.target) for node in graphs[0].graph.nodes)
+
+
+# Host, part of it, channels that it takes, and how many norms it has.
+PARTS = {
+    "pool-first": ("qkformer_imagenet", {"dim": 16}, "stages.0.embedding", 2, 3),
+    "chain": ("sdt_v3", {"widths": (8, 8, 8, 8)}, "stages.1", 4, 6),
+    "rep-convs": ("sdt_v2", {"widths": (8, 8, 8, 8)}, "stages.4", 8, 15),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_a_compiled_part_of_a_host_has_no_plain_norm(case):
+    torch.manual_seed(0)
+    host, options, path, channels, norms = PARTS[case]
+    part = randomize(small_model(host, **options).get_submodule(path)).to(DEVICE)
+    other, graphs = copy.deepcopy(part), []
+    same_training_step(compiled(part, graphs), other, currents(2, 2, channels, 4, 4).detach())
+    assert names(graphs).count("bn_lif") == names(graphs).count("batch_statistics") == norms
+    assert not any("batch_norm" in str(node.target) for node in graphs[0].graph.nodes)
 
 
 def arguments(graphs, operator, name):
