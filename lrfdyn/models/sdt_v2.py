@@ -33,7 +33,7 @@ class SeparableConv(nn.Module):
 
 
 class RepConv(nn.Module):
-    """A chain of linear layers on `[T, B, C, H, W]` that equals one 3x3 convolution once its statistics are fixed."""
+    """A chain of linear layers on `[N, C, H, W]` that equals one 3x3 convolution once its statistics are fixed."""
 
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
@@ -44,6 +44,10 @@ class RepConv(nn.Module):
         self.bn2 = nn.BatchNorm2d(c_out)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.over_steps(x.unsqueeze(0)).squeeze(0)
+
+    def over_steps(self, x: Tensor) -> Tensor:
+        """The same of `[T, B, C, H, W]`; on a GPU its backward pass takes spikes as bits."""
         y = norm_fire(self.bn1, None, convolve_spikes(self.conv1, x))
         y = fold_time(lambda y: self.conv2(self.depthwise(with_border(y, self.bn1))), y)
         return norm_fire(self.bn2, None, y)
@@ -71,8 +75,10 @@ class RepConvBN(nn.Module):
         self.neuron = nn.Identity() if neuron is None else neuron
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        whole = type(self.conv) is RepConv and not observed(self.conv)
+        y = self.conv.over_steps(x) if whole else fold_time(self.conv, x)
         none = type(self.neuron) is nn.Identity and not observed(self.neuron)
-        return norm_fire(self.bn, None if none else self.neuron, self.conv(x), residual)
+        return norm_fire(self.bn, None if none else self.neuron, y, residual)
 
 
 def lif_rep_conv(c_in: int, c_out: int) -> RepConvBN:

@@ -29,9 +29,9 @@ def test_rep_conv_is_one_convolution_with_zero_padding():
         for tensor in (bn.weight, bn.bias, bn.running_mean):
             assert tensor is not None
             nn.init.normal_(tensor)
-    x = torch.randn(1, 2, 5, 6, 4, dtype=torch.float64)
+    x = torch.randn(2, 5, 6, 4, dtype=torch.float64)
     y = layer(x)
-    assert y.shape == (1, 2, 7, 6, 4)
+    assert y.shape == (2, 7, 6, 4)
     torch.testing.assert_close(layer(F.pad(x, (2, 2, 2, 2)))[..., 2:-2, 2:-2], y)
 
 
