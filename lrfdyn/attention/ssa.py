@@ -17,7 +17,7 @@ from lrfdyn.attention.layout import from_heads, in_layout, query_blocks, to_head
 from lrfdyn.attention.registry import register_attention
 from lrfdyn.checks import check_types
 from lrfdyn.errors import require, shown
-from lrfdyn.nn.layers import fold_time
+from lrfdyn.nn.layers import fold_time, norm_fire
 from lrfdyn.nn.neurons import FoldedNorm, scale_and_shift
 from lrfdyn.ops.bits import step_bits_of, with_step_bits
 from lrfdyn.ops.dispatch import use_triton
@@ -129,9 +129,10 @@ class LocalReceptiveFields(nn.Module):
         if norm is None and scale != 1:
             weight = scale * weight
         y = lrf(tokens, weight, self.dilations, added if norm is None else None, step_bits_of(x))
-        if norm is not None:
-            y = added + (norm(y) if scale == 1 else scale * norm(y))
-        return y.unflatten(0, x.shape[:2])
+        y = y.unflatten(0, x.shape[:2])
+        if norm is None:
+            return y
+        return norm_fire(norm, None, y, residual) if scale == 1 else residual + scale * norm_fire(norm, None, y)
 
     def stencils(self) -> Tensor:
         """The weights `[len(dilations), C, 3, 3]` with what the norm multiplies by in evaluation."""
@@ -247,12 +248,18 @@ class VSA(SSA):
         super().__init__(dim, heads, grid, host, train_qk)
         self.norm = nn.BatchNorm2d(self.value_dim) if host.spiking else nn.Identity()
 
+    def spikes(self, *projected: Tensor) -> Tensor:
+        return norm_fire(self.norm, self.fire, self.averages(*projected))
+
     def mix(self, *spikes: Tensor) -> Tensor:
+        return fold_time(self.norm, self.averages(*spikes))
+
+    def averages(self, *spikes: Tensor) -> Tensor:
+        """What comes before the norm."""
         q, k, v = (to_heads(x, self.heads) for x in spikes)
         if torch.compiler.is_compiling():  # the traced backward pass expects the strides of contiguous tensors
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        y = from_heads(F.scaled_dot_product_attention(q, k, v), like=spikes[-1])
-        return self.norm(y.flatten(0, 1)).unflatten(0, y.shape[:2])
+        return from_heads(F.scaled_dot_product_attention(q, k, v), like=spikes[-1])
 
     def query_weights(self, q: Tensor, k: Tensor, queries: range, grid: Grid) -> Tensor:
         return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1).mean(1)
