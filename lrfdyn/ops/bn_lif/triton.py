@@ -29,14 +29,23 @@ from lrfdyn.ops.bn_lif.reference import Integer, Norm, has_bits
 from lrfdyn.ops.dispatch import first_derivative_only
 from lrfdyn.ops.gradient_memory import learn_reference_counts, may_overwrite
 from lrfdyn.ops.lif.reference import Dynamics
+from lrfdyn.ops.machine import machine_of
 from lrfdyn.ops.spike_conv import channels_last
+from lrfdyn.ops.tuning import choices, launch_tuned
 
 # Elements of one time step per program: apply kernels, sums, statistics (several such tiles at once).
 TILE, SUMS_TILE, STATISTICS_TILE, STATISTICS_UNROLL = 1024, 512, 1024, 4
 # Partial sums and channels per turn of the kernels that finish them.
 FINISH = {"BG": 128, "BC": 8}
-# Programs per kernel that reduces: a few for each multiprocessor of a large GPU.
-REDUCERS = 1056
+# Of programs that add up. Like the sizes above it decides the order of their sums, so nothing else is tried for those.
+REDUCING_LANES = 128
+TILES = (TILE, 512, 2048)  # what is taken, and what may be tried, where nothing is added up
+
+
+def _tiles(x: Tensor, columns: int, lanes: tuple[int, ...], most: int | None = None) -> Any:
+    """Rows and lanes for programs that take tiles of so many columns, of at most so many rows."""
+    rows = (max(1, tile // columns) for tile in TILES)
+    return choices(x.device, BM=tuple(n if most is None else min(n, most) for n in rows), lanes=lanes)
 
 
 def channel_block(channels: int) -> int:
@@ -61,7 +70,7 @@ def dense_rows(x: Tensor) -> Tensor:
     (steps, batch, height, width, channels), dense = rows.shape, rows.new_empty(rows.shape)
     passes.repeat_rows_kernel[(steps * batch,)](
         rows, dense, rows.stride(1), batch, height * width, channels,
-        BN=8, BC=triton.next_power_of_2(min(channels, 512)),
+        BN=8, BC=triton.next_power_of_2(min(channels, 512)), num_warps=machine_of(x.device).warps(128),
     )  # fmt: skip
     return dense.permute(0, 1, 4, 2, 3)
 
@@ -110,17 +119,20 @@ def launch_statistics(x: Tensor, norm: Norm, offset: Tensor | None, repeats: int
     steps, sizes = x.shape[0], _Sizes.of(x)
     br, channels, rows = STATISTICS_TILE // sizes.columns, sizes.channels, steps * sizes.lines
     stats = torch.empty(3, channels, dtype=torch.float32, device=x.device)
-    programs = min(triton.cdiv(rows, br * STATISTICS_UNROLL), max(1, REDUCERS // sizes.blocks))
+    machine = machine_of(x.device)
+    programs = min(triton.cdiv(rows, br * STATISTICS_UNROLL), max(1, machine.reducers // sizes.blocks))
+    warps = machine.warps(REDUCING_LANES)
     partial = stats.new_empty(2, programs * sizes.factor, channels)
     if norm.training:
         passes.statistics_kernel[(programs, sizes.blocks)](
-            x, partial, rows, sizes.wide, channels, BR=br, BC=sizes.columns, UNROLL=STATISTICS_UNROLL
+            x, partial, rows, sizes.wide, channels, BR=br, BC=sizes.columns, UNROLL=STATISTICS_UNROLL, num_warps=warps
         )
     count = x.numel() // channels
     everything = count * repeats
     passes.finish_statistics_kernel[(triton.cdiv(channels, FINISH["BC"]),)](
         x, partial, norm.weight, offset, norm.running_mean, norm.running_var, stats, programs * sizes.factor, channels,
-        float(count), everything / max(everything - 1, 1), norm.momentum, norm.eps, TRAINING=norm.training, **FINISH
+        float(count), everything / max(everything - 1, 1), norm.momentum, norm.eps, TRAINING=norm.training, **FINISH,
+        num_warps=warps,
     )  # fmt: skip
     return stats
 
@@ -143,14 +155,15 @@ def launch(
     """Of dense rows: spikes, their bits `[B, C, H, W]` if they are to be packed, and the codes of the pool."""
     _, batch, channels, height, width = x.shape
     sizes, options = _Sizes.of(x), options_of(x, d, repeats)
-    time, bc = options["T"], sizes.columns
+    time = options["T"]
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     out = None if pool else new_like(x, time, dtype=dtype)
     packed = x.new_empty(batch, height, width, channels, dtype=torch.uint8) if pack or pool else None
     residual = None if residual is None else dense_rows(residual)
-    passes.apply_kernel[(triton.cdiv(sizes.lines, TILE // bc), sizes.blocks)](
-        x, stats, bias, residual, out, packed, *sizes.arguments, BM=TILE // bc, num_warps=8, **options
-    )
+    launch_tuned(
+        passes.apply_kernel, lambda o: (triton.cdiv(sizes.lines, o["BM"]), sizes.blocks),
+        _tiles(x, sizes.columns, (256, 128)), x, stats, bias, residual, out, packed, *sizes.arguments, **options,
+    )  # fmt: skip
     codes = None
     if pool:
         grid = half_grid(x)
@@ -161,9 +174,10 @@ def launch(
             codes = new_codes(x, time)
             packed = x.new_empty(batch, *grid, channels, dtype=torch.uint8)
         bc = channel_block(channels)
-        pool_kernel[(triton.cdiv(pooled, TILE // bc), triton.cdiv(channels, bc))](
-            unpooled, out, packed, codes, pooled, channels, height, width, *grid, T=time, BM=TILE // bc,
-            BC=bc, num_warps=2,
+        launch_tuned(
+            pool_kernel, lambda o: (triton.cdiv(pooled, o["BM"]), triton.cdiv(channels, bc)),
+            _tiles(x, bc, (64, 128, 256)), unpooled, out, packed, codes, pooled, channels, height, width, *grid,
+            T=time, BC=bc,
         )  # fmt: skip
     return out, None if packed is None else packed.permute(0, 3, 1, 2), codes
 
@@ -178,25 +192,30 @@ def launch_backward(
     if codes is not None:
         pooled, grad, mine = grad, new_like(x, time), True
         windows, block = pooled.shape[3] * pooled.shape[4], channel_block(channels)
-        bm = max(1, min(TILE // block, triton.next_power_of_2(windows)))
-        unpool_kernel[(triton.cdiv(windows, bm), triton.cdiv(channels, block), x.shape[1])](
-            pooled, codes, grad, channels, *x.shape[3:], *pooled.shape[3:], codes.numel(), sizes.lines * sizes.wide,
-            T=time, BM=bm, BC=block, num_warps=8,
+        launch_tuned(
+            unpool_kernel, lambda o: (triton.cdiv(windows, o["BM"]), triton.cdiv(channels, block), x.shape[1]),
+            _tiles(x, block, (256, 128, 64), most=triton.next_power_of_2(windows)), pooled, codes, grad, channels,
+            *x.shape[3:], *pooled.shape[3:], codes.numel(), sizes.lines * sizes.wide, T=time, BC=block,
         )  # fmt: skip
     bs = SUMS_TILE // bc
-    programs = min(triton.cdiv(sizes.lines, bs), max(1, REDUCERS // sizes.blocks))
+    machine = machine_of(x.device)
+    programs = min(triton.cdiv(sizes.lines, bs), max(1, machine.reducers // sizes.blocks))
+    warps = machine.warps(REDUCING_LANES)
     partial = stats.new_empty(2, programs * sizes.factor, channels)
-    passes.sums_kernel[(programs, sizes.blocks)](x, stats, bias, grad, partial, *sizes.arguments, BM=bs, **options)
+    passes.sums_kernel[(programs, sizes.blocks)](
+        x, stats, bias, grad, partial, *sizes.arguments, BM=bs, num_warps=warps, **options
+    )
     grad_weight, grad_bias, means = torch.empty_like(weight), torch.empty_like(bias), stats.new_empty(2, channels)
     passes.finish_sums_kernel[(triton.cdiv(channels, FINISH["BC"]),)](
         partial, stats, grad_weight, grad_bias, means, programs * sizes.factor, channels,
-        float(x.numel() // channels * repeats), TRAINING=training, **FINISH,
+        float(x.numel() // channels * repeats), TRAINING=training, **FINISH, num_warps=warps,
     )  # fmt: skip
     # A gradient that nobody else holds is not needed any more: the result takes its memory.
     grad_x = grad if mine and not options["REPEATED"] and grad.dtype == x.dtype else torch.empty_like(x)
-    passes.apply_backward_kernel[(triton.cdiv(sizes.lines, TILE // bc), sizes.blocks)](
-        x, stats, bias, grad, means, grad_x, *sizes.arguments, BM=TILE // bc, num_warps=8, **options
-    )
+    launch_tuned(
+        passes.apply_backward_kernel, lambda o: (triton.cdiv(sizes.lines, o["BM"]), sizes.blocks),
+        _tiles(x, bc, (256, 128)), x, stats, bias, grad, means, grad_x, *sizes.arguments, **options,
+    )  # fmt: skip
     return grad_x, grad_weight, grad_bias
 
 
