@@ -179,16 +179,16 @@ _session: _Session | None = None
 
 
 @contextmanager
-def measured(timer: Timer = device_timer, again: bool = False) -> Iterator[dict[Machine, dict[str, Kind]]]:
+def measured(timer: Timer | None = None, again: bool = False) -> Iterator[dict[Machine, dict[str, Kind]]]:
     """Inside, kinds of launches that were never measured on this machine (`again`: all) are, and the fastest options of
-    each are kept for later processes. Memory for a second set of the arguments of a launch is needed.
+    each are kept for later processes. Memory for the arguments of a launch is needed three times.
 
     Gives what was measured. Launches of all threads are; one context at a time.
     """
     global _session
     if _session is not None:
         raise RuntimeError("measured: another one is open")
-    _session = session = _Session(timer, again)
+    _session = session = _Session(timer or device_timer, again)
     try:
         yield session.found
     finally:

@@ -9,6 +9,7 @@ import warnings
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,7 +35,6 @@ attention = sys.modules["lrfdyn.ops.spike_attention"]  # the package, whose name
 GOLDEN = Path(__file__).parents[1] / "golden" / "launches_h200.json"
 RTX_3090 = Machine("NVIDIA GeForce RTX 3090", "sm_86", 82, 32, 99 * 1024)
 MI300X = Machine("AMD Instinct MI300X", "gfx942", 304, 64, 64 * 1024)
-without_gpu = pytest.mark.skipif(GPU, reason="of a machine that stands for another one")
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,6 @@ def launches(case, on, monkeypatch):
     return kernel_cases.launches(kernel_cases.OPERATIONS[case], type(_lif))
 
 
-@without_gpu
 @pytest.mark.parametrize("case", json.loads(GOLDEN.read_text("utf-8")))
 def test_launches_on_an_h200_have_the_sizes_that_were_measured_there(case, monkeypatch):
     """The file was written by the launches before sizes depended on the machine."""
@@ -65,7 +64,6 @@ def test_launches_on_an_h200_have_the_sizes_that_were_measured_there(case, monke
         assert measured == {name: launch[name] for name in measured}
 
 
-@without_gpu
 @pytest.mark.parametrize("on", [RTX_3090, MI300X], ids=lambda machine: machine.architecture)
 def test_other_machines_have_as_many_lanes_and_programs_that_fit_them(on, monkeypatch):
     for case in ("bn_lif", "lif", "dendrite", "lrf, whole", "spike_attention"):
@@ -87,6 +85,31 @@ def fewer_lanes(monkeypatch):
     if not GPU:
         every = tuning._choices
         monkeypatch.setattr(tuning, "_choices", lambda machine, lanes, *sizes: every(machine, lanes[:1], *sizes))
+
+
+@pytest.mark.parametrize(
+    ("facts", "hip", "expected"),
+    [
+        ({"major": 8, "minor": 6, "warp_size": 32}, None, ("sm_86", 32)),
+        ({"major": 10, "minor": 0}, None, ("sm_100", 32)),
+        ({"major": 9, "minor": 4, "gcnArchName": "gfx942:sramecc+:xnack-"}, "6.3", ("gfx942", 64)),
+        ({"major": 11, "minor": 0, "gcnArchName": "gfx1100", "warp_size": 32}, "6.3", ("gfx1100", 32)),
+    ],
+)
+def test_facts_of_a_gpu_are_read_from_it(facts, hip, expected, monkeypatch):
+    asked = []
+    properties = SimpleNamespace(name="a GPU", multi_processor_count=20, **facts)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: asked.append(index) or properties)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(machine, "_shared_memory", lambda index: 1000 * index)
+    read = machine._machine.__wrapped__
+    assert read(1) == Machine("a GPU", expected[0], 20, expected[1], 1000)
+    assert read(None).shared == 3000
+    assert asked == [1, 3]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert read(0) is H200
 
 
 def train(x, tokens):
@@ -324,7 +347,7 @@ def test_the_command_measures_what_a_network_launches(monkeypatch, capsys, empty
         monkeypatch.setattr(dispatch, "_on_kernel_device", lambda tensor: True)
         every = tuning._choices
         monkeypatch.setattr(tuning, "_choices", lambda *given: every(*given)[::4])  # the interpreter is slow
-    monkeypatch.setattr(tuning.measured.__wrapped__, "__defaults__", (lambda call: 1.0, False))
+    monkeypatch.setattr(tuning, "device_timer", lambda call: 1.0)
     from lrfdyn import create_model
 
     create_model("qkformer_4_384", attention="lrf_dyn", dim=16, depth=4, heads=2, image_size=16).save_pretrained(
