@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lrfdyn.ops.dispatch import first_derivative_only
-from lrfdyn.ops.machine import machine_of
+from lrfdyn.ops.machine import H200, machine_of
 from lrfdyn.ops.spike_attention.reference import Packed
 from lrfdyn.ops.tiles_triton import spike_source, spike_values
 
@@ -168,13 +168,15 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [s for t in tensors for s in t.stride()[:3]]
 
 
-def _options(q: Tensor, e: int, causal: bool) -> dict[str, Any]:
+def _options(q: Tensor, e: int, causal: bool, dtype: torch.dtype) -> dict[str, Any]:
     """Blocks and lanes decide the order of sums: functions of shape and machine."""
     _, heads, tokens, d = q.shape
     machine = machine_of(q.device)
     bd, be = (max(16, triton.next_power_of_2(size)) for size in (d, e))
-    # Chunks of 64 tokens and both matrices of wide heads would be more than the registers hold.
-    chunk = 32 if causal and bd * be > 4096 and not machine.shared_operands else 64
+    # Masked scores of 64 tokens besides all else are more than the registers hold where heads are wide, and in float32,
+    # which no matrix unit multiplies. On sm_90 shorter chunks have to be measured first.
+    wide = bd * be > 4096 and not machine.shared_operands
+    chunk = 32 if causal and (wide or (dtype == torch.float32 and machine.architecture != H200.architecture)) else 64
     bn = max(16, triton.next_power_of_2(min(tokens, chunk)))
     return {
         "HEADS": heads, "CAUSAL": causal, "DW": d, "EW": e, "BN": bn, "BD": bd, "BE": be, "num_stages": 1,
@@ -193,7 +195,7 @@ def launch(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tenso
     """`scale` q (k^T v) of dense rows."""
     batch, heads, tokens, _ = q.shape
     out = new_output(v)
-    options = _options(q, v.shape[-1], causal)
+    options = _options(q, v.shape[-1], causal, q.dtype)
     _attention_forward[(batch * heads,)](q, k, v, out, scale, tokens, *_strides(q, k, v, out), **options)
     return out
 
@@ -219,7 +221,7 @@ def launch_backward(
     _attention_backward[(batch * heads,)](
         q, k, v, grad, gq, gk, gv, extra, scale, tokens, q.shape[0], *_strides(q, k, v, grad),
         gq.stride(0), gq.stride(2), gv.stride(0), gv.stride(2), *_strides(grad if extra is None else extra),
-        PACKED=packed, **_options(q, e, causal),
+        PACKED=packed, **_options(q, e, causal, grad.dtype),
     )  # fmt: skip
     return gq, gk, gv
 
