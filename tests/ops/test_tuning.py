@@ -26,6 +26,8 @@ from lrfdyn.ops.dendrite.triton import Dendrite
 from lrfdyn.ops.lrf.triton import Lrf
 from lrfdyn.ops.machine import H200, Machine
 
+pytestmark = pytest.mark.gpu
+
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
