@@ -100,10 +100,14 @@ def _has_kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
     return size <= most and use_triton(q, k, v) and (size <= 8192 or _room_for_wide_heads(q.device))
 
 
-@torch.compiler.assume_constant_result  # a compiler asks, and does not look how it is answered
 def _room_for_wide_heads(device: torch.device) -> bool:
     machine = machine_of(device)
     return machine.shared >= 128 * 1024 or machine.lanes == 64  # AMD's matrix units take operands from registers
+
+
+# A compiler takes the answer and does not look how it is found. This is all that torch.compiler.assume_constant_result
+# does, but that one imports the compiler.
+_room_for_wide_heads._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _by_kernel(
