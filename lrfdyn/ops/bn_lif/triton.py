@@ -21,6 +21,7 @@ columns, so that all loads are whole cache lines. C below is that width, CHANNEL
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +35,27 @@ from lrfdyn.ops.bn_lif.reference import Integer, Norm, has_bits
 from lrfdyn.ops.dispatch import first_derivative_only
 from lrfdyn.ops.gradient_memory import learn_reference_counts, may_overwrite
 from lrfdyn.ops.lif.reference import Dynamics
+from lrfdyn.ops.machine import machine_of
 from lrfdyn.ops.spike_conv import channels_last
+from lrfdyn.ops.tuning import Options, choices, launch_tuned
 
 # Elements of one time step per program: apply kernels, sums, statistics (several such tiles at once).
 TILE, SUMS_TILE, STATISTICS_TILE, STATISTICS_UNROLL = 1024, 512, 1024, 4
-# A program of apart steps (see `is_apart`) takes as many elements as one of four steps.
-APART = 4
 # Partial sums and channels per turn of the kernels that finish them.
 FINISH = {"BG": 128, "BC": 8}
-# Programs per kernel that reduces: a few for each multiprocessor of a large GPU.
-REDUCERS = 1056
+# Of programs that add up. Like the sizes above it decides the order of their sums, so nothing else is tried for those.
+REDUCING_LANES = 128
+TILES = (TILE, 512, 2048)  # what is taken, and what may be tried, where nothing is added up
+# A program of apart steps (see `is_apart`) takes as many elements as one of four steps.
+APART = 4
+
+
+def _tiles(
+    x: Tensor, columns: int, lanes: tuple[int, ...], most: int | None = None, apart: bool = False
+) -> Sequence[Options]:
+    """Rows and lanes for programs that take tiles of so many columns, of at most so many rows."""
+    rows = (max(1, tile // columns) * (APART if apart else 1) for tile in TILES)
+    return choices(x.device, BM=tuple(n if most is None else min(n, most) for n in rows), lanes=lanes)
 
 
 def channel_block(channels: int) -> int:
@@ -68,7 +80,7 @@ def dense_rows(x: Tensor) -> Tensor:
     (steps, batch, height, width, channels), dense = rows.shape, rows.new_empty(rows.shape)
     passes.repeat_rows_kernel[(steps * batch,)](
         rows, dense, rows.stride(1), batch, height * width, channels,
-        BN=8, BC=triton.next_power_of_2(min(channels, 512)),
+        BN=8, BC=triton.next_power_of_2(min(channels, 512)), num_warps=machine_of(x.device).warps(128),
     )  # fmt: skip
     return dense.permute(0, 1, 4, 2, 3)
 
@@ -123,17 +135,20 @@ def launch_statistics(x: Tensor, norm: Norm, offset: Tensor | None, repeats: int
     steps, sizes = x.shape[0], _Sizes.of(x)
     br, channels, rows = STATISTICS_TILE // sizes.columns, sizes.channels, steps * sizes.lines
     stats = torch.empty(3, channels, dtype=torch.float32, device=x.device)
-    programs = min(triton.cdiv(rows, br * STATISTICS_UNROLL), max(1, REDUCERS // sizes.blocks))
+    machine = machine_of(x.device)
+    programs = min(triton.cdiv(rows, br * STATISTICS_UNROLL), max(1, machine.reducers // sizes.blocks))
+    warps = machine.warps(REDUCING_LANES)
     partial = stats.new_empty(2, programs * sizes.factor, channels)
     if norm.training:
         passes.statistics_kernel[(programs, sizes.blocks)](
-            x, partial, rows, sizes.wide, channels, BR=br, BC=sizes.columns, UNROLL=STATISTICS_UNROLL
+            x, partial, rows, sizes.wide, channels, BR=br, BC=sizes.columns, UNROLL=STATISTICS_UNROLL, num_warps=warps
         )
     count = x.numel() // channels
     everything = count * repeats
     passes.finish_statistics_kernel[(triton.cdiv(channels, FINISH["BC"]),)](
         x, partial, norm.weight, offset, norm.running_mean, norm.running_var, stats, programs * sizes.factor, channels,
-        float(count), everything / max(everything - 1, 1), norm.momentum, norm.eps, TRAINING=norm.training, **FINISH
+        float(count), everything / max(everything - 1, 1), norm.momentum, norm.eps, TRAINING=norm.training, **FINISH,
+        num_warps=warps,
     )  # fmt: skip
     return stats
 
@@ -156,9 +171,10 @@ def _take_maxima(x: Tensor, stats: Tensor, apart: bool, keep: bool) -> tuple[Ten
     grid, bc = half_grid(x), channel_block(channels)
     maxima, codes = new_like(x, steps, grid), new_codes(x, time, apart) if keep else None
     pooled = images * grid[0] * grid[1]
-    maxima_kernel[(triton.cdiv(pooled, TILE // bc), triton.cdiv(channels, bc))](
+    launch_tuned(
+        maxima_kernel, lambda o: (triton.cdiv(pooled, o["BM"]), triton.cdiv(channels, bc)), _tiles(x, bc, (256, 128)),
         x, stats, maxima, codes, pooled, channels, height, width, *grid, images * height * width * channels, T=time,
-        BM=TILE // bc, BC=bc, num_warps=8,
+        BC=bc,
     )  # fmt: skip
     return maxima, codes
 
@@ -170,10 +186,10 @@ def _unpool(
     _, batch, channels, height, width = x.shape
     images = grad.shape[0] * batch // time
     out, windows, block = new_like(x, grad.shape[0]), grad.shape[3] * grad.shape[4], channel_block(channels)
-    bm = max(1, min(TILE // block, triton.next_power_of_2(windows)))
-    unpool_kernel[(triton.cdiv(windows, bm), triton.cdiv(channels, block), images)](
-        grad, codes, out, x, stats, means, channels, height, width, *grad.shape[3:], codes.numel(),
-        images * height * width * channels, T=time, BM=bm, BC=block, num_warps=8,
+    launch_tuned(
+        unpool_kernel, lambda o: (triton.cdiv(windows, o["BM"]), triton.cdiv(channels, block), images),
+        _tiles(x, block, (256, 128, 64), most=triton.next_power_of_2(windows)), grad, codes, out, x, stats, means,
+        channels, height, width, *grad.shape[3:], codes.numel(), images * height * width * channels, T=time, BC=block,
     )  # fmt: skip
     return out
 
@@ -191,14 +207,16 @@ def launch(
         maxima = x if keep else None
     _, batch, channels, height, width = x.shape
     sizes, options = _Sizes.of(x, apart), options_of(x, d, repeats)
-    time, bc = options["T"], sizes.columns
+    time = options["T"]
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     out = None if pool else new_like(x, x.shape[0] * repeats, dtype=dtype)
     packed = x.new_empty(batch, height, width, channels, dtype=torch.uint8) if pack or pool else None
-    residual, bm = None if residual is None else dense_rows(residual), TILE // bc * (APART if apart else 1)
-    passes.apply_kernel[(triton.cdiv(sizes.lines, bm), sizes.blocks)](
-        x, stats, bias, residual, out, packed, *sizes.arguments, BM=bm, num_warps=8, **options
-    )
+    residual = None if residual is None else dense_rows(residual)
+    launch_tuned(
+        passes.apply_kernel, lambda o: (triton.cdiv(sizes.lines, o["BM"]), sizes.blocks),
+        _tiles(x, sizes.columns, (256, 128), apart=apart), x, stats, bias, residual, out, packed, *sizes.arguments,
+        **options,
+    )  # fmt: skip
     if pool:
         grid = half_grid(x)
         out = new_like(x, time, grid)
@@ -208,9 +226,10 @@ def launch(
             codes = new_codes(x, time)
             packed = x.new_empty(batch, *grid, channels, dtype=torch.uint8)
         bc = channel_block(channels)
-        pool_kernel[(triton.cdiv(pooled, TILE // bc), triton.cdiv(channels, bc))](
-            unpooled, out, packed, codes, pooled, channels, height, width, *grid, T=time, BM=TILE // bc,
-            BC=bc, num_warps=2,
+        launch_tuned(
+            pool_kernel, lambda o: (triton.cdiv(pooled, o["BM"]), triton.cdiv(channels, bc)),
+            _tiles(x, bc, (64, 128, 256)), unpooled, out, packed, codes, pooled, channels, height, width, *grid,
+            T=time, BC=bc,
         )  # fmt: skip
     return out, None if packed is None else packed.permute(0, 3, 1, 2), codes, maxima
 
@@ -225,26 +244,31 @@ def launch_backward(
         # The means are subtracted from the gradient of a step that stands for all.
         x, count = maxima, count // repeats
     sizes, options = _Sizes.of(x, apart), options_of(x, d, repeats)
-    channels, bc, more = sizes.channels, sizes.columns, APART if apart else 1
+    channels, bc = sizes.channels, sizes.columns
     if codes is not None and maxima is None:
         grad, mine = _unpool(grad, codes, x, options["T"]), True
-    bs, bm = SUMS_TILE // bc * more, TILE // bc * more
-    programs = min(triton.cdiv(sizes.lines, bs), max(1, REDUCERS // sizes.blocks))
+    bs = SUMS_TILE // bc * (APART if apart else 1)
+    machine = machine_of(x.device)
+    programs = min(triton.cdiv(sizes.lines, bs), max(1, machine.reducers // sizes.blocks))
+    warps = machine.warps(REDUCING_LANES)
     partial = stats.new_empty(2, programs * sizes.factor, channels)
-    passes.sums_kernel[(programs, sizes.blocks)](x, stats, bias, grad, partial, *sizes.arguments, BM=bs, **options)
+    passes.sums_kernel[(programs, sizes.blocks)](
+        x, stats, bias, grad, partial, *sizes.arguments, BM=bs, num_warps=warps, **options
+    )
     grad_weight, grad_bias, means = torch.empty_like(weight), torch.empty_like(bias), stats.new_empty(2, channels)
     passes.finish_sums_kernel[(triton.cdiv(channels, FINISH["BC"]),)](
         partial, stats, grad_weight, grad_bias, means, programs * sizes.factor, channels, float(count),
-        TRAINING=training, **FINISH,
+        TRAINING=training, **FINISH, num_warps=warps,
     )  # fmt: skip
     # A gradient that nobody else holds is not needed any more: the result takes its memory.
     grad_x = grad if mine and not options["REPEATED"] and grad.dtype == x.dtype else torch.empty_like(x)
     if maxima is not None and apart:
         grad_x = grad  # what comes out is the norm's own output
     else:
-        passes.apply_backward_kernel[(triton.cdiv(sizes.lines, bm), sizes.blocks)](
-            x, stats, bias, grad, means if maxima is None else None, grad_x, *sizes.arguments, BM=bm, num_warps=8,
-            **options,
+        launch_tuned(
+            passes.apply_backward_kernel, lambda o: (triton.cdiv(sizes.lines, o["BM"]), sizes.blocks),
+            _tiles(x, bc, (256, 128), apart=apart), x, stats, bias, grad, means if maxima is None else None, grad_x,
+            *sizes.arguments, **options,
         )  # fmt: skip
     if maxima is not None:
         assert codes is not None
