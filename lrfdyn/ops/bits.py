@@ -57,8 +57,9 @@ class TracedSpikes(Tensor):
         self.__class__ = Tensor  # type: ignore[assignment]
 
 
-# Before, a traced tensor had no attributes, or the tracer ran the setter: then later kernels keep the spikes.
-TRACED_BITS = torch.__version__ >= "2.11"
+# Before, later kernels keep the spikes. Up to 2.10 a traced tensor had no attributes, or the tracer ran the setter; in
+# 2.11 a compiled network under activation checkpointing fails ("Node output referenced nonexistent value bits_").
+TRACED_BITS = torch.__version__ >= "2.12"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define("unchanged_bits(Tensor spikes, Tensor(a) bits) -> Tensor(a)")
 

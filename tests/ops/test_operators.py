@@ -30,7 +30,7 @@ pytestmark = pytest.mark.gpu
 OPERATORS = torch.ops.lrfdyn
 LIF_NEURON, IF_NEURON = Dynamics.lif(), Dynamics.integrate_and_fire(detach_reset=False)
 NEURON = neuron_numbers(LIF_NEURON)
-bits_in_graphs = pytest.mark.skipif(not TRACED_BITS, reason="this PyTorch traces no attributes of tensors")
+bits_in_graphs = pytest.mark.skipif(not TRACED_BITS, reason="in graphs of this PyTorch kernels keep spikes")
 
 
 @pytest.fixture(autouse=True)
