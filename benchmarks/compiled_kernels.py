@@ -5,6 +5,7 @@ GPU of the target would: with its block sizes, types and options, to the end of 
 
     python benchmarks/compiled_kernels.py                                  # all targets, networks too: half an hour
     python benchmarks/compiled_kernels.py --targets sm_80 sm_90 --quick --json out.json
+    python benchmarks/compiled_kernels.py --kernels bn_lif --json FILE     # of these anew; FILE has those of all others
 
 It ends with an error where a kernel does not compile, needs more shared memory than a program may have, or spills more
 than SPILLED bytes of a thread's registers, and where no case launches a kernel.
@@ -32,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import common, kernel_cases
 from lrfdyn import ops
-from lrfdyn.files import write_atomic
+from lrfdyn.files import read_json, write_atomic
 from lrfdyn.ops import machine as facts_of_machines
 from lrfdyn.ops.machine import H200, Machine
 
@@ -98,8 +99,15 @@ def named(kernel: Any) -> str:
     return f"{package if package != 'ops' else module.removesuffix('_triton')}.{kernel.__name__.lstrip('_')}"
 
 
-def compiled(architecture: str, cases: dict[str, Callable[[], None]]) -> Iterator[dict[str, Any]]:
-    """A record of every kernel that the cases launch, each form of it once."""
+def is_one_of(kernel: str, names: Sequence[str]) -> bool:
+    """Whether a kernel is one of those named, or of an operation that is."""
+    return kernel in names or kernel.partition(".")[0] in names
+
+
+def compiled(
+    architecture: str, cases: dict[str, Callable[[], None]], names: Sequence[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """A record of every kernel that the cases launch, or of those named, each form of it once."""
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
@@ -108,6 +116,8 @@ def compiled(architecture: str, cases: dict[str, Callable[[], None]]) -> Iterato
     case = ""
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        if names and not is_one_of(named(kernel), names):
+            return None
         start, log = time.perf_counter(), io.StringIO()
         with contextlib.redirect_stdout(log):
             made = run(kernel, *args, grid=grid, warmup=True, **options)
@@ -159,37 +169,54 @@ def problems(records: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def write(records: Sequence[dict[str, Any]], path: str) -> None:
-    """A line for each record, after what holds for all of them."""
+def others_of(
+    path: Path, names: Sequence[str], targets: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The records of a file but those of the kernels named on these targets, and the runs that they are of."""
+    found = read_json(path, "--json")
+    records = [r for r in found["records"] if r["target"] not in targets or not is_one_of(r["kernel"], names)]
+    return records, [*found.get("earlier", []), {key: found[key] for key in ("command", "versions", "revision")}]
+
+
+def write(records: Sequence[dict[str, Any]], path: Path, earlier: Sequence[dict[str, Any]]) -> None:
+    """A line for each record, after what holds for all of them, and the earlier runs that some are of."""
     about = common.about()
     del about["machine"]  # whatever it is, it makes the same kernels
     targets = {name: asdict(machine) for name, machine in TARGETS.items()}
-    head = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in {**about, "targets": targets}.items())
+    facts = {**about, **({"earlier": earlier} if earlier else {}), "targets": targets}
+    head = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in facts.items())
     body = ",\n".join(map(json.dumps, records))
     text = f'{{\n{head},\n"records": [\n{body}\n]\n}}\n'
-    write_atomic(Path(path), lambda file: file.write_text(text, encoding="utf-8"))
+    write_atomic(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.parser(__doc__)
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=list(TARGETS), metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="every kernel, in few forms")
-    parser.add_argument("--json", help="file for the records")
+    parser.add_argument("--kernels", nargs="+", default=[], metavar="NAME", help="only these, or of these operations")
+    parser.add_argument("--json", type=Path, help="file for the records; with --kernels those of all others stay there")
     options = parser.parse_args(argv)
+    if options.kernels and not options.json:
+        parser.error("--kernels needs --json, a file with the records of all others")
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         sys.exit("compiled_kernels.py: TRITON_INTERPRET is set; the interpreter compiles nothing")
+    for name in options.kernels:
+        if not any(is_one_of(kernel, [name]) for kernel in kernels()):
+            parser.error(f"--kernels: there is no {name}")
     cases = kernel_cases.OPERATIONS | kernel_cases.networks()
     if options.quick:
         cases = {name: cases[name] for name in kernel_cases.QUICK}
-    records: list[dict[str, Any]] = []
+    records, earlier = others_of(options.json, options.kernels, options.targets) if options.kernels else ([], [])
     # The log of ptxas says what it spilled, and is there only where something is compiled, not taken from a cache.
     os.environ["TRITON_DUMP_PTXAS_LOG"] = "1"
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
         for name in options.targets:
-            records += compiled(name, cases)
+            records += compiled(name, cases, options.kernels)
+    records.sort(key=lambda record: list(TARGETS).index(record["target"]))
     if options.json:
-        write(records, options.json)
+        write(records, options.json, earlier)
     if wrong := problems(records):
         sys.exit("\n".join(f"compiled_kernels.py: {line}" for line in wrong))
 

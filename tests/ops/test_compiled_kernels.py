@@ -48,6 +48,32 @@ def test_what_is_wrong_is_told(monkeypatch):
     assert shared == "a.b of 'c' on sm_86: 101377 bytes of shared memory, of 101376"
 
 
+def test_records_of_other_kernels_stay(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    for name in ("TRITON_CACHE_DIR", "TRITON_DUMP_PTXAS_LOG"):
+        monkeypatch.setenv(name, "")  # so that they are put back
+    monkeypatch.setattr(compiled_kernels, "kernels", lambda: {"a.b", "c.d"})
+    monkeypatch.setattr(kernel_cases, "networks", dict)
+    path, runs = tmp_path / "out.json", ([], ["--kernels", "a"], ["--kernels", "c.d", "--targets", "sm_90"])
+
+    def compiled(target, cases, names):
+        kernels = [name for name in ("a.b", "c.d") if not names or compiled_kernels.is_one_of(name, names)]
+        return [{"kernel": k, "case": "", "target": target, "spilled": 0, "shared": number} for k in kernels]
+
+    monkeypatch.setattr(compiled_kernels, "compiled", compiled)
+    for number in range(3):
+        compiled_kernels.main(["--json", str(path), *runs[number]])
+    found = json.loads(path.read_text("utf-8"))
+    numbers = {(r["kernel"], r["target"]): r["shared"] for r in found["records"]}
+    of_all = {(name, target): int(name == "a.b") for name in ("a.b", "c.d") for target in found["targets"]}
+    assert numbers == {**of_all, ("c.d", "sm_90"): 2}
+    assert [r["target"] for r in found["records"]] == [t for t in found["targets"] for _ in range(2)]
+    assert len(found["earlier"]) == 2
+    for wrong in (["--kernels", "a"], ["--kernels", "e", "--json", str(path)]):
+        with pytest.raises(SystemExit):
+            compiled_kernels.main(wrong)
+
+
 def test_the_interpreter_is_refused(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(SystemExit, match="the interpreter compiles nothing"):
