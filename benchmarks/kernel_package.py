@@ -173,7 +173,8 @@ def relative(text: str, package: Sequence[str]) -> str:
 
 def sources(package: Path = ROOT / "lrfdyn") -> dict[str, str]:
     """Every module of the package by its path."""
-    files = [package / "errors.py", package / "checks.py", *sorted((package / "ops").rglob("*.py"))]
+    shared = (package / f"{name}.py" for name in ("errors", "checks", "files"))
+    files = [*shared, *sorted((package / "ops").rglob("*.py"))]
     found = {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in files}
     modules = {path: relative(text, path.split("/")[:-1]) for path, text in found.items()}
     text, count = NAMESPACE.subn("from .._ops import _OPS_NAME as NAMESPACE", modules["ops/operators.py"])

@@ -22,7 +22,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import common
-from lrfdyn.ops.bn_lif import Norm, bn_lif
+from lrfdyn.ops.bn_lif import Integer, Norm, bn_lif
 from lrfdyn.ops.dendrite import dendrite
 from lrfdyn.ops.dispatch import plain_operations
 from lrfdyn.ops.lif import Dynamics, integer_spike, lif
@@ -48,29 +48,61 @@ def spikes(*shape: int) -> Tensor:
     return (torch.rand(shape, device="cuda") < 0.3).to(DTYPE)
 
 
+LIF_NEURON = Dynamics.lif()
+# Of batch norms: time, batch, channels, side, neuron, pool, whether there is a residual, repeats of one time step.
+NORMS: tuple[tuple[int, int, int, int, Dynamics | Integer | None, str, bool, int], ...] = (
+    (4, 256, 384, 8, LIF_NEURON, "", False, 1),
+    (4, 256, 384, 8, LIF_NEURON, "", True, 1),
+    (4, 256, 1536, 8, LIF_NEURON, "", False, 1),
+    (4, 256, 96, 32, LIF_NEURON, "", False, 1),
+    (4, 256, 192, 32, LIF_NEURON, "pool", False, 1),
+    (4, 64, 512, 14, LIF_NEURON, "", False, 1),
+    # Of QKFormer: the stem on a static image, and the embeddings of two stages.
+    (1, 32, 64, 224, LIF_NEURON, "pool_first", False, 4),
+    (4, 32, 128, 112, LIF_NEURON, "pool_first", False, 1),
+    (4, 32, 512, 28, LIF_NEURON, "pool_first", False, 1),
+    # Of SDT-V2 and SDT-V3: the stem on a static image, ends of branches, and inside them.
+    (1, 32, 48, 112, None, "", False, 4),
+    (4, 32, 96, 56, None, "", True, 1),
+    (4, 64, 384, 14, None, "", True, 1),
+    (4, 64, 384, 14, None, "", False, 1),
+    (1, 64, 64, 56, None, "", True, 1),
+    (1, 64, 128, 56, Integer(), "", False, 1),
+    # Of SDT-V1: the last convolution of the stem.
+    (4, 32, 512, 28, None, "pool_first", False, 1),
+)
+
+
+def norm_case(
+    time: int, batch: int, channels: int, side: int, neuron: Dynamics | Integer | None, pool: str, residual: bool,
+    repeats: int,
+) -> Case:  # fmt: skip
+    """A batch norm with what follows it."""
+    x = channels_last(time, batch, channels, side, side)
+    weight, bias = torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda")
+    mean, var = torch.zeros_like(bias), torch.ones_like(bias)
+    options: dict[str, Any] = {pool: True} if pool else {}
+    if residual:
+        options["residual"] = channels_last(time, batch, channels, side, side)
+    if repeats > 1:
+        options["repeats"] = repeats
+
+    def norm_fire(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return bn_lif(x, Norm(weight, bias, mean, var, True), neuron, **options)
+
+    n, m = x.numel(), x.numel() * repeats // (4 if pool else 1)
+    kind = {type(None): " no neuron", Integer: " integer"}.get(type(neuron), "")
+    label = f"T{time * repeats} B{batch} C{channels} {side}x{side}{kind}" + f" {pool.replace('_', ' ')}" * bool(pool)
+    label += " residual" * residual + " repeated" * (repeats > 1)
+    # Backward: x and the gradient once for the sums, once for the result.
+    return "bn_lif", label, norm_fire, [x, weight, bias], 2 * n + m * (1 + residual), 3 * n + 2 * m
+
+
 def cases() -> list[Case]:
     """Operation, shape, function, inputs, and elements that must move forward and backward."""
     out: list[Case] = []
-    for time, batch, channels, side, pool, residual in (
-        (4, 256, 384, 8, False, False),
-        (4, 256, 384, 8, False, True),
-        (4, 256, 1536, 8, False, False),
-        (4, 256, 96, 32, False, False),
-        (4, 256, 192, 32, True, False),
-        (4, 64, 512, 14, False, False),
-    ):
-        x = channels_last(time, batch, channels, side, side)
-        weight, bias = torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda")
-        mean, var = torch.zeros_like(bias), torch.ones_like(bias)
-        added = channels_last(time, batch, channels, side, side) if residual else None
-
-        def norm_fire(x, weight, bias, mean=mean, var=var, added=added, pool=pool):
-            return bn_lif(x, Norm(weight, bias, mean, var, True), Dynamics.lif(), residual=added, pool=pool)
-
-        n, m = x.numel(), x.numel() // (4 if pool else 1)
-        label = f"T{time} B{batch} C{channels} {side}x{side}" + " pool" * pool + " residual" * residual
-        # Backward: x and the gradient once for the sums, once for the result.
-        out.append(("bn_lif", label, norm_fire, [x, weight, bias], 2 * n + m * (1 + residual), 3 * n + 2 * m))
+    for shape in NORMS:
+        out.append(norm_case(*shape))
     for tokens, channels, heads, batch, side in ((64, 384, 12, 1024, 8), (196, 512, 8, 256, 14)):
         label = f"B{batch} N{tokens} C{channels}"
         n = batch * tokens * channels

@@ -19,7 +19,7 @@ from lrfdyn.version import __version__
 
 COMMANDS = (
     "reproduce", "models", "recipes", "train", "sweep", "evaluate", "figure-segmentation", "analyze", "theory",
-    "profile", "export", "predict", "data", "completion",
+    "profile", "export", "predict", "data", "tune", "completion",
 )  # fmt: skip
 
 

@@ -140,6 +140,14 @@ def expanded(path: str | os.PathLike[str], argument: str) -> Path:
     return found
 
 
+def cache_folder() -> Path:
+    """Where what is fetched or measured is kept: `LRFDYN_CACHE`, or `lrfdyn` where the system has its caches."""
+    given, system = os.environ.get("LRFDYN_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if given:
+        return expanded(given, "LRFDYN_CACHE")
+    return expanded(system or "~/.cache", "XDG_CACHE_HOME") / "lrfdyn"
+
+
 def plain_file(path: Path) -> Path:
     """The path, to be opened. An OSError where it is a pipe or a device, which may be waited for or never end."""
     if path.exists() and not path.is_file():

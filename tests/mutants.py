@@ -44,7 +44,7 @@ SLOW = {
     "tests/analysis/test_analyze.py", "tests/analysis/test_report_browser.py", "tests/attention/test_own_network.py",
     "tests/deploy/test_export.py", "tests/deploy/test_exportable.py", "tests/deploy/test_profile.py",
     "tests/training/test_captured.py", "tests/training/test_processes.py", "tests/training/test_sharding.py",
-    "tests/training/test_stopping.py", "tests/training/test_sweep.py",
+    "tests/training/test_stopping.py", "tests/training/test_sweep.py", "tests/ops/test_compiled_kernels.py",
 }  # fmt: skip
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*"}

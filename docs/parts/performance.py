@@ -117,6 +117,31 @@ def before_after(name: str) -> str:
     return f"{found['model']} on {where}, medians of {found['rounds']} rounds:\n\n{table(header, body, numbers=True)}"
 
 
+def compiled() -> str:
+    """What the kernels became on every target (benchmarks/compiled_kernels.py): the most of all forms of each."""
+    found: dict[str, Any] = read("performance/compiled_kernels.json")
+    targets, forms = found["targets"], {(r["kernel"], r["target"]): [] for r in found["records"]}
+    for r in found["records"]:
+        forms[r["kernel"], r["target"]].append(r)
+
+    def most(kernel: str, target: str) -> str:
+        registers, spilled = (max(r[what] for r in forms[kernel, target]) for what in ("registers", "spilled"))
+        return f"{registers} + {spilled} B" if spilled else str(registers)
+
+    def shared(target: str) -> str:
+        used = max(r["shared"] for r in found["records"] if r["target"] == target)
+        return f"{used / 1024:.0f} of {targets[target]['shared'] / 1024:.0f}"
+
+    body = [[f"`{kernel}`", *(most(kernel, target) for target in targets)] for kernel in sorted({k for k, _ in forms})]
+    body.append(["shared memory, KiB", *map(shared, targets)])
+    count = max(sum(r["target"] == target for r in found["records"]) for target in targets)
+    about = (
+        f"{len(body) - 1} kernels in up to {count} forms, compiled by Triton {found['versions']['triton']}. Sizes and "
+        f"programs are those of {', '.join(t['name'] for t in targets.values())}."
+    )
+    return f"{about}\n\n{table(['kernel', *targets], body, numbers=True)}"
+
+
 PARTS = {
     "performance_machine": machine,
     "performance_revision": revision,
@@ -128,6 +153,7 @@ PARTS = {
     "inference_speed": lambda: speed("inference_cifar"),
     "kernels": kernels,
     "targets": targets,
+    "compiled_kernels": compiled,
     "before_after": lambda: before_after("before_after"),
     "before_after_cpu": lambda: before_after("before_after_cpu"),
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
+
+from lrfdyn.ops.bits import step_bits_of
 
 
 def to_heads(x: Tensor, heads: int) -> Tensor:
@@ -26,6 +28,13 @@ def from_tokens(y: Tensor, like: Tensor) -> Tensor:
     """`[T * B, N, C]` as `[T, B, C, H, W]` with the time, batch and grid of `like`."""
     time, batch, _, height, width = like.shape
     return y.reshape(time, batch, height, width, -1).permute(0, 1, 4, 2, 3)
+
+
+def in_layout(layout: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`x` `[T, B, C, H, W]` in a layout, and the bits that it came with (from the kernels of a GPU) in the same, as one
+    time step."""
+    bits = step_bits_of(x)
+    return layout(x), None if bits is None else layout(bits.unsqueeze(0))
 
 
 def query_blocks(tokens: int, numbers: int, block: int) -> Iterator[range]:

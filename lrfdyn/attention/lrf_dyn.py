@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.attention.base import Attention, AttentionHost, Grid, Operations, Spikes, StateTerm, WeightBlocks
-from lrfdyn.attention.layout import from_tokens, query_blocks, to_tokens
+from lrfdyn.attention.layout import from_tokens, in_layout, query_blocks, to_tokens
 from lrfdyn.attention.registry import register_attention
 from lrfdyn.attention.row_stream import BUFFERS, RowStream
 from lrfdyn.attention.ssa import LocalReceptiveFields
 from lrfdyn.errors import require, require_integer, unknown_name
 from lrfdyn.nn.neurons import fused_dynamics, fused_norm
-from lrfdyn.ops.bits import packed_width, step_bits_of
+from lrfdyn.ops.bits import packed_width
 from lrfdyn.ops.bn_lif import bn_lif
 from lrfdyn.ops.dendrite import dendrite, initial_dendrites, paired_modes
 from lrfdyn.ops.dendrite.modes import Modes, mode_kernel, split_directions
@@ -79,9 +79,8 @@ class Dendrites(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """Soma potentials of `u` `[T, B, C, H, W]` along the raster order of each time step, in all directions."""
-        bits = step_bits_of(u)  # left with spikes by the kernels of a GPU
-        packed = None if bits is None else to_tokens(bits.unsqueeze(0))
-        soma, _ = dendrite(to_tokens(u), *self.modes(u.shape[-1]), packed=packed)
+        tokens, packed = in_layout(to_tokens, u)
+        soma, _ = dendrite(tokens, *self.modes(u.shape[-1]), packed=packed)
         return from_tokens(soma, like=u)
 
     def kernel(self, grid: Grid) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, ClassVar
 
@@ -12,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.attention.base import Attention, AttentionHost, Grid, Operations, Spikes, StateTerm, WeightBlocks
-from lrfdyn.attention.layout import from_heads, query_blocks, to_heads, to_tokens
+from lrfdyn.attention.layout import from_heads, in_layout, query_blocks, to_heads, to_tokens
 from lrfdyn.attention.registry import register_attention
 from lrfdyn.checks import check_types
 from lrfdyn.errors import require, shown
-from lrfdyn.nn.layers import fold_time
+from lrfdyn.nn.layers import fold_time, norm_fire
 from lrfdyn.nn.neurons import FoldedNorm, scale_and_shift
 from lrfdyn.ops.bits import step_bits_of, with_step_bits
 from lrfdyn.ops.dispatch import use_triton
@@ -57,16 +58,16 @@ class SSA(Attention):
     def mix_and_values(self, spikes: Sequence[Tensor], fork: bool = False) -> tuple[Tensor, Tensor]:
         """The mixed tokens, and v again: with `fork`, both gradients of v are added in one pass on a GPU."""
         values = spikes[-1]
-        q, k, v = (to_heads(x, self.heads) for x in spikes)
+        heads = partial(to_heads, heads=self.heads)
         if self.causal:
+            q, k, v = map(heads, spikes)
             return from_heads(causal_spike_attention(q, k, v, self.scale)[0], like=values), values
-        bits = [step_bits_of(x) for x in spikes]  # which the kernels of a GPU leave with spikes
-        packed: Any = tuple(to_heads(x.unsqueeze(0), self.heads) for x in bits if x is not None)
-        packed = packed if len(packed) == 3 else None
+        (q, k, v), bits = zip(*(in_layout(heads, x) for x in spikes), strict=True)
+        packed: Any = bits if all(x is not None for x in bits) else None
         if not (fork and use_triton(*spikes)):
             return from_heads(spike_attention(q, k, v, self.scale, packed), like=values), values
         y, again = spike_attention(q, k, v, self.scale, packed, fork=True)
-        again = with_step_bits(from_heads(again, like=values), bits[-1])
+        again = with_step_bits(from_heads(again, like=values), step_bits_of(values))
         return from_heads(y, like=values), again
 
     def mixing_weights(self, spikes: Spikes, grid: Grid, block: int) -> WeightBlocks:
@@ -127,11 +128,11 @@ class LocalReceptiveFields(nn.Module):
         weight, norm = self.weight, self.norm
         if norm is None and scale != 1:
             weight = scale * weight
-        # Spikes come with their bits from the kernels of a GPU.
         y = lrf(tokens, weight, self.dilations, added if norm is None else None, step_bits_of(x))
-        if norm is not None:
-            y = added + (norm(y) if scale == 1 else scale * norm(y))
-        return y.unflatten(0, x.shape[:2])
+        y = y.unflatten(0, x.shape[:2])
+        if norm is None:
+            return y
+        return norm_fire(norm, None, y, residual) if scale == 1 else residual + scale * norm_fire(norm, None, y)
 
     def stencils(self) -> Tensor:
         """The weights `[len(dilations), C, 3, 3]` with what the norm multiplies by in evaluation."""
@@ -247,12 +248,18 @@ class VSA(SSA):
         super().__init__(dim, heads, grid, host, train_qk)
         self.norm = nn.BatchNorm2d(self.value_dim) if host.spiking else nn.Identity()
 
+    def spikes(self, *projected: Tensor) -> Tensor:
+        return norm_fire(self.norm, self.fire, self.averages(*projected))
+
     def mix(self, *spikes: Tensor) -> Tensor:
+        return fold_time(self.norm, self.averages(*spikes))
+
+    def averages(self, *spikes: Tensor) -> Tensor:
+        """What comes before the norm."""
         q, k, v = (to_heads(x, self.heads) for x in spikes)
         if torch.compiler.is_compiling():  # the traced backward pass expects the strides of contiguous tensors
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        y = from_heads(F.scaled_dot_product_attention(q, k, v), like=spikes[-1])
-        return self.norm(y.flatten(0, 1)).unflatten(0, y.shape[:2])
+        return from_heads(F.scaled_dot_product_attention(q, k, v), like=spikes[-1])
 
     def query_weights(self, q: Tensor, k: Tensor, queries: range, grid: Grid) -> Tensor:
         return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1).mean(1)

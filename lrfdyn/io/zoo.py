@@ -20,7 +20,7 @@ from typing import Any
 from lrfdyn.checks import checked
 from lrfdyn.data import data_class
 from lrfdyn.errors import LrfdynError, explain, near_names, require
-from lrfdyn.files import expanded, file_digest, read_json, temporary_folder, writable_folder
+from lrfdyn.files import cache_folder, expanded, file_digest, read_json, temporary_folder, writable_folder
 from lrfdyn.io.remote import OURS, huggingface_hub
 
 INDEX = Path(__file__).parents[1] / "zoo.json"
@@ -131,13 +131,6 @@ def general_model(recordings: bool = False) -> Pretrained:
     what = "recordings" if recordings else "colour images"
     require(bool(found), f"model: no model was named, and the zoo has none for {what}")
     return max(found, key=lambda entry: (data_class(entry.data).num_classes, entry.bf16))
-
-
-def cache_folder() -> Path:
-    given, system = os.environ.get("LRFDYN_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if given:
-        return expanded(given, "LRFDYN_CACHE")
-    return expanded(system or "~/.cache", "XDG_CACHE_HOME") / "lrfdyn"
 
 
 def zoo_folder(

@@ -43,8 +43,8 @@ class ConvBlock(nn.Module):
         self.conv2 = MembraneConv(hidden, dim, neuron(), kernel=3)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.separable(x)
-        return x + self.conv2(self.conv1(x))
+        x = self.separable(x, residual=x)
+        return MembraneConv.chain([self.conv1, self.conv2], x, residual=x)
 
     def sections(self, name: str) -> Iterator[Section]:
         """The separable convolution and the other two as sections."""

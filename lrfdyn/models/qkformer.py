@@ -17,7 +17,7 @@ from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.registry import register_model
 from lrfdyn.models.spikformer import Block
 from lrfdyn.models.transformer import CIFAR10_DVS, GESTURE, TransformerConfig, stem_widths
-from lrfdyn.nn.layers import ConvBN, SpikingConv, drop_path_rates, init_weights, max_pool
+from lrfdyn.nn.layers import ConvBN, SpikingConv, drop_path_rates, init_weights
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, lean_max_pool, sections_of
 
@@ -61,10 +61,7 @@ class PooledConv(SpikingConv):
         self.pool = pool
 
     def forward(self, x: Tensor, residual: Tensor | None = None, pool: bool = False) -> Tensor:
-        if not self.pool:
-            return super().forward(x, residual, pool)
-        spikes = self.neuron(max_pool(ConvBN.forward(self, x)))
-        return spikes if residual is None else residual + spikes
+        return self.fire(self.neuron, x, residual, pool, pool_first=self.pool)
 
     def section(self, name: str, pool: bool = False) -> Section:
         def currents(x: Tensor) -> Tensor:
@@ -90,7 +87,7 @@ class Embedding(nn.Module):
         self.shortcut = SpikingConv(c_in, convs[-1][0], LIF(), stride=2 ** sum(pool for _, pool in convs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.convs(x) + self.shortcut(x)
+        return self.shortcut(x, residual=self.convs(x))
 
     def section(self, name: str) -> Section:
         """The embedding as one section."""

@@ -114,7 +114,7 @@ class SpikingResNet(SpikingModel):
 class SEWStem(ConvBN):
     """Convolution and batch norm of a static image run once, so that its statistics do not count the time steps."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no residual and no pool
         return convolve(lambda frames: self.bn(self.conv(frames)), x)
 
 

@@ -30,9 +30,12 @@ class MLP(MembraneMLP):
         super().__init__(dim, hidden, LIF)
         self.inner_shortcut = dim == hidden
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if not self.inner_shortcut:
+            return super().forward(x, residual)
         y = self.fc1(x)
-        return y + self.fc2(x + y) if self.inner_shortcut else self.fc2(y)
+        y = self.fc2(x + y, residual=y)
+        return y if residual is None else residual + y
 
 
 SMALL_CIFAR10_DVS = {**CIFAR10_DVS, "image_size": 64, "time_steps": 10}

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from lrfdyn.attention import AttentionHost
 from lrfdyn.models.metaformer import OFFICIAL_KEYS, MetaFormer, MetaFormerConfig
 from lrfdyn.models.registry import register_model
-from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, fold_time
-from lrfdyn.nn.neurons import LIF
+from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, convolve_spikes, fold_time, norm_fire
+from lrfdyn.nn.neurons import LIF, observed
 
 
 class SeparableConv(nn.Module):
-    """A depth-wise between two 1x1 convolutions on potentials `[T, B, dim, H, W]`, no norm and neuron behind it."""
+    """A depth-wise between two 1x1 convolutions on potentials `[T, B, dim, H, W]`, no norm and neuron behind it; plus
+    a `residual`."""
 
     def __init__(self, dim: int, kernel: int, neuron: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -26,8 +27,9 @@ class SeparableConv(nn.Module):
         self.depthwise = nn.Conv2d(2 * dim, 2 * dim, kernel, padding=kernel // 2, groups=2 * dim, bias=False)
         self.contract = ConvBN(2 * dim, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.contract(fold_time(self.depthwise, self.neuron(self.expand(x))))
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        spikes = MembraneConv.chain([self.expand], x, neuron=self.neuron)
+        return self.contract(convolve_spikes(self.depthwise, spikes), residual)
 
 
 class RepConv(nn.Module):
@@ -42,8 +44,13 @@ class RepConv(nn.Module):
         self.bn2 = nn.BatchNorm2d(c_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = with_border(self.bn1(self.conv1(x)), self.bn1)
-        return self.bn2(self.conv2(self.depthwise(y)))
+        return self.over_steps(x.unsqueeze(0)).squeeze(0)
+
+    def over_steps(self, x: Tensor) -> Tensor:
+        """The same of `[T, B, C, H, W]`; on a GPU its backward pass takes spikes as bits."""
+        y = norm_fire(self.bn1, None, convolve_spikes(self.conv1, x))
+        y = fold_time(lambda y: self.conv2(self.depthwise(with_border(y, self.bn1))), y)
+        return norm_fire(self.bn2, None, y)
 
 
 def with_border(y: Tensor, bn: Any) -> Tensor:
@@ -58,7 +65,8 @@ def with_border(y: Tensor, bn: Any) -> Tensor:
 
 
 class RepConvBN(nn.Module):
-    """A `RepConv` and a batch norm on `[T, B, C, H, W]`, and the spikes of a neuron where there is one."""
+    """A `RepConv` and a batch norm on `[T, B, C, H, W]`, and the spikes of a neuron where there is one; plus a
+    `residual`."""
 
     def __init__(self, c_in: int, c_out: int, neuron: nn.Module | None = None) -> None:
         super().__init__()
@@ -66,8 +74,11 @@ class RepConvBN(nn.Module):
         self.bn = nn.BatchNorm2d(c_out)
         self.neuron = nn.Identity() if neuron is None else neuron
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.neuron(fold_time(lambda y: self.bn(self.conv(y)), x))
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        whole = type(self.conv) is RepConv and not observed(self.conv)
+        y = self.conv.over_steps(x) if whole else fold_time(self.conv, x)
+        none = type(self.neuron) is nn.Identity and not observed(self.neuron)
+        return norm_fire(self.bn, None if none else self.neuron, y, residual)
 
 
 def lif_rep_conv(c_in: int, c_out: int) -> RepConvBN:

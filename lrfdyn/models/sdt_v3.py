@@ -17,7 +17,8 @@ from lrfdyn.nn.neurons import IntegerSpike
 
 
 class SeparableConv(nn.Module):
-    """A depth-wise between two 1x1 convolutions on potentials `[T, B, dim, H, W]`, each with neuron and batch norm."""
+    """A depth-wise between two 1x1 convolutions on potentials `[T, B, dim, H, W]`, each with neuron and batch norm;
+    plus a `residual`."""
 
     def __init__(self, dim: int, kernel: int, neuron: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -25,8 +26,8 @@ class SeparableConv(nn.Module):
         self.depthwise = MembraneConv(2 * dim, 2 * dim, neuron(), kernel=kernel, groups=2 * dim)
         self.contract = MembraneConv(2 * dim, dim, neuron())
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.contract(self.depthwise(self.expand(x)))
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return MembraneConv.chain([self.expand, self.depthwise, self.contract], x, residual)
 
 
 def integer_conv(levels: int, c_in: int, c_out: int) -> SpikingConv:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lrfdyn.attention import Attention, AttentionHost, create_attention
 from lrfdyn.errors import require
 from lrfdyn.models.base import LIMITS, ModelConfig, SpikingModel, classifier
-from lrfdyn.nn.layers import ConvBN, MembraneConv, SpikingConv, drop_path_rates, init_weights, max_pool
+from lrfdyn.nn.layers import ConvBN, MembraneConv, SpikingConv, drop_path_rates, init_weights
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, sections_of
 
@@ -92,14 +92,13 @@ class Stem(nn.Module):
         """The maps of all stages, or with `only_last` that of the last; the last has its position added."""
         maps = []
         for stage, pool in zip(self.stages, self.pooling, strict=True):
-            x = stage(x) if self.membrane else stage(x, pool=pool)
-            x = max_pool(x) if self.membrane and pool else x
+            x = stage(x, pool=pool)
             if not only_last:
                 maps.append(x)
         return [*maps[:-1], self.add_position(x)]
 
     def add_position(self, x: Tensor) -> Tensor:
-        return x + self.rpe(x) if self.membrane else self.rpe(x, residual=x)
+        return self.rpe(x, residual=x)
 
     def sections(self, name: str) -> Iterator[Section]:
         """Every convolution is a section."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,12 +13,11 @@ from torch import Tensor, nn
 
 from lrfdyn.checks import checked
 from lrfdyn.errors import require
-from lrfdyn.nn.neurons import FoldedNorm, fused_dynamics, fused_norm, observed
+from lrfdyn.nn.neurons import FoldedNorm, fused_dynamics, fused_norm, fused_norm_and_neuron, observed
 from lrfdyn.nn.sections import Section, lean_max_pool, residual_section, row_halo
-from lrfdyn.ops.bits import step_bits_of, with_step_bits
+from lrfdyn.ops.bits import split_spikes, step_bits_of
 from lrfdyn.ops.bn_lif import bn_lif, joined
 from lrfdyn.ops.dispatch import autocast_dtype, use_triton
-from lrfdyn.ops.gradient_memory import split_channels
 from lrfdyn.ops.spike_conv import spike_conv
 
 
@@ -59,6 +59,12 @@ class DropPath(nn.Module):
         shape = (1, branch.shape[1], *[1] * (branch.dim() - 2))
         return branch * (torch.empty(shape, dtype=branch.dtype, device=branch.device).bernoulli_(keep) / keep)
 
+    def add(self, residual: Tensor, branch: nn.Module, x: Tensor) -> Tensor:
+        """`residual` plus the branch of `x`, which adds it itself where nothing can be dropped."""
+        if (self.training and self.rate > 0) or observed(self):
+            return residual + self(branch(x))
+        return branch(x, residual=residual)
+
     def extra_repr(self) -> str:
         return f"rate={self.rate:g}"
 
@@ -69,8 +75,43 @@ def drop_path_rates(rate: float, depth: int) -> list[float]:
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
+def _plain_convolution(conv: Any) -> bool:
+    """Whether the fused path may read its weights and compute it: an ordinary one, not replaced, pruned or watched."""
+    if type(conv) is not nn.Conv2d or observed(conv) or isinstance(conv.padding, str):
+        return False
+    return conv.dilation == (1, 1) and conv.padding_mode == "zeros"
+
+
+def _spike_conv(x: Tensor, weight: Tensor, *, fork: bool = False, **convolution: Any) -> Any:
+    """`spike_conv` in the type of autocast, which keeps the bits that `x` came with."""
+    dtype = autocast_dtype(x)
+    return spike_conv(x.to(dtype), weight.to(dtype), packed=step_bits_of(x), fork=fork, **convolution)
+
+
+def _without_bias(conv: Any, x: Tensor) -> Tensor:
+    """A plain convolution on a GPU, without its bias."""
+    return _spike_conv(x, conv.weight, stride=conv.stride, padding=conv.padding, groups=conv.groups)
+
+
+def convolve_spikes(conv: Any, x: Tensor) -> Tensor:
+    """A convolution without bias of spikes `[T, B, C, H, W]`, which are kept for its backward pass as bits."""
+    if not is_repeated(x) and _plain_convolution(conv) and use_triton(x, conv.weight):
+        return _without_bias(conv, x)
+    return convolve(conv, x)
+
+
+def norm_fire(norm: Any, neuron: nn.Module | None, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """`residual + SN{BN(x)}` of `[T, B, C, H, W]`, or without a neuron `residual + BN(x)`: one operation on a GPU."""
+    fused = fused_norm_and_neuron(norm, neuron) if use_triton(x, residual) else None
+    if fused is not None:
+        return bn_lif(x, *fused, residual=residual)
+    y = fold_time(norm, x) if neuron is None else neuron(norm_fire(norm, None, x))
+    return y if residual is None else residual + y
+
+
 class ConvBN(nn.Module):
-    """BN(Conv(x)), with padding: `[T, B, c_in, H, W]` becomes `[T, B, c_out, H / stride, W / stride]`."""
+    """BN(Conv(x)), with padding: `[T, B, c_in, H, W]` becomes `[T, B, c_out, H / stride, W / stride]`, with a max pool
+    behind it and a `residual` added where the caller asks for them."""
 
     def __init__(
         self, c_in: int, c_out: int, kernel: int = 1, stride: int = 1, groups: int = 1, bias: bool = False
@@ -79,10 +120,45 @@ class ConvBN(nn.Module):
         self.conv = nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, groups=groups, bias=bias)
         self.bn = nn.BatchNorm2d(c_out)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = convolve(self.conv, x)
-        # A norm that went into the convolution leaves nothing to do, and time steps that are the same stay one memory.
-        return y if isinstance(self.bn, FoldedNorm) and not self.bn.shifts else fold_time(self.bn, y)
+    def forward(self, x: Tensor, residual: Tensor | None = None, pool: bool = False) -> Tensor:
+        return self.fire(None, x, residual, pool)
+
+    def fire(
+        self, neuron: nn.Module | None, x: Tensor, residual: Tensor | None = None, pool: bool = False,
+        pool_first: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """The spikes of a neuron behind this layer, or potentials without one, and a pool behind the neuron or in front
+        of it. On a GPU, norm, neuron, pool and sum are one operation."""
+        on_gpu = use_triton(x, self.conv.weight, residual)
+        fused = self._fused(neuron, x, residual, pool, pool_first) if on_gpu else None
+        if fused is not None:
+            return fused
+        if neuron is None:
+            y = convolve(self.conv, x)
+            # Folded into the convolution a norm leaves nothing to do, and steps that are the same stay one memory.
+            y = y if self._ends_in_convolution else fold_time(self.bn, y)
+        else:
+            y = neuron(self.fire(None, x, pool=pool_first))
+        y = max_pool(y) if pool else y
+        return y if residual is None else residual + y
+
+    @property
+    def _ends_in_convolution(self) -> bool:
+        return isinstance(self.bn, FoldedNorm) and not self.bn.shifts
+
+    def _fused(self, neuron: Any, x: Tensor, residual: Tensor | None, pool: bool, pool_first: bool) -> Tensor | None:
+        """None where a part is observed by hooks or is of another kind, and where nothing follows the convolution."""
+        bare = neuron is None and residual is None and not pool
+        if not _plain_convolution(self.conv) or (bare and self._ends_in_convolution):
+            return None
+        parts = fused_norm_and_neuron(self.bn, neuron)
+        if parts is None:
+            return None
+        repeats = x.shape[0] if is_repeated(x) else 1
+        y = _without_bias(self.conv, x[:1] if repeats > 1 else x)
+        # The norm takes the bias of the convolution, so that no pass over memory is spent on adding it.
+        options: dict[str, Any] = {"residual": residual, "pool": pool, "pool_first": pool_first}
+        return bn_lif(y, *parts, offset=self.conv.bias, repeats=repeats, **options)
 
     def section(self, name: str, pool: bool = False) -> Section:
         """This layer, with a max pool behind it, as a section of potentials."""
@@ -102,26 +178,7 @@ class SpikingConv(ConvBN):
         self.neuron = neuron
 
     def forward(self, x: Tensor, residual: Tensor | None = None, pool: bool = False) -> Tensor:
-        fused = self._fused(x, residual, pool) if use_triton(x, self.conv.weight, residual) else None
-        if fused is not None:
-            return fused
-        spikes = self.neuron(super().forward(x))
-        spikes = max_pool(spikes) if pool else spikes
-        return spikes if residual is None else residual + spikes
-
-    def _fused(self, x: Tensor, residual: Tensor | None, pool: bool) -> Tensor | None:
-        """None where a part is observed by hooks or is of another kind."""
-        conv, dynamics = self.conv, fused_dynamics(self.neuron)
-        norm = fused_norm(self.bn) if dynamics is not None and _plain_convolution(conv) else None
-        if dynamics is None or norm is None:
-            return None
-        repeats = x.shape[0] if is_repeated(x) else 1
-        packed, dtype = step_bits_of(x), autocast_dtype(x)
-        steps, padding = x[:1] if repeats > 1 else x, conv.padding
-        assert not isinstance(padding, str)
-        y = spike_conv(steps.to(dtype), conv.weight.to(dtype), conv.stride, padding, conv.groups, packed)
-        # The norm takes the bias of the convolution, so that no pass over memory is spent on adding it.
-        return bn_lif(y, norm, dynamics, offset=conv.bias, repeats=repeats, residual=residual, pool=pool)
+        return self.fire(self.neuron, x, residual, pool)
 
     def section(self, name: str, pool: bool = False) -> Section:
         """This layer, with a max pool behind it, as a section of spikes."""
@@ -144,13 +201,6 @@ class SpikingConv(ConvBN):
         return ([layer(x) for layer in layers], x) if merged is None else merged
 
 
-def _plain_convolution(conv: Any) -> bool:
-    """Whether the fused path may read its weights and compute it: an ordinary one, not replaced, pruned or watched."""
-    if type(conv) is not nn.Conv2d or observed(conv) or isinstance(conv.padding, str):
-        return False
-    return conv.dilation == (1, 1) and conv.padding_mode == "zeros"
-
-
 def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor], Tensor] | None:
     """See `SpikingConv.together`; None where a part is observed by hooks, or the layers differ in kind."""
     convs = [layer.conv for layer in layers]
@@ -168,21 +218,17 @@ def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor],
     if norms[0].training:
         counts = [layer.bn.num_batches_tracked for layer in layers]
         torch._foreach_add_([count for count in counts if count is not None], 1)
-    dtype, packed = autocast_dtype(x), step_bits_of(x)
+    dtype = autocast_dtype(x)
     weights = [c.weight.to(dtype) for c in convs]
     # Not by a name: nothing holds the joined weights while the neurons run, unless a backward pass needs them.
-    y, shortcut = spike_conv(x.to(dtype), torch.cat(weights) if weights[1:] else weights[0], packed=packed, fork=True)
+    y, shortcut = _spike_conv(x, torch.cat(weights) if weights[1:] else weights[0], fork=True)
     shortcut = shortcut if x.dtype == dtype else x  # sums of a type of their own keep it
     if len(layers) == 1:
         return [bn_lif(y, norms[0], kinds[0], offset=convs[0].bias)], shortcut
     biases = [c.bias for c in convs if c.bias is not None]
     with joined(norms) as norm:
         spikes = bn_lif(y, norm, kinds[0], offset=torch.cat(biases) if biases else None)
-    sizes = [c.out_channels for c in convs]
-    parts, bits = split_channels(spikes, sizes, 2), step_bits_of(spikes)
-    if bits is not None:
-        parts = tuple(with_step_bits(*pair) for pair in zip(parts, bits.split(sizes, 1), strict=True))
-    return parts, shortcut
+    return split_spikes(spikes, [c.out_channels for c in convs]), shortcut
 
 
 class MembraneConv(ConvBN):
@@ -192,25 +238,46 @@ class MembraneConv(ConvBN):
         super().__init__(c_in, c_out, kernel, **options)
         self.neuron = neuron
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.neuron(x))
+    def forward(self, x: Tensor, residual: Tensor | None = None, pool: bool = False) -> Tensor:
+        return super().forward(self.neuron(x), residual, pool)
+
+    @staticmethod
+    def chain(
+        layers: Sequence[Any], x: Tensor, residual: Tensor | None = None, neuron: nn.Module | None = None
+    ) -> Tensor:
+        """What the layers make of x one after the other, or the spikes of a `neuron` behind them; plus a `residual`.
+
+        On a GPU the potentials between two layers never exist: the norm of one and the neuron of the next are one
+        operation, if nobody watches these layers.
+        """
+        plain = all(type(layer) is MembraneConv and not observed(layer) for layer in layers)
+        if plain and use_triton(x, residual):
+            x = layers[0].neuron(x)
+            for layer, following in pairwise(layers):
+                x = layer.fire(following.neuron, x)
+            return layers[-1].fire(neuron, x, residual)
+        for layer in layers:
+            x = layer(x)
+        x = x if neuron is None else neuron(x)
+        return x if residual is None else residual + x
 
 
 class MembraneMLP(nn.Module):
-    """Two 1x1 convolutions with bias, each behind its neuron: potentials `[T, B, dim, H, W]` in and out."""
+    """Two 1x1 convolutions with bias, each behind its neuron: potentials `[T, B, dim, H, W]` in and out, plus a
+    `residual`."""
 
     def __init__(self, dim: int, hidden: int, neuron: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.fc1 = MembraneConv(dim, hidden, neuron(), bias=True)
         self.fc2 = MembraneConv(hidden, dim, neuron(), bias=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.fc1(x))
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return MembraneConv.chain([self.fc1, self.fc2], x, residual)
 
 
 class MembraneBlock(nn.Module):
     """Residual attention and MLP on potentials `[T, B, C, H, W]`, behind a residual `separable` convolution where there
-    is one; `neuron` makes the spikes that the attention takes."""
+    is one; `neuron` makes the spikes that the attention takes. The branches add what they are the residual of."""
 
     def __init__(
         self, neuron: nn.Module, attn: nn.Module, mlp: MembraneMLP, drop_path: float = 0.0, separable: Any = None
@@ -222,9 +289,9 @@ class MembraneBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.separable is not None:
-            x = x + self.drop_path(self.separable(x))
-        x = x + self.drop_path(self.attn(self.neuron(x)))
-        return x + self.drop_path(self.mlp(x))
+            x = self.drop_path.add(x, self.separable, x)
+        x = self.drop_path.add(x, self.attn, self.neuron(x))
+        return self.drop_path.add(x, self.mlp, x)
 
     def sections(self, name: str) -> Iterator[Section]:
         """The separable convolution, attention and MLP as sections."""

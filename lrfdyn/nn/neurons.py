@@ -139,3 +139,10 @@ def fused_norm(norm: nn.Module, count_batch: bool = True) -> Norm | None:
     if norm.training and count_batch:
         count.add_(1)
     return Norm(norm.weight, norm.bias, mean, var, norm.training, momentum, norm.eps)
+
+
+def fused_norm_and_neuron(norm: nn.Module, neuron: nn.Module | None) -> tuple[Norm, Dynamics | Integer | None] | None:
+    """Both as the fused operations take them, where there may be no neuron; None if one of them does not fit."""
+    dynamics = None if neuron is None else fused_dynamics(neuron)
+    fused = None if neuron is not None and dynamics is None else fused_norm(norm)
+    return None if fused is None else (fused, dynamics)

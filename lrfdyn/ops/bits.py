@@ -1,20 +1,28 @@
 """Spikes as bits: over time steps, as kernels keep them for a backward pass, and over channels, to save memory.
 
 Over time steps one byte holds a neuron, bit t for time step t. The kernels leave these bytes with the spikes they
-write, and later kernels keep them instead of the spikes; a change of the spikes in place makes them stale, and then
-they are not used. While a compiler traces a network, spikes with bits have a type of their own: in the graph the bits
-are a result of one operator and an argument of the next. Over channels a byte holds eight channels of one bit plane.
+write, and later kernels keep them instead of the spikes. Over channels a byte holds eight channels of one bit plane.
+
+Bits over time steps travel as an attribute of the very tensor that one module hands to the next, which is an ordinary
+tensor to everybody else. `with_step_bits` sets it and `step_bits_of` reads it; nothing else knows of it. What is
+computed from spikes, views included, is another tensor without bits. With them stands how often the spikes had been
+changed in place: after one more change they are stale and not used. A copy and what is read from a file were filled in
+place, so they count as changed. A compiler follows the attribute while it traces a network: in the graph the bits are a
+result of one operator and an argument of the next, and none go in or out (`TracedSpikes`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lrfdyn.ops.dispatch import as_operator, use_triton
+from lrfdyn.ops.gradient_memory import split_channels
 from lrfdyn.ops.operators import NAMESPACE, operator
 
 # The spikes of one neuron, a bit per step, fit a byte up to here.
@@ -25,30 +33,33 @@ MOST_PACKED_STEPS = 8
 GATHER = sum(1 << (56 - 7 * i) for i in range(8))
 
 
-def _version(x: Tensor) -> int:
-    return 0 if x.is_inference() else x._version  # inference tensors do not count their changes
+def _version(x: Tensor) -> int | None:
+    """How often `x` was changed in place; tensors of inference mode do not count it."""
+    return None if x.is_inference() else x._version
 
 
 class TracedSpikes(Tensor):
-    """Spikes with bits inside a graph that is being traced: there alone `packed` holds what it is set to.
+    """Spikes with bits in a graph that is being traced: there alone `packed` is what it is set to. What leaves the
+    graph is set for real, and becomes an ordinary tensor: nobody counts the changes that a graph makes.
 
-    What leaves the graph is set for real, and becomes an ordinary tensor: from then on nobody watches for changes.
+    Outside of graphs spikes have no such type, since compiled functions refuse inputs of it.
     """
 
     # What is computed from spikes is no spikes.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
-    def packed(self) -> Tensor | None:
+    def packed(self) -> tuple[Tensor, int | None] | None:
         return None
 
     @packed.setter
-    def packed(self, bits: Tensor) -> None:
+    def packed(self, bits: tuple[Tensor, int | None]) -> None:
         self.__class__ = Tensor  # type: ignore[assignment]
 
 
-# Before, a traced tensor had no attributes: then later kernels keep the spikes.
-TRACED_BITS = torch.__version__ >= "2.8"
+# Before, later kernels keep the spikes. Up to 2.10 a traced tensor had no attributes, or the tracer ran the setter; in
+# 2.11 a compiled network under activation checkpointing fails ("Node output referenced nonexistent value bits_").
+TRACED_BITS = torch.__version__ >= "2.12"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define("unchanged_bits(Tensor spikes, Tensor(a) bits) -> Tensor(a)")
 
@@ -64,29 +75,34 @@ _unchanged = getattr(torch.ops, NAMESPACE).unchanged_bits
 
 def with_step_bits(spikes: Tensor, bits: Tensor | None) -> Tensor:
     """The spikes `[T, B, ...]`, with the bytes `bits` `[B, ...]` that stand for them, if there are any."""
-    if bits is None:
+    traced = torch.compiler.is_dynamo_compiling()
+    if bits is None or (traced and not TRACED_BITS):
         return spikes
-    if torch.compiler.is_dynamo_compiling():
-        return _traced(spikes, bits) if TRACED_BITS else spikes
-    spikes.packed = (bits, _version(spikes))  # type: ignore[attr-defined]
-    return spikes
-
-
-def _traced(spikes: Tensor, bits: Tensor) -> Tensor:
-    traced = spikes.as_subclass(TracedSpikes)
-    traced.packed = bits
-    return traced
+    given: Any = spikes.as_subclass(TracedSpikes) if traced else spikes
+    given.packed = (bits, 0 if traced else _version(spikes))
+    return given
 
 
 def step_bits_of(spikes: Tensor) -> Tensor | None:
     """The bytes `[B, ...]` of `spikes` `[T, B, ...]`, if they came with any and are what they were."""
-    if torch.compiler.is_dynamo_compiling():
-        if not isinstance(spikes, TracedSpikes) or spikes.packed is None:
-            return None
-        bits = _unchanged(spikes, spikes.packed)
+    traced = torch.compiler.is_dynamo_compiling()
+    if traced and not isinstance(spikes, TracedSpikes):
+        return None  # from outside the graph, which may run again with others
+    bits, version = getattr(spikes, "packed", None) or (None, None)
+    if bits is None or version is None:
+        return None
+    if traced:
+        bits = _unchanged(spikes, bits)
         return bits if bits.shape[0] else None
-    bits, version = getattr(spikes, "packed", (None, None))
-    return bits if bits is not None and version == _version(spikes) else None
+    return bits if version == _version(spikes) else None
+
+
+def split_spikes(spikes: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """The channels of `[T, B, C, ...]` in parts of these sizes, each with its bits."""
+    parts, bits = split_channels(spikes, sizes, 2), step_bits_of(spikes)
+    if bits is None:
+        return parts
+    return tuple(with_step_bits(*pair) for pair in zip(parts, bits.split(list(sizes), 1), strict=True))
 
 
 def packed_width(channels: int) -> int:

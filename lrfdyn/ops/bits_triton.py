@@ -8,9 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from lrfdyn.ops.tiles_triton import block_of_program, spike_values
+from lrfdyn.ops.tuning import choices, launch_tuned
 
-# Bytes per program, over channels and over time steps.
-BLOCK, STEP_BLOCK = 256, 2048
+# Bytes per program, over channels and over time steps, and its lanes: what is taken, then what may be tried.
+BLOCKS, STEP_BLOCKS, LANES = (256, 128, 512), (2048, 1024, 4096), (128, 256)
 
 
 @triton.jit
@@ -63,9 +64,11 @@ def pack_channels_triton(spikes: Tensor, out: Tensor | None = None) -> Tensor:
         out = torch.empty(*spikes.shape[:-1], -(-channels // 8), dtype=torch.uint8, device=spikes.device)
     taken = out.view(outer, frames, n, -1)
     width = taken.shape[-1]
-    _pack_channels[(triton.cdiv(n * width, BLOCK), outer * frames)](
-        given, taken, n, frames, *given.stride(), *taken.stride()[:3], C=channels, WIDTH=width, BLOCK=BLOCK
-    )
+    launch_tuned(
+        _pack_channels, lambda o: (triton.cdiv(n * width, o["BLOCK"]), outer * frames),
+        choices(spikes.device, BLOCK=BLOCKS, lanes=LANES),
+        given, taken, n, frames, *given.stride(), *taken.stride()[:3], C=channels, WIDTH=width,
+    )  # fmt: skip
     return out
 
 
@@ -73,9 +76,11 @@ def unpack_channels_triton(packed: Tensor, channels: int, dtype: torch.dtype) ->
     out = torch.empty(*packed.shape[:-1], channels, dtype=dtype, device=packed.device)
     given = _frames(packed)
     outer, frames, n, width = given.shape
-    _unpack_channels[(triton.cdiv(n * width, BLOCK), outer * frames)](
-        given, out, n, frames, *given.stride(), C=channels, WIDTH=width, BLOCK=BLOCK
-    )
+    launch_tuned(
+        _unpack_channels, lambda o: (triton.cdiv(n * width, o["BLOCK"]), outer * frames),
+        choices(packed.device, BLOCK=BLOCKS, lanes=LANES),
+        given, out, n, frames, *given.stride(), C=channels, WIDTH=width,
+    )  # fmt: skip
     return out
 
 
@@ -94,5 +99,6 @@ def unpack_steps(packed: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     rows = packed.permute(0, 2, 3, 1).contiguous()
     out = torch.empty(steps, *rows.shape, dtype=dtype, device=packed.device)
     n = rows.numel()
-    _unpack_steps[(triton.cdiv(n, STEP_BLOCK),)](rows, out, n, T=steps, BLOCK=STEP_BLOCK)
+    offered = choices(packed.device, BLOCK=STEP_BLOCKS, lanes=LANES)
+    launch_tuned(_unpack_steps, lambda o: (triton.cdiv(n, o["BLOCK"]),), offered, rows, out, n, T=steps)
     return out.permute(0, 1, 4, 2, 3)

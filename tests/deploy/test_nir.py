@@ -192,7 +192,7 @@ def test_products_of_signals_are_refused(kind):
 @pytest.mark.parametrize(
     ("host", "options", "message"),
     [
-        ("sdt_v1", {}, r"the maximum of potentials .* in stem \(Stem\)"),
+        ("sdt_v1", {}, r"the maximum of potentials .* in stem\.stages\.3 \(ConvBN\)"),
         ("sdt_v2", {"distillation": True}, r"the operation div in the network \(SDTV2\)"),
         ("sdt_v3", {}, r"neuron \(IntegerSpike\) is no neuron of NIR"),
         ("qkformer", {}, r"the split of an axis, as into heads, in stages\.0\.blocks\.0\.attn \(TokenAttention\)"),

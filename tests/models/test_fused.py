@@ -12,13 +12,16 @@ import torch.nn.utils.prune
 from lrfdyn import create_attention, create_model
 from lrfdyn.attention import AttentionHost
 from lrfdyn.attention.base import lif_conv
+from lrfdyn.convert import fold_batch_norm
 from lrfdyn.errors import LrfdynError
-from lrfdyn.nn.layers import SpikingConv
+from lrfdyn.models.qkformer import PooledConv
+from lrfdyn.nn.layers import MembraneMLP, SpikingConv
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.ops import dispatch
 from lrfdyn.ops.bits import step_bits_of
 from lrfdyn.ops.dispatch import plain_operations
 from lrfdyn.ops.lif import Dynamics, lif
+from tests.models.host_checks import cancelled, randomize, small_model
 from tests.ops.kernels import DEVICE
 
 pytestmark = pytest.mark.gpu
@@ -67,8 +70,44 @@ def test_fused_model_equals_the_plain_one(kind, kernels_everywhere):
 def test_fused_layer_equals_the_plain_one(kind, kernels_everywhere):
     torch.manual_seed(0)
     host = AttentionHost(lif_conv, lif_conv)  # without biases
-    layer = create_attention(kind.partition("-")[0], 16, 2, (2, 3), host, **READINGS[kind]).to(DEVICE)
+    layer = create_attention(kind.partition("-")[0], 16, 2, (2, 3), host, **READINGS[kind])
+    randomize(layer).to(DEVICE)
     compare_with_plain(layer, (torch.rand(2, 2, 16, 2, 3, device=DEVICE) < 0.5).float())
+
+
+# Small ones: every step of a kernel takes long in the interpreter.
+STAGES = {"widths": (8, 8, 16, 8), "heads": 2, "depths": (1, 1, 1, 1, 1)}
+HOSTS = {
+    "qkformer_imagenet": {"dim": 16, "depth": 4, "heads": 2},
+    "qkformer_cifar": {"dim": 16, "depth": 3, "heads": 2, "image_size": 16},
+    "qkformer_legacy": {"dim": 16, "depth": 3, "heads": 2, "image_size": 16, "legacy_neuron_axis": True},
+    "sdt_v1": {"dim": 16, "depth": 1, "heads": 2},
+    "sdt_v1_inner": {"dim": 16, "depth": 1, "heads": 2, "mlp_ratio": 1, "drop_path": 0.5},
+    "sdt_v2": STAGES,
+    "sdt_v3": {**STAGES, "attention": "lrf_ssa", "attention_options": {"dilations": (1,), "norm": True}},
+}
+KNOWN = {"qkformer_legacy": "qkformer_cifar", "sdt_v1_inner": "sdt_v1"}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_fused_host_equals_the_plain_one(host, kernels_everywhere, monkeypatch):
+    torch.manual_seed(0)
+    model = small_model(KNOWN.get(host, host), **{"time_steps": 2, **HOSTS[host]})
+    randomize(model)
+    model.to(DEVICE, memory_format=torch.channels_last)
+    side = HOSTS[host].get("image_size", 32)
+    images = torch.randn(2, 3, side, side, device=DEVICE)
+    compare_with_plain(model, images)
+    model.eval()
+    with torch.no_grad(), plain_operations():
+        want = model(images)
+    # From here on a norm that is not in a kernel is an error.
+    monkeypatch.delattr(torch.nn.functional, "batch_norm")
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), want, rtol=1e-4, atol=1e-5)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(images), want, rtol=1e-4, atol=1e-5)
+    model.train()(images).sum().backward()
 
 
 def compare_with_plain(model, images):
@@ -78,12 +117,46 @@ def compare_with_plain(model, images):
     model.load_state_dict(before)
     got = run(model, images)
     torch.testing.assert_close(got[0], want[0], rtol=1e-4, atol=1e-5)
+    largest, parameters = max(grad.abs().max().item() for grad in want[1].values()), dict(model.named_parameters())
+    assert largest > 1e-3
+    zero = cancelled(model)
     for name, grad in want[1].items():
         # Of a bias in front of a norm the plain gradient is rounding noise around zero.
-        scale = max(grad.abs().max().item(), 1e-3)
+        scale = largest if parameters[name] in zero else max(grad.abs().max().item(), 1e-3)
         torch.testing.assert_close(got[1][name] / scale, grad / scale, rtol=0, atol=2e-4, msg=name)
     for name, buffer in want[2].items():
         torch.testing.assert_close(got[2][name], buffer, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("host", ["qkformer_imagenet", "sdt_v1", "sdt_v2"])
+def test_fused_host_holds_less_for_its_backward_pass(host, kernels_everywhere):
+    model = randomize(small_model(host, **{"time_steps": 4, **HOSTS[host]}))
+    model.to(DEVICE, memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 32, 32, device=DEVICE)
+
+    def held():
+        seen = {}
+        keep = lambda x: seen.update({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()}) or x  # noqa: E731
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            logits = model(images)
+        assert logits.requires_grad
+        return sum(seen.values())
+
+    with plain_operations():
+        plain = held()
+    assert held() < 0.65 * plain
+
+
+@pytest.mark.parametrize("host", ["qkformer_imagenet", "sdt_v2", "sdt_v3"])
+def test_a_host_with_folded_norms_is_fused_too(host, kernels_everywhere):
+    torch.manual_seed(0)
+    model = randomize(small_model(host, **{"time_steps": 2, **HOSTS[host]})).to(DEVICE).eval()
+    images, folded = torch.randn(2, 3, 32, 32, device=DEVICE), fold_batch_norm(model)
+    with torch.inference_mode(), plain_operations():
+        want = model(images)
+        torch.testing.assert_close(folded(images), want, rtol=1e-4, atol=1e-5)
+    with torch.inference_mode():
+        torch.testing.assert_close(folded(images), want, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_of_intermediate_results_are_not_overwritten(kernels_everywhere):
@@ -130,6 +203,53 @@ def test_hooks_see_what_they_watch(attribute, kernels_everywhere):
     other.register_forward_hook(lambda *_: calls.append("whole"))
     SpikingConv.together([other], potentials())
     assert calls == ["whole"]
+
+
+@pytest.mark.parametrize("path", ["fc1", "fc1.bn", "fc1.conv", "fc2.neuron", "fc2", "fc2.bn", "fc2.conv"])
+def test_hooks_see_what_they_watch_between_potentials(path, kernels_everywhere):
+    torch.manual_seed(0)
+    mlp, x = MembraneMLP(8, 16, LIF).to(DEVICE), potentials()
+    with plain_operations():
+        want = mlp(x, residual=x)
+    seen = []
+    mlp.get_submodule(path).register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    torch.testing.assert_close(mlp(x, residual=x), want)
+    assert len(seen) == 1
+    assert all(norm.num_batches_tracked == 2 for norm in (mlp.fc1.bn, mlp.fc2.bn))
+
+
+def test_a_replaced_layer_of_potentials_is_computed_as_it_is(kernels_everywhere):
+    """It takes nothing but what the layer that it stands for takes."""
+    torch.manual_seed(0)
+    mlp, x = MembraneMLP(8, 8, LIF).to(DEVICE), potentials()
+    mlp.fc2 = torch.nn.Conv3d(2, 2, 1).to(DEVICE)
+    with plain_operations():
+        want = x + mlp.fc2(mlp.fc1(x))
+    torch.testing.assert_close(mlp(x, residual=x), want)
+
+
+def test_a_watched_drop_path_is_called(kernels_everywhere):
+    block = small_model("sdt_v3", **HOSTS["sdt_v3"]).to(DEVICE).stages[3].blocks[0]
+    x, seen = torch.randn(1, 2, 16, 2, 2, device=DEVICE), []
+    want = block(x)
+    block.drop_path.register_forward_hook(lambda *_: seen.append("branch"))
+    torch.testing.assert_close(block(x), want, rtol=1e-4, atol=1e-5)
+    assert seen == ["branch"] * 3
+
+
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_pooled_convolutions_are_fused(pool, training, kernels_everywhere, monkeypatch):
+    torch.manual_seed(0)
+    layer, x = PooledConv(8, 12, pool).to(DEVICE).train(training), potentials()
+    grid = (2, 2) if pool else (4, 4)
+    residual = torch.randn(2, 2, 12, *grid, device=DEVICE)
+    with plain_operations():
+        want = layer(x), layer(x, residual=residual)
+    monkeypatch.delattr(torch.nn.functional, "batch_norm")
+    for got, expected in zip((layer(x), layer(x, residual=residual)), want, strict=True):
+        torch.testing.assert_close(got, expected)
+    assert step_bits_of(layer(x)) is not None
 
 
 def test_a_pruned_convolution_trains_on(kernels_everywhere):

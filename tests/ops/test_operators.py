@@ -15,7 +15,7 @@ from lrfdyn.attention.lrf_dyn import Dendrites
 from lrfdyn.nn.layers import SpikingConv
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.ops import causal_spike_attention, dendrite, dispatch, lrf, spike_attention
-from lrfdyn.ops.bits import pack_channels, step_bits_of, unpack_channels
+from lrfdyn.ops.bits import TRACED_BITS, pack_channels, step_bits_of, unpack_channels
 from lrfdyn.ops.bn_lif import Integer, Norm, bn_lif, bn_lif_reference
 from lrfdyn.ops.bn_lif.operator import neuron_numbers, neuron_of
 from lrfdyn.ops.dispatch import plain_operations
@@ -23,11 +23,14 @@ from lrfdyn.ops.lif import Dynamics, integer_spike, lif, lif_reference
 from lrfdyn.ops.lrf.reference import lrf_reference
 from lrfdyn.ops.spike_attention import spike_attention_reference
 from lrfdyn.ops.spike_conv import spike_conv
+from tests.models.host_checks import randomize, small_model
 from tests.ops.kernels import DEVICE, close, compare, rand, spikes
 
 pytestmark = pytest.mark.gpu
 OPERATORS = torch.ops.lrfdyn
-NEURON = neuron_numbers(Dynamics.lif())
+LIF_NEURON, IF_NEURON = Dynamics.lif(), Dynamics.integrate_and_fire(detach_reset=False)
+NEURON = neuron_numbers(LIF_NEURON)
+bits_in_graphs = pytest.mark.skipif(not TRACED_BITS, reason="in graphs of this PyTorch kernels keep spikes")
 
 
 @pytest.fixture(autouse=True)
@@ -57,14 +60,15 @@ def of_norm(channels=8, training=True):
     return Norm(leaf(one), leaf(one / 2), 0 * one, one.clone(), training)
 
 
-def bn_lif_arguments(neuron=None, pool=False, residual=False, offset=False, repeats=1, training=True):
+def bn_lif_arguments(
+    neuron=LIF_NEURON, pool=False, first=False, residual=False, offset=False, repeats=1, training=True
+):  # fmt: skip
     x, norm = currents(3 if repeats == 1 else 1, 2, 8, 5, 4), of_norm()
     stats = torch.stack((norm.running_mean, norm.running_var, norm.running_var)).detach()
-    given = leaf(rand(*x.shape, seed=3)) if residual else None
+    given = leaf(rand(x.shape[0] * repeats, 2, 8, *((3, 2) if first else (5, 4)), seed=3)) if residual else None
     bias = leaf(rand(8, seed=4)) if offset else None
-    pack = not residual and not isinstance(neuron, Integer)
-    numbers = neuron_numbers(neuron or Dynamics.lif())
-    return x, stats, norm.weight, norm.bias, bias, given, *numbers, repeats, pool, pack, training
+    numbers = neuron_numbers(neuron)
+    return x, stats, norm.weight, norm.bias, bias, given, *numbers, repeats, pool, first, True, training
 
 
 def modes(*shape):
@@ -104,6 +108,12 @@ CALLS = {
     "bn_lif-offset": lambda: (OPERATORS.bn_lif, bn_lif_arguments(offset=True, training=False)),
     "bn_lif-repeated": lambda: (OPERATORS.bn_lif, bn_lif_arguments(repeats=3)),
     "bn_lif-integer": lambda: (OPERATORS.bn_lif, bn_lif_arguments(Integer())),
+    "bn_lif-none": lambda: (OPERATORS.bn_lif, bn_lif_arguments(None, residual=True)),
+    "bn_lif-none-repeated": lambda: (OPERATORS.bn_lif, bn_lif_arguments(None, repeats=3, residual=True)),
+    "bn_lif-none-first": lambda: (OPERATORS.bn_lif, bn_lif_arguments(None, first=True)),
+    "bn_lif-first": lambda: (OPERATORS.bn_lif, bn_lif_arguments(first=True)),
+    "bn_lif-first-repeated": lambda: (OPERATORS.bn_lif, bn_lif_arguments(first=True, repeats=3, residual=True)),
+    "bn_lif-first-integer": lambda: (OPERATORS.bn_lif, bn_lif_arguments(Integer(), first=True, training=False)),
     "dendrite": lambda: (
         OPERATORS.dendrite,
         (leaf(spikes(2, 5, 8)), *modes(8, 2), torch.float32, None, None, False),
@@ -184,7 +194,7 @@ def test_every_operator_is_checked():
     assert known - checked == {f"{name}_backward" for name in checked} & known | {"unchanged_bits"}
 
 
-NEURONS = [Dynamics.lif(), Dynamics.ms_lif(), Dynamics.paper_lif(v_reset=0.25), Integer(2, 1.0)]
+NEURONS = [Dynamics.lif(), Dynamics.ms_lif(), Dynamics.paper_lif(v_reset=0.25), Integer(2, 1.0), None]
 
 
 @pytest.mark.parametrize("neuron", NEURONS, ids=str)
@@ -210,15 +220,12 @@ def names(graphs):
     return [target.split(".")[1] for target in targets if target.startswith("lrfdyn.")]
 
 
-LIF_NEURON, IF_NEURON = Dynamics.lif(), Dynamics.integrate_and_fire(detach_reset=False)
-
-
-def normed(function, **options):
+def normed(function, neuron=LIF_NEURON, **options):
     def call(x, weight, bias, *others):
         one = torch.ones_like(weight)
         given = dict(zip(("residual",), others, strict=False))
         norm = Norm(weight, bias, 0 * one.detach(), one.detach().clone(), True)
-        return function(x, norm, LIF_NEURON, **given, **options)
+        return function(x, norm, neuron, **given, **options)
 
     return call
 
@@ -240,6 +247,10 @@ OPERATIONS = {
                     lambda: [currents(3, 2, 8, 5, 4), rand(8), rand(8, seed=1)], True),
     "bn_lif-residual": (normed(bn_lif), normed(bn_lif_reference),
                         lambda: [currents(3, 2, 8, 5, 4), rand(8), rand(8, seed=1), currents(3, 2, 8, 5, 4)], False),
+    "bn_lif-first": (normed(bn_lif, pool_first=True), normed(bn_lif_reference, pool_first=True),
+                     lambda: [currents(3, 2, 8, 5, 4), rand(8), rand(8, seed=1)], True),
+    "bn_lif-none": (normed(bn_lif, None), normed(bn_lif_reference, None),
+                    lambda: [currents(3, 2, 8, 5, 4), rand(8), rand(8, seed=1), currents(3, 2, 8, 5, 4)], False),
     "dendrite": (lambda u, *m: dendrite(u, *m)[0], lambda u, *m: dendrite(u, *m, form="scan")[0],
                  lambda: [spikes(2, 5, 8), *modes(8, 2)], False),
     "lrf": (lambda x, w: lrf(x, w, (1, 3), x), lambda x, w: x + lrf_reference(x, w, (1, 3)),
@@ -309,6 +320,25 @@ def test_a_compiled_network_takes_the_kernels(attention):
     assert not any("conv2d" in str(node.target) or "batch_norm" in str(node.target) for node in graphs[0].graph.nodes)
 
 
+# Host, part of it, channels that it takes, and how many norms it has.
+PARTS = {
+    "pool-first": ("qkformer_imagenet", {"dim": 16}, "stages.0.embedding", 2, 3),
+    "chain": ("sdt_v3", {"widths": (8, 8, 8, 8)}, "stages.1", 4, 6),
+    "rep-convs": ("sdt_v2", {"widths": (8, 8, 8, 8)}, "stages.4", 8, 15),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_a_compiled_part_of_a_host_has_no_plain_norm(case):
+    torch.manual_seed(0)
+    host, options, path, channels, norms = PARTS[case]
+    part = randomize(small_model(host, **options).get_submodule(path)).to(DEVICE)
+    other, graphs = copy.deepcopy(part), []
+    same_training_step(compiled(part, graphs), other, currents(2, 2, channels, 4, 4).detach())
+    assert names(graphs).count("bn_lif") == names(graphs).count("batch_statistics") == norms
+    assert not any("batch_norm" in str(node.target) for node in graphs[0].graph.nodes)
+
+
 def arguments(graphs, operator, name):
     """An argument of every call of an operator in a graph."""
     (graph,) = graphs
@@ -317,6 +347,7 @@ def arguments(graphs, operator, name):
     return [node.args[at] for node in graph.graph.nodes if node.target is overload]
 
 
+@bits_in_graphs
 def test_bits_are_results_and_arguments():
     """A byte of eight steps is kept by the next layer, and no layer is asked for it by name."""
     torch.manual_seed(0)
@@ -333,6 +364,7 @@ def test_bits_are_results_and_arguments():
         assert arguments(graphs, "spike_conv", "packed") == [None] * 3
 
 
+@bits_in_graphs
 def test_bits_of_an_attention_are_arguments():
     torch.manual_seed(0)
     layer, graphs = create_attention("lrf_ssa", dim=32, heads=2, grid=(3, 4), dilations=(1,)).to(DEVICE), []

@@ -117,8 +117,9 @@ class PlainRepConv(nn.Module):
         self.chain = nn.Sequential(first, layer.conv.depthwise, last)
         self.neuron = layer.neuron
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.neuron(fold_time(self.chain, x))
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        y = self.neuron(fold_time(self.chain, x))
+        return y if residual is None else residual + y
 
 
 class ExportableModel(nn.Module):

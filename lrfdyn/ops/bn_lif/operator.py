@@ -19,18 +19,22 @@ from lrfdyn.ops.lif.reference import Dynamics
 from lrfdyn.ops.operators import operator, or_nothing
 from lrfdyn.ops.spike_conv import channels_last
 
-INTEGER = "integer"  # in the place of a surrogate
+INTEGER, NO_NEURON = "integer", "none"  # in the place of a surrogate
 
 
-def neuron_numbers(neuron: Dynamics | Integer) -> tuple[list[float], str]:
+def neuron_numbers(neuron: Dynamics | Integer | None) -> tuple[list[float], str]:
     """A neuron in types that a schema knows."""
+    if neuron is None:
+        return [], NO_NEURON
     if isinstance(neuron, Integer):
         return [float(neuron.levels), neuron.scale], INTEGER
     return lif_operators.neuron_numbers(neuron)
 
 
-def neuron_of(numbers: Sequence[float], surrogate: str) -> Dynamics | Integer:
+def neuron_of(numbers: Sequence[float], surrogate: str) -> Dynamics | Integer | None:
     """The neuron of these numbers."""
+    if surrogate == NO_NEURON:
+        return None
     if surrogate == INTEGER:
         return Integer(int(numbers[0]), numbers[1])
     return lif_operators.neuron_of(numbers, surrogate)
@@ -76,50 +80,55 @@ def _(x: Tensor, *_: Any) -> Tensor:
 @operator(
     "bn_lif",
     f"(Tensor x, Tensor stats, Tensor weight, Tensor bias, Tensor? offset, Tensor? residual, {NEURON}, int repeats, "
-    "bool pool, bool pack, bool training) -> (Tensor, Tensor, Tensor)",
+    "bool pool, bool pool_first, bool keep, bool training) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def bn_lif_operator(
     x: Tensor, stats: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, residual: Tensor | None,
-    neuron: Sequence[float], surrogate: str, repeats: int, pool: bool, pack: bool, training: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Spikes, their bits, and the codes of the pool for the backward pass. `weight` and `offset` are in the statistics
-    already, and here for their gradients."""
+    neuron: Sequence[float], surrogate: str, repeats: int, pool: bool, pool_first: bool, keep: bool, training: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """What comes out, its bits, and for the backward pass the codes of the pool and x at its maxima. `weight` and
+    `offset` are in the statistics already, and here for their gradients."""
     from lrfdyn.ops.bn_lif.triton import dense_rows, launch
 
     d = neuron_of(neuron, surrogate)
-    spikes, bits, codes = launch(dense_rows(x), stats, bias, residual, d, repeats, pool, pack)
-    return spikes, or_nothing(bits, x, torch.uint8), or_nothing(codes, x, torch.int16)
+    out, bits, codes, maxima = launch(dense_rows(x), stats, bias, residual, d, repeats, pool, pool_first, keep)
+    return out, or_nothing(bits, x, torch.uint8), or_nothing(codes, x, torch.int16), or_nothing(maxima, x)
 
 
 @bn_lif_operator.register_fake
 def _(
     x: Tensor, stats: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, residual: Tensor | None,
-    neuron: Sequence[float], surrogate: str, repeats: int, pool: bool, pack: bool, training: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    from lrfdyn.ops.bn_lif.triton import half_grid, new_codes, new_like
+    neuron: Sequence[float], surrogate: str, repeats: int, pool: bool, pool_first: bool, keep: bool, training: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    from lrfdyn.ops.bn_lif.triton import half_grid, is_apart, new_codes, new_like
 
-    time, grid = x.shape[0] * repeats, half_grid(x) if pool else None
+    d, time, grid = neuron_of(neuron, surrogate), x.shape[0] * repeats, half_grid(x) if pool or pool_first else None
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-    bits = new_like(x, 1, grid, torch.uint8)[0] if pack else None
-    codes = new_codes(x, time) if pool and pack else None
-    spikes = new_like(x, time, grid, dtype)
-    return spikes, or_nothing(bits, x, torch.uint8), or_nothing(codes, x, torch.int16)
+    bits = new_like(x, 1, grid, torch.uint8)[0] if keep and has_bits(d, residual) else None
+    codes = maxima = None
+    if keep and pool_first:
+        apart = is_apart(d, repeats)
+        codes, maxima = new_codes(x, 1 if apart else x.shape[0], apart), new_like(x, x.shape[0], grid)
+    elif keep and pool:
+        codes = new_codes(x, time)
+    out = new_like(x, time, grid, dtype)
+    return out, or_nothing(bits, x, torch.uint8), or_nothing(codes, x, torch.int16), or_nothing(maxima, x)
 
 
 @operator(
     "bn_lif_backward",
-    f"(Tensor x, Tensor stats, Tensor weight, Tensor bias, Tensor? codes, Tensor grad, {NEURON}, int repeats, "
-    "bool training) -> (Tensor, Tensor, Tensor)",
+    f"(Tensor x, Tensor stats, Tensor weight, Tensor bias, Tensor? codes, Tensor? maxima, Tensor grad, {NEURON}, "
+    "int repeats, bool training) -> (Tensor, Tensor, Tensor)",
 )
 def bn_lif_backward(
-    x: Tensor, stats: Tensor, weight: Tensor, bias: Tensor, codes: Tensor | None, grad: Tensor,
+    x: Tensor, stats: Tensor, weight: Tensor, bias: Tensor, codes: Tensor | None, maxima: Tensor | None, grad: Tensor,
     neuron: Sequence[float], surrogate: str, repeats: int, training: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x, of the weight and of the bias."""
     from lrfdyn.ops.bn_lif.triton import dense_rows, launch_backward
 
     d, x, grad = neuron_of(neuron, surrogate), dense_rows(x), dense_rows(grad)
-    return launch_backward(x, stats, weight, bias, codes, grad, d, repeats, training, mine=False)
+    return launch_backward(x, stats, weight, bias, codes, maxima, grad, d, repeats, training, mine=False)
 
 
 @bn_lif_backward.register_fake
@@ -130,8 +139,9 @@ def _(x: Tensor, stats: Tensor, weight: Tensor, bias: Tensor, *_: Any) -> tuple[
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, stats, weight, bias, offset, _, *neuron, repeats, pool, pack, training = inputs
-    ctx.save_for_backward(x, stats, weight, bias, output[2] if pool and pack else None)
+    x, stats, weight, bias, offset, _, *neuron, repeats, pool, pool_first, keep, training = inputs
+    codes = output[2] if keep and (pool or pool_first) else None
+    ctx.save_for_backward(x, stats, weight, bias, codes, output[3] if keep and pool_first else None)
     ctx.given = (*neuron, repeats, training)
     ctx.offset = None if offset is None else offset.shape
 
@@ -146,26 +156,26 @@ def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     if ctx.needs_input_grad[4]:
         offset = offset_gradient(grad_bias, saved[1], ctx.given[-1], ctx.offset)
     residual = grad if ctx.needs_input_grad[5] else None
-    return grad_x, None, grad_weight, grad_bias, offset, residual, None, None, None, None, None, None
+    return grad_x, None, grad_weight, grad_bias, offset, residual, None, None, None, None, None, None, None
 
 
 bn_lif_operator.register_autograd(_differentiate, setup_context=_keep)
 
 
 def bn_lif_by_operators(
-    x: Tensor, norm: Norm, dynamics: Dynamics | Integer, offset: Tensor | None, repeats: int, residual: Tensor | None,
-    pool: bool,
+    x: Tensor, norm: Norm, dynamics: Dynamics | Integer | None, offset: Tensor | None, repeats: int,
+    residual: Tensor | None, pool: bool, pool_first: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """See `bn_lif`; spikes, and their bits or None."""
+    """See `bn_lif`; what comes out, and the bits of spikes or None."""
     fixed = (x.detach(), norm.weight.detach(), None if offset is None else offset.detach())
     if norm.training:
         running = (norm.running_mean, norm.running_var, norm.momentum, norm.eps, repeats)
         stats = batch_statistics(*fixed, *running)
     else:
         stats = running_statistics(*fixed, norm.running_mean, norm.running_var, norm.eps)
-    pack = torch.is_grad_enabled() and has_bits(dynamics, residual)
-    spikes, bits, _ = bn_lif_operator(
-        x, stats, norm.weight, norm.bias, offset, residual, *neuron_numbers(dynamics), repeats, pool, pack,
+    keep = torch.is_grad_enabled()
+    out, bits, *_ = bn_lif_operator(
+        x, stats, norm.weight, norm.bias, offset, residual, *neuron_numbers(dynamics), repeats, pool, pool_first, keep,
         norm.training,
     )  # fmt: skip
-    return spikes, bits if pack else None
+    return out, bits if keep and has_bits(dynamics, residual) else None

@@ -125,19 +125,20 @@ def apply_kernel(
     x, stats, shift, residual, out, packed, M, C, CHANNELS, D: tl.constexpr, T: tl.constexpr, REPEATED: tl.constexpr,
     INTEGER: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    """What a neuron makes of the normalised x, or without one (D is None) that itself, and the residual."""
     base, cols, inside, local, mask = _tile_of_program(M, C, BM, BC)
     plane = tl.cast(M, tl.int64) * C
     norm = _load_norm(stats, shift, cols, inside, CHANNELS)
     tiles = load_steps(x + base, local, mask, plane, T, REPEATED)
     if residual is not None:
         added = load_steps(residual + base, local, mask, plane, T, False)
-    _centred, spikes = _normalised(tiles, norm, T)
-    if not INTEGER:
-        _us, spikes, bits, _h = fire(spikes, tl.zeros((BM, BC), tl.float32), D, T)
+    _centred, values = _normalised(tiles, norm, T)
+    if D is not None and not INTEGER:
+        _us, values, bits, _h = fire(values, tl.zeros((BM, BC), tl.float32), D, T)
     if out is not None:
         out += base
         for t in tl.static_range(T):
-            value = rounded(spikes[t], D.levels) * D.scale if INTEGER else spikes[t].to(tl.float32)
+            value = rounded(values[t], D.levels) * D.scale if INTEGER else values[t].to(tl.float32)
             if residual is not None:
                 value += added[t]
             tl.store(out + local, value.to(out.dtype.element_ty), mask=mask)
@@ -151,7 +152,9 @@ def _norm_gradients(tiles, grads, norm, D: tl.constexpr, T: tl.constexpr, INTEGE
     """T tiles of x - mean, and T tiles of the gradient at the output of the norm, from tiles of x and of the gradient
     of the spikes."""
     centred, currents = _normalised(tiles, norm, T)  # beyond the tensor all gradients are zero, whatever stands here
-    if INTEGER:
+    if D is None:
+        out = grads
+    elif INTEGER:
         out = ()
         for t in tl.static_range(T):
             z = currents[t]
@@ -211,22 +214,27 @@ def apply_backward_kernel(
     x, stats, shift, grad, means, grad_x, M, C, CHANNELS, D: tl.constexpr, T: tl.constexpr,
     REPEATED: tl.constexpr, INTEGER: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x: that at the output of the norm less its two means, scaled."""
+    """The gradient of x: that at the output of the norm less its two means, scaled. Without `means` that at the output
+    itself."""
     base, cols, inside, local, mask = _tile_of_program(M, C, BM, BC)
     plane = tl.cast(M, tl.int64) * C
     tiles = load_steps(x + base, local, mask, plane, T, REPEATED)
     grads = load_steps(grad + base, local, mask, plane, T, False)
     norm = _load_norm(stats, shift, cols, inside, CHANNELS)
     centred, grads = _norm_gradients(tiles, grads, norm, D, T, INTEGER)
-    first = tl.load(means + cols % CHANNELS, mask=inside, other=0.0)[None, :]
-    second = tl.load(means + CHANNELS + cols % CHANNELS, mask=inside, other=0.0)[None, :]
+    if means is not None:
+        first = tl.load(means + cols % CHANNELS, mask=inside, other=0.0)[None, :]
+        second = tl.load(means + CHANNELS + cols % CHANNELS, mask=inside, other=0.0)[None, :]
     grad_x += base
     total = tl.zeros((BM, BC), tl.float32)
     for t in tl.static_range(T):
-        value = grads[t] - first - centred[t] * second
+        value = grads[t]
+        if means is not None:
+            value = value - first - centred[t] * second
         total = total + value if REPEATED and t > 0 else value
         if not REPEATED or t == T - 1:
-            tl.store(grad_x + local, (total * norm[1]).to(grad_x.dtype.element_ty), mask=mask)
+            scaled = total if means is None else total * norm[1]
+            tl.store(grad_x + local, scaled.to(grad_x.dtype.element_ty), mask=mask)
             grad_x += plane
 
 

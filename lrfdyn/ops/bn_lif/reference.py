@@ -21,9 +21,9 @@ class Integer:
     scale: float = 0.25
 
 
-def has_bits(neuron: Dynamics | Integer, residual: Tensor | None) -> bool:
+def has_bits(neuron: Dynamics | Integer | None, residual: Tensor | None) -> bool:
     """Whether what comes out can be told by bits: sums with a residual are no spikes, and integer spikes no bits."""
-    return residual is None and not isinstance(neuron, Integer)
+    return residual is None and isinstance(neuron, Dynamics)
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,13 @@ def joined(norms: Sequence[Norm]) -> Iterator[Norm]:
         torch._foreach_copy_(targets, [*mean.split(sizes), *var.split(sizes)])
 
 
+def _max_pool(x: Tensor) -> Tensor:
+    return F.max_pool2d(x.flatten(0, 1), 3, 2, 1).unflatten(0, x.shape[:2])
+
+
 def bn_lif_reference(
-    x: Tensor, norm: Norm, dynamics: Dynamics | Integer, *, offset: Tensor | None = None, repeats: int = 1,
-    residual: Tensor | None = None, pool: bool = False,
+    x: Tensor, norm: Norm, dynamics: Dynamics | Integer | None, *, offset: Tensor | None = None, repeats: int = 1,
+    residual: Tensor | None = None, pool: bool = False, pool_first: bool = False,
 ) -> Tensor:  # fmt: skip
     """See `bn_lif`."""
     if offset is not None:
@@ -67,10 +71,12 @@ def bn_lif_reference(
         norm.eps,
     )  # fmt: skip
     y = y.unflatten(0, x.shape[:2])
+    if pool_first:
+        y = _max_pool(y)
     if isinstance(dynamics, Integer):
-        spikes = integer_spike(y, dynamics.levels, normalize=dynamics.scale != 1)
-    else:
-        spikes = lif(y, dynamics)[0]
+        y = integer_spike(y, dynamics.levels, normalize=dynamics.scale != 1)
+    elif dynamics is not None:
+        y = lif(y, dynamics)[0]
     if pool:
-        spikes = F.max_pool2d(spikes.flatten(0, 1), 3, 2, 1).unflatten(0, spikes.shape[:2])
-    return spikes if residual is None else residual + spikes
+        y = _max_pool(y)
+    return y if residual is None else residual + y

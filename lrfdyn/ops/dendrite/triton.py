@@ -27,12 +27,14 @@ from torch import Tensor
 
 from lrfdyn.ops.dendrite.modes import LARGEST_DECAY
 from lrfdyn.ops.dispatch import first_derivative_only
+from lrfdyn.ops.machine import machine_of
 from lrfdyn.ops.tiles_triton import existing_columns, spike_source, spike_values, zero_tiles
+from lrfdyn.ops.tuning import choices, launch_tuned
 
 # Tokens loaded together, so that enough loads are in flight while the recurrence waits for none of them.
 TOKENS = 8
-# Channels per program, one warp each, and programs of the backward kernel.
-FORWARD_CHANNELS, BACKWARD_CHANNELS, BACKWARD_PROGRAMS = 64, 32, 3072
+# Channels per program, one warp each: what is taken, then what may be tried.
+FORWARD_CHANNELS, BACKWARD_CHANNELS = (64, 32, 128), (32, 64)
 
 
 @triton.jit
@@ -275,7 +277,11 @@ def _waiting(weight: Tensor, out: Tensor) -> Tensor | None:
 
 
 def _options(tokens: int, channels: int, modes: int) -> dict[str, Any]:
-    return {"N": tokens, "C": channels, "M": modes, "L": TOKENS, "LARGEST": LARGEST_DECAY, "num_warps": 1}
+    return {"N": tokens, "C": channels, "M": modes, "L": TOKENS, "LARGEST": LARGEST_DECAY}
+
+
+def _channels(x: Tensor, offered: tuple[int, ...]) -> Any:
+    return choices(x.device, BC=tuple(map(machine_of(x.device).channels, offered)), lanes=(1,))
 
 
 def as_read(*tensors: Tensor | None) -> list[Any]:
@@ -289,12 +295,12 @@ def launch(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Potentials in `dtype` of contiguous tokens, and the last state."""
     batch, tokens, channels = u.shape
-    modes, bc = weight.shape[-2], FORWARD_CHANNELS
+    modes = weight.shape[-2]
     out = torch.empty_like(u, dtype=dtype)
     state_out = weight.new_empty(batch, channels, modes, 2) if keep_state else None
-    _dendrite_forward[(triton.cdiv(channels, bc) * batch,)](
-        u, decay, frequency, weight, state, _waiting(weight, out), out, state_out, BC=bc,
-        **_options(tokens, channels, modes),
+    launch_tuned(
+        _dendrite_forward, lambda o: (triton.cdiv(channels, o["BC"]) * batch,), _channels(u, FORWARD_CHANNELS),
+        u, decay, frequency, weight, state, _waiting(weight, out), out, state_out, **_options(tokens, channels, modes),
     )  # fmt: skip
     return out, state_out
 
@@ -305,18 +311,22 @@ def launch_backward(
     """Gradients of the tokens, in `dtype`, and of the modes. `u` are the tokens, or their bits if they are `packed`."""
     grad = grad.contiguous()
     batch, tokens, channels = grad.shape
-    modes, bc = weight.shape[-2], BACKWARD_CHANNELS
+    modes, machine, offered = weight.shape[-2], machine_of(u.device), _channels(u, BACKWARD_CHANNELS)
     sets = weight.numel() // (2 * channels)  # modes of all directions
-    # A program takes several sequences, so that its sums are few beside the tokens it reads.
-    programs = max(1, min(batch, BACKWARD_PROGRAMS // triton.cdiv(channels, bc)))
+    # A program takes several sequences, so that its sums are few beside the tokens it reads. How many decides the order
+    # of a sum: it does not depend on what was tried.
+    programs = max(1, min(batch, machine.walkers // triton.cdiv(channels, offered[0]["BC"])))
     partial = weight.new_empty(programs, 4 * sets, channels)
     grad_u = torch.empty_like(grad, dtype=dtype)
-    _dendrite_backward[(triton.cdiv(channels, bc), programs)](
+    launch_tuned(
+        _dendrite_backward, lambda o: (triton.cdiv(channels, o["BC"]), programs), offered,
         u, decay, frequency, weight, grad, _waiting(weight, grad_u), grad_u, partial, batch, u.shape[0],
-        PACKED=packed, BC=bc, **_options(tokens, channels, modes),
+        PACKED=packed, **_options(tokens, channels, modes),
     )  # fmt: skip
     out = tuple(None if t is None else torch.empty_like(t) for t in (decay, frequency, weight))
-    _finish[(triton.cdiv(channels, 32), sets)](partial, weight, *out, programs, channels, M=modes, BG=32, BC=32)
+    _finish[(triton.cdiv(channels, 32), sets)](
+        partial, weight, *out, programs, channels, M=modes, BG=32, BC=32, num_warps=machine.warps(128)
+    )
     return grad_u, *out
 
 

@@ -51,10 +51,11 @@ def _by_kernel(x: Tensor, d: Dynamics, h0: Tensor | None, keep_state: bool) -> t
     if as_operator():
         pack = x.shape[0] <= MOST_PACKED_STEPS and torch.is_grad_enabled()
         spikes, state, bits = lif_operator(x, h0, *neuron_numbers(d), keep_state, pack)
-        return with_step_bits(spikes, bits if pack else None), state if keep_state else None
-    from lrfdyn.ops.lif.triton import Lif
+        state, bits = state if keep_state else None, bits if pack else None
+    else:
+        from lrfdyn.ops.lif.triton import Lif
 
-    spikes, state, bits = Lif.apply(x, h0, d, keep_state)
+        spikes, state, bits = Lif.apply(x, h0, d, keep_state)
     return with_step_bits(spikes, bits), state
 
 

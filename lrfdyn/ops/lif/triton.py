@@ -17,8 +17,10 @@ from lrfdyn.ops.bits import MOST_PACKED_STEPS
 from lrfdyn.ops.dispatch import first_derivative_only
 from lrfdyn.ops.lif.reference import Dynamics
 from lrfdyn.ops.tiles_triton import block_of_program, load_steps
+from lrfdyn.ops.tuning import choices, launch_tuned
 
-BLOCK = 1024
+# Elements of one time step per program, and its lanes: what is taken, then what may be tried.
+BLOCKS, LANES = (1024, 512, 2048), (128, 64, 256)
 
 
 @triton.jit
@@ -122,12 +124,18 @@ def new_results(x: Tensor, keep_state: bool, pack: bool) -> tuple[Tensor, Tensor
     return spikes, torch.empty_like(x[0]) if keep_state else None, packed
 
 
+def _launch_elements(kernel: Any, n: int, x: Tensor, *args: Any, **constants: Any) -> None:
+    """Launches a kernel whose programs take blocks of n elements."""
+    offered = choices(x.device, BLOCK=BLOCKS, lanes=LANES)
+    launch_tuned(kernel, lambda o: (triton.cdiv(n, o["BLOCK"]),), offered, x, *args, n, **constants)
+
+
 def launch(
     x: Tensor, h0: Tensor | None, d: Dynamics, keep_state: bool, pack: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Spikes, last membrane and bits of what is laid out."""
     (spikes, h, packed), n = new_results(x, keep_state, pack), x[0].numel()
-    _lif[(triton.cdiv(n, BLOCK),)](x, h0, None, None, spikes, h, packed, n, D=d, T=x.shape[0], BLOCK=BLOCK)
+    _launch_elements(_lif, n, x, h0, None, None, spikes, h, packed, D=d, T=x.shape[0])
     return spikes, h, packed
 
 
@@ -138,7 +146,7 @@ def launch_backward(
     grad, n = laid_out_as(grad, x), x[0].numel()
     grad_h = None if grad_h is None else laid_out_as(grad_h, x[0])
     grad_x, grad_h0 = torch.empty_like(x), torch.empty_like(h0) if with_h0 else None
-    _lif[(triton.cdiv(n, BLOCK),)](x, h0, grad, grad_h, grad_x, grad_h0, None, n, D=d, T=x.shape[0], BLOCK=BLOCK)
+    _launch_elements(_lif, n, x, h0, grad, grad_h, grad_x, grad_h0, None, D=d, T=x.shape[0])
     return grad_x, grad_h0
 
 
@@ -188,7 +196,7 @@ def launch_integer(x: Tensor, grad: Tensor | None, levels: int, scale: float) ->
     """The integer spikes of a dense x, or its gradient from theirs."""
     out = torch.empty_like(x)
     grad = None if grad is None else laid_out_as(grad, x)
-    _integer[(triton.cdiv(x.numel(), BLOCK),)](x, grad, out, x.numel(), LEVELS=levels, SCALE=scale, BLOCK=BLOCK)
+    _launch_elements(_integer, x.numel(), x, grad, out, LEVELS=levels, SCALE=scale)
     return out
 
 

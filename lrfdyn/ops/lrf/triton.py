@@ -21,10 +21,14 @@ import triton.language as tl
 from torch import Tensor
 
 from lrfdyn.ops.dispatch import first_derivative_only
+from lrfdyn.ops.machine import machine_of
 from lrfdyn.ops.tiles_triton import existing_columns, spike_source, spike_values, zero_tiles
+from lrfdyn.ops.tuning import choices, launch_tuned
 
-# Channels and images per program.
-FORWARD, BACKWARD, BACKWARD_WHOLE = (64, 2), (64, 2), (32, 8)
+# Channels and images per program, of one warp: what is taken, then what may be tried. Backward a program adds up its
+# images, so their number stays.
+FORWARD = (64, 32, 128), (2, 1, 4)
+BACKWARD, BACKWARD_WHOLE = ((64, 32), 2), ((32, 64), 8)
 # Tokens of a grid that is held in registers as a whole.
 WHOLE = 64
 
@@ -205,10 +209,12 @@ def launch(
     residual = None if residual is None else residual.contiguous(memory_format=torch.channels_last)
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     out = new_tokens(x, dtype)
-    bc, images = FORWARD
-    _lrf[(triton.cdiv(batch, images), triton.cdiv(channels, bc))](
+    machine, (columns, images) = machine_of(x.device), FORWARD
+    launch_tuned(
+        _lrf, lambda o: (triton.cdiv(batch, o["IMAGES"]), triton.cdiv(channels, o["BC"])),
+        choices(x.device, BC=tuple(map(machine.channels, columns)), IMAGES=images, lanes=(1,)),
         x, taps, residual, out, None, None, batch, height, batch, F=_form(x, step, dilations, identity), TS=0,
-        PACKED=False, IMAGES=images, BC=bc, num_warps=1,
+        PACKED=False,
     )  # fmt: skip
     return out
 
@@ -222,13 +228,15 @@ def launch_backward(
     x, step = adjacent(x)
     batch, channels, height, _ = grad.shape
     form = _form(grad, channels, dilations, identity)
-    bc, images = BACKWARD_WHOLE if form.rows else BACKWARD
+    machine, (columns, images) = machine_of(grad.device), BACKWARD_WHOLE if form.rows else BACKWARD
     programs = triton.cdiv(batch, images)
     partial = taps.new_empty(programs, form.count, 9, channels)
     grad_x = torch.empty_like(grad, dtype=dtype, memory_format=torch.channels_last)
-    _lrf[(programs, triton.cdiv(channels, bc))](
+    launch_tuned(
+        _lrf, lambda o: (programs, triton.cdiv(channels, o["BC"])),
+        choices(grad.device, BC=tuple(map(machine.channels, columns)), lanes=(1,)),
         grad, taps, None, grad_x, x, partial, batch, height, x.shape[0], F=form, TS=step, PACKED=packed,
-        IMAGES=images, BC=bc, num_warps=1,
+        IMAGES=images,
     )  # fmt: skip
     return grad_x, partial.sum(0).mT.unflatten(-1, (3, 3)).to(weight_dtype)
 

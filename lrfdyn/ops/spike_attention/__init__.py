@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lrfdyn.errors import require
 from lrfdyn.ops.dispatch import as_operator, require_shape, use_triton
+from lrfdyn.ops.machine import machine_of
 from lrfdyn.ops.spike_attention.operator import attention_operator
 from lrfdyn.ops.spike_attention.reference import Packed, spike_attention_reference
 
@@ -90,11 +91,23 @@ def causal_spike_attention(
 
 
 def _has_kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
-    """The kernel keeps a d x e matrix in registers, in float32 exactly, so wide heads are left to the library."""
+    """The kernel keeps a d x e matrix in registers, in float32 exactly, so wide heads are left to the library. Backward
+    two such matrices are in shared memory at once, if they are wide."""
     if q.dim() != 4 or q.dtype != v.dtype or q.dtype != k.dtype:
         return False
     most = 1024 if q.dtype == torch.float32 else 8192 if causal else 16384
-    return q.shape[-1] * v.shape[-1] <= most and use_triton(q, k, v)
+    size = q.shape[-1] * v.shape[-1]
+    return size <= most and use_triton(q, k, v) and (size <= 8192 or _room_for_wide_heads(q.device))
+
+
+def _room_for_wide_heads(device: torch.device) -> bool:
+    machine = machine_of(device)
+    return machine.shared >= 128 * 1024 or machine.lanes == 64  # AMD's matrix units take operands from registers
+
+
+# A compiler takes the answer and does not look how it is found. This is all that torch.compiler.assume_constant_result
+# does, but that one imports the compiler.
+_room_for_wide_heads._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _by_kernel(

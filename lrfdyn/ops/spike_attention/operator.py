@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lrfdyn.ops.operators import operator
@@ -32,17 +31,17 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
 
 @operator(
     "spike_attention_backward",
-    "(Tensor q, Tensor k, Tensor v, Tensor grad, float scale, bool causal, bool packed, ScalarType dtype) -> Tensor",
+    "(Tensor q, Tensor k, Tensor v, Tensor grad, float scale, bool causal, bool packed) -> Tensor",
 )
 def attention_backward(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, scale: float, causal: bool, packed: bool, dtype: torch.dtype
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, scale: float, causal: bool, packed: bool
 ) -> Tensor:
     """Gradients of q, k and v side by side: an operator may not give three parts of one tensor."""
     from lrfdyn.ops.spike_attention.triton import dense_rows, launch_backward, parts_of
 
     rows = _new_rows(q, grad)
     parts, (q, k, v, grad) = parts_of(rows, grad.shape[1], q.shape[3]), map(dense_rows, (q, k, v, grad))
-    launch_backward(parts, q, k, v, grad, None, scale, causal, packed, dtype)
+    launch_backward(parts, q, k, v, grad, None, scale, causal, packed)
     return rows
 
 
@@ -60,7 +59,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     q, k, v, scale, causal, *bits = inputs
     packed = bits[0] is not None
     ctx.save_for_backward(*(bits if packed else (q, k, v)))
-    ctx.given = (scale, causal, packed, q.dtype)
+    ctx.given = (scale, causal, packed)
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lrfdyn.ops.dispatch import first_derivative_only
+from lrfdyn.ops.machine import H200, machine_of
 from lrfdyn.ops.spike_attention.reference import Packed
 from lrfdyn.ops.tiles_triton import spike_source, spike_values
 
@@ -168,11 +169,19 @@ def _strides(*tensors: Tensor) -> list[int]:
 
 
 def _options(q: Tensor, e: int, causal: bool, dtype: torch.dtype) -> dict[str, Any]:
+    """Blocks and lanes decide the order of sums: functions of shape and machine."""
     _, heads, tokens, d = q.shape
-    bn, bd, be = (max(16, triton.next_power_of_2(size)) for size in (min(tokens, 64), d, e))
+    machine = machine_of(q.device)
+    bd, be = (max(16, triton.next_power_of_2(size)) for size in (d, e))
+    # Masked scores of 64 tokens besides all else are more than the registers hold where heads are wide, and in float32,
+    # which no matrix unit multiplies. On sm_90 shorter chunks have to be measured first.
+    wide = bd * be > 4096 and not machine.shared_operands
+    chunk = 32 if causal and (wide or (dtype == torch.float32 and machine.architecture != H200.architecture)) else 64
+    bn = max(16, triton.next_power_of_2(min(tokens, chunk)))
     return {
         "HEADS": heads, "CAUSAL": causal, "DW": d, "EW": e, "BN": bn, "BD": bd, "BE": be, "num_stages": 1,
-        "PRECISION": "ieee" if dtype == torch.float32 else "tf32", "num_warps": 8 if bd * be > 4096 else 4,
+        # The only one that all GPUs know; it is for float32, and products of 16 bits are exact.
+        "PRECISION": "ieee", "num_warps": machine.warps(256 if bd * be > 4096 else 128),
     }  # fmt: skip
 
 
@@ -203,16 +212,16 @@ def in_heads(rows: Tensor, heads: int) -> Tensor:
 
 def launch_backward(
     parts: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, grad: Tensor, extra: Tensor | None, scale: float,
-    causal: bool, packed: bool, dtype: torch.dtype,
+    causal: bool, packed: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v, written into `parts` `[batch, N, heads * d]`; `extra` is added to that of v. q, k and v
-    are dense rows, of spikes in `dtype` or of their bits (`packed`)."""
+    are dense rows, of spikes or of their bits (`packed`)."""
     batch, heads, tokens, e = grad.shape
     gq, gk, gv = (in_heads(part, heads) for part in parts)
     _attention_backward[(batch * heads,)](
         q, k, v, grad, gq, gk, gv, extra, scale, tokens, q.shape[0], *_strides(q, k, v, grad),
         gq.stride(0), gq.stride(2), gv.stride(0), gv.stride(2), *_strides(grad if extra is None else extra),
-        PACKED=packed, **_options(q, e, causal, dtype),
+        PACKED=packed, **_options(q, e, causal, grad.dtype),
     )  # fmt: skip
     return gq, gk, gv
 
@@ -230,10 +239,7 @@ class SpikeAttention(torch.autograd.Function):
         q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
         out = launch(q, k, v, scale, causal)
         ctx.save_for_backward(*((q, k, v) if packed is None else (dense_rows(x) for x in packed)))
-        ctx.given, ctx.side_by_side = (
-            (scale, causal, packed is not None, q.dtype),
-            q.stride(2) > q.shape[1] * q.shape[3],
-        )
+        ctx.given, ctx.side_by_side = (scale, causal, packed is not None), q.stride(2) > q.shape[1] * q.shape[3]
         return (out, given.view_as(given)) if fork else out
 
     @staticmethod
