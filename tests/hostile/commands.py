@@ -19,6 +19,7 @@ def commands(case: Case) -> None:
         "analyze": [[ground / "saved", "--images", "2", "--batch-size", "2", "--figures", "none", "--out", "a",
         "--device", "cpu"]],
         "theory": [["--tokens", "9", "--figures", "none", "--out", "t", "--beta", "0.1", "--dilations", "3,5"]],
+        "tune": [[ground / "saved", "--batch", "1", "--precision", "fp32", "--attention", "ssa", "--json"]],
         "profile": [[ground / "saved", "--batch", "1", "--repeats", "1", "--device", "cpu", "--json"]],
         "export": [[ground / "saved", "--out", "x.nothing", "--check", "1", "--tolerance", "0.1"]],
         "predict": [[ground / "images", "--model", ground / "saved", "--top", "2", "--batch", "1", "--json", "-"],

@@ -121,7 +121,7 @@ def test_table_3_is_one_recipe_and_three_seeds():
     for run in runs:
         changed = {line.partition(":")[0] for line in differences(first.config.as_dict(), run.config.as_dict())}
         assert changed <= allowed, run.name
-    assert [stage.epochs for stage, _ in first.config.in_stages()] == [30, 8]
+    assert [stage.epochs for stage, _ in first.config.in_stages()] == [8, 2]
     cells = {(run.config.model.attention, run.config.model.dilations) for run in runs[:12]}
     steps = [(1,), (1, 3), (1, 3, 5)]
     assert cells == {("ssa", None), ("lrf_dyn", ()), ("causal_ssa", ()),
