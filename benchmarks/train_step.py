@@ -2,6 +2,9 @@
 definitions, eager and compiled, and against SpikingJelly where it is installed, in one run.
 
     python benchmarks/train_step.py --models spikformer_4_384 --json out.json
+
+`lrfdyn` is the step of `lrfdyn train`, one CUDA graph; `lrfdyn-compiled` is `torch.compile(model)` in a loop without
+one, as others would write it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,14 @@ from lrfdyn import create_model
 from lrfdyn.ops.dispatch import plain_operations
 from lrfdyn.training.step import TrainStep, capturable_adamw
 
-IMPLEMENTATIONS = ("lrfdyn", "reference", "reference-compiled", "spikingjelly", "spikingjelly-compiled")
+IMPLEMENTATIONS = (
+    "lrfdyn",
+    "lrfdyn-compiled",
+    "reference",
+    "reference-compiled",
+    "spikingjelly",
+    "spikingjelly-compiled",
+)
 
 
 class Peer(torch.nn.Module):
@@ -66,8 +76,8 @@ def measure(name: str, attention: str, implementation: str, batch: int | None, r
         return None
     model.train()
     labels = torch.randint(classes, (batch,), device=images.device)
-    ours = implementation == "lrfdyn"
-    call = torch.compile(model) if implementation == "reference-compiled" else model
+    ours, compiled = implementation.startswith("lrfdyn"), implementation in ("lrfdyn-compiled", "reference-compiled")
+    call = torch.compile(model) if compiled else model
     optimizer = capturable_adamw(model, 1e-3)
     with nullcontext() if ours else plain_operations():
         # Memory of a step once the libraries have chosen their algorithms: trying them takes more, and a graph that is
@@ -78,7 +88,7 @@ def measure(name: str, attention: str, implementation: str, batch: int | None, r
         common.free_memory()
         step((images, labels))
         peak = common.peak_mib()
-        step = TrainStep(call, optimizer, F.cross_entropy, amp=torch.bfloat16, graph=ours)
+        step = TrainStep(call, optimizer, F.cross_entropy, amp=torch.bfloat16, graph=ours and not compiled)
         ms = common.elapsed(lambda: step((images, labels)), repeats)
     return {
         "benchmark": "train_step", "model": name, "attention": attention, "implementation": implementation,
