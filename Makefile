@@ -20,7 +20,7 @@ test: .venv/dev-installed
 
 # What needs or profits from a GPU. The last line says what ran, and on what.
 test-gpu: .venv/dev-installed
-	$(BIN)/python -m pytest -m gpu -q
+	$(BIN)/python -m pytest -m gpu -n 6 --dist worksteal -q
 
 # On a GPU: the tables of docs/performance.md, peers included, all of one revision. Goes on where it was interrupted.
 bench: .venv/dev-installed

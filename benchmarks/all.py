@@ -43,6 +43,9 @@ STEPS = {
     "train_step_cifar_reference": f"{CIFAR} --implementations lrfdyn reference reference-compiled {PEERS}",
     "train_step_224": "benchmarks/train_step.py --models spikformer_8_512 qkformer_10_512 sdt_v3_s "
     "--implementations lrfdyn spikingjelly",
+    "train_step_224_ours": "benchmarks/train_step.py --models qkformer_10_512 sdt_v3_s spikformer_8_512 "
+    "--implementations lrfdyn",
+    "train_step_compiled": f"{CIFAR} --attentions ssa lrf_dyn --implementations lrfdyn lrfdyn-compiled",
     "inference_cifar": f"benchmarks/inference.py --models spikformer_4_384 --implementations lrfdyn reference {PEERS}",
     "kernels": "benchmarks/kernels.py --implementations kernel reference reference-compiled",
     "before_after": f"benchmarks/before_after.py --before {CHECKOUT} --rounds 3",

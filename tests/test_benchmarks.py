@@ -284,7 +284,7 @@ def test_a_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
 
 
 def test_pages_that_name_a_file_by_hand_are_told():
-    assert "imagenet.md" in bench.by_hand(["train_step_224"])
+    assert "imagenet.md" in bench.by_hand(["train_step_224_ours"])
     assert bench.by_hand(["no_such"]) == []
 
 

@@ -10,7 +10,7 @@ Records = list[dict[str, Any]]
 # What the page reads, but for the comparison of two versions, which names both.
 FILES = (
     "train_step_cifar", "train_step_cifar_ours", "train_step_cifar_peers", "train_step_cifar_reference",
-    "train_step_224", "inference_cifar", "kernels",
+    "train_step_224", "train_step_224_ours", "train_step_compiled", "inference_cifar", "kernels",
 )  # fmt: skip
 
 
@@ -150,6 +150,8 @@ PARTS = {
     "training_peers": lambda: speed("train_step_cifar_peers"),
     "training_plain": lambda: speed("train_step_cifar_reference"),
     "training_224": lambda: speed("train_step_224"),
+    "training_224_ours": lambda: speed("train_step_224_ours"),
+    "training_compiled": lambda: speed("train_step_compiled"),
     "inference_speed": lambda: speed("inference_cifar"),
     "kernels": kernels,
     "targets": targets,

@@ -295,8 +295,9 @@ MIXING = {
 }
 
 
-def same_training_step(one, other, x):
-    """Two networks with the same weights give the same output, gradients and statistics."""
+def same_training_step(one, other, x, exact=True):
+    """Two networks with the same weights give the same output, gradients and statistics. Plain norms (not `exact`) are
+    computed in another way inside a graph."""
     outputs = [one(x), other(x)]
     for y in outputs:
         y.square().sum().backward()
@@ -306,7 +307,11 @@ def same_training_step(one, other, x):
         close(p.grad, parameters[name.removeprefix("_orig_mod.")].grad, 1e-5, f"gradient of {name}")
     buffers = dict(other.named_buffers())
     for name, b in one.named_buffers():
-        assert torch.equal(b, buffers[name.removeprefix("_orig_mod.")]), name
+        expected = buffers[name.removeprefix("_orig_mod.")]
+        if exact:
+            assert torch.equal(b, expected), name
+        else:
+            close(b, expected, 1e-6, name)
 
 
 @pytest.mark.parametrize("attention", MIXING)
@@ -410,7 +415,7 @@ class OwnNetwork(nn.Module):
 
     def __init__(self, attention):
         super().__init__()
-        self.patches = nn.Conv2d(3, 32, 4, 4)
+        self.patches = nn.Conv2d(3, 32, 4, 4, bias=False)  # in front of a norm its gradient is rounding
         self.norm, self.neuron = nn.BatchNorm2d(32), LIF()
         self.attn = create_attention(attention, dim=32, heads=2, grid=(4, 4))
         self.head = nn.Linear(32, 5)
@@ -426,7 +431,7 @@ def test_a_network_of_ones_own_compiles_and_gets_the_kernels(attention):
     torch.manual_seed(0)
     net = OwnNetwork(attention).to(DEVICE)
     other, graphs = copy.deepcopy(net), []
-    same_training_step(compiled(net, graphs), other, rand(2, 3, 16, 16))
+    same_training_step(compiled(net, graphs), other, rand(2, 3, 16, 16), exact=False)
     assert set(names(graphs)) >= MIXING[attention] | {"bn_lif", "spike_conv", "lif"}
 
 

@@ -241,7 +241,8 @@ def test_of_equal_potentials_the_first_is_the_maximum():
 
 
 def test_one_pool_at_most():
-    norm = norm_of(8, torch.float32, True)(torch.ones(8), torch.zeros(8))
+    one = torch.ones(8, device=DEVICE)
+    norm = norm_of(8, torch.float32, True)(one, 0 * one)
     with pytest.raises(LrfdynError, match="pool_first"):
         bn_lif(rand(1, 1, 8, 4, 4), norm, None, pool=True, pool_first=True)
     with pytest.raises(LrfdynError, match=r"residual: .*pooled"):
