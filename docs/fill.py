@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not options.check:
                 page.write_text(filled, encoding="utf-8")
     if options.figures:
-        for module in (deployment, edge, findings, results):
+        for module in (deployment, edge, findings, performance, results):
             module.draw()
     if options.check and stale:
         print(f"not current: {', '.join(str(page.relative_to(ROOT)) for page in stale)}; run: python docs/fill.py")

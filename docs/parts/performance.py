@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from docs.parts import listing, read, table
+from docs.parts import ROOT, listing, read, table
 
 Records = list[dict[str, Any]]
 # What the page reads, but for the comparison of two versions, which names both.
@@ -99,6 +99,51 @@ def targets() -> str:
     return table(["attention", "images/s", "times the fastest peer", "of its memory"], body)
 
 
+TOKENS = {"tokens_h200": "images/tokens_h200.svg", "tokens_cpu": "images/tokens_cpu.svg"}  # records and their figures
+
+
+def per_token(record: dict[str, Any], what: str = "ms") -> float:
+    """Nanoseconds."""
+    return 1e6 * record[what] / (record["batch"] * record["tokens"])
+
+
+def tokens(name: str) -> str:
+    """Time per token against the number of tokens, as a figure where it was drawn, and as a table."""
+    records = load(name)
+    if not records:
+        return f"Not measured yet (`results/performance/{name}.json`)."
+    sizes = sorted({r["tokens"] for r in records})
+    found = {(r["attention"], r["tokens"]): f"{per_token(r):,.0f}" for r in records}
+    body = [
+        [attention, *(found.get((attention, size), "") for size in sizes)]
+        for attention in dict.fromkeys(r["attention"] for r in records)
+    ]
+    where = records[0]["machine"]["gpu"] or f"{records[0]['machine']['cpu']}, one core"
+    said = f"{where}, {records[0]['dtype']}, {records[0]['channels']} channels, forward, nanoseconds per token:"
+    figure = f"![Nanoseconds per token against the number of tokens]({TOKENS[name]})\n\n"
+    drawn = (ROOT / "docs" / TOKENS[name]).is_file()
+    return f"{figure if drawn else ''}{said}\n\n{table(['tokens', *map(str, sizes)], body, numbers=True)}"
+
+
+def draw() -> None:
+    """The figures of time against tokens: forward, and forward with backward."""
+    import matplotlib.pyplot as plt
+
+    for name, path in TOKENS.items():
+        if not (records := load(name)):
+            continue
+        figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=True)
+        for axis, what, title in zip(axes, ("ms", "training_ms"), ("forward", "forward and backward"), strict=True):
+            for attention in dict.fromkeys(r["attention"] for r in records):
+                own = sorted((r["tokens"], per_token(r, what)) for r in records if r["attention"] == attention)
+                axis.loglog(*zip(*own, strict=True), marker="o", markersize=3, label=attention)
+            axis.set(title=title, xlabel="tokens", ylabel="ns per token" if axis is axes[0] else "")
+            axis.grid(alpha=0.3)
+        axes[1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+        figure.savefig(ROOT / "docs" / path, bbox_inches="tight")
+        plt.close(figure)
+
+
 def before_after(name: str) -> str:
     """Two versions of the package in one run (benchmarks/before_after.py)."""
     found = read(f"performance/{name}.json")
@@ -155,6 +200,8 @@ PARTS = {
     "inference_speed": lambda: speed("inference_cifar"),
     "kernels": kernels,
     "targets": targets,
+    "tokens_h200": lambda: tokens("tokens_h200"),
+    "tokens_cpu": lambda: tokens("tokens_cpu"),
     "compiled_kernels": compiled,
     "before_after": lambda: before_after("before_after"),
     "before_after_cpu": lambda: before_after("before_after_cpu"),

@@ -74,8 +74,8 @@ def dendrite(
 
         return Dendrite.apply(*given)
     if form == "auto":
-        # Measured on CPUs: the Toeplitz products win for one or two chunks, the FFT beyond.
-        form = "scan" if u.shape[1] <= 2 * CHUNK else "fft"
+        # Measured on CPUs: products win at every length. On a GPU going from chunk to chunk costs a launch for each.
+        form = "fft" if u.is_cuda and u.shape[1] > 4 * CHUNK else "scan"
     if form not in FORMS:
         raise unknown_name("form", form, ["auto", *FORMS])
     out = torch.promote_types(u.dtype, weight.dtype)

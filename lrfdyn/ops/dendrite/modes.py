@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lrfdyn.errors import require
@@ -24,7 +24,7 @@ from lrfdyn.ops.dispatch import require_shape
 
 # exp(-LARGEST_DECAY) is zero in every float format; beyond it only inf * 0 could happen.
 LARGEST_DECAY = 1e4
-CHUNK = 32
+CHUNK = 16
 Modes = tuple[Tensor, Tensor | None, Tensor]
 
 
@@ -107,46 +107,66 @@ def paired_modes(tau: Tensor, coupling: Tensor, gamma: Tensor, readout: Tensor, 
     return decay, frequency, torch.view_as_real(output * entry / 2)
 
 
-def _by_fft(kernel: Tensor) -> Callable[[Tensor], Tensor]:
+def dendrite_fft(
+    u: Tensor, modes: Modes, initial_state: Tensor | None, final_state: bool
+) -> tuple[Tensor, Tensor | None]:
     """F^-1{F(kappa) F(u)}, padded to 2N: the training form of the paper."""
-    n = len(kernel)
-    spectrum = torch.fft.rfft(kernel, 2 * n, dim=0)
-    return lambda u: torch.fft.irfft(torch.fft.rfft(u, 2 * n, dim=1) * spectrum, 2 * n, dim=1)[:, :n]
+    decay, frequency, weight = modes
+    real, n = frequency is None, u.shape[1]
+    powers = mode_powers(decay, frequency, torch.arange(n + 1, device=u.device))
+    w = mode_numbers(weight, real)
+    spectrum = torch.fft.rfft(2 * (powers[:n] * w).sum(-1).real, 2 * n, dim=0)
+    soma = torch.fft.irfft(torch.fft.rfft(u, 2 * n, dim=1) * spectrum, 2 * n, dim=1)[:, :n]
+    state = None if initial_state is None else mode_numbers(initial_state, real)
+    if state is not None:
+        soma = soma + 2 * torch.einsum("bcm,lcm->blc", w * state, powers[1:]).real
+    if not final_state:
+        return soma, None
+    return soma, mode_pairs(_advanced(u, powers, state))
 
 
-def _by_products(kernel: Tensor) -> Callable[[Tensor], Tensor]:
-    """The product with the Toeplitz matrix [out, in, C]: kappa[out - in] where out >= in."""
-    lag = torch.arange(len(kernel), device=kernel.device)
-    lag = lag.unsqueeze(1) - lag
-    toeplitz = kernel[lag.clamp(min=0)] * (lag >= 0).unsqueeze(-1)
-    return lambda u: torch.einsum("bsc,lsc->blc", u, toeplitz[: u.shape[1], : u.shape[1]])
+def _advanced(u: Tensor, powers: Tensor, state: Tensor | None) -> Tensor:
+    """The numbers of modes `[B, C, M]` after the tokens `u`, if they were `state` before; None: zero."""
+    n = u.shape[1]
+    entering = torch.einsum("bsc,scm->bcm", u.to(powers.dtype), powers[:n].flip(0))
+    return entering if state is None else entering + powers[n] * state
+
+
+def _flat(numbers: Tensor) -> Tensor:
+    """The numbers of modes, complex or real ones, as real ones along the last axis."""
+    return torch.view_as_real(numbers.resolve_conj()).flatten(-2) if numbers.is_complex() else numbers
 
 
 def dendrite_scan(
-    u: Tensor, modes: Modes, initial_state: Tensor | None, final_state: bool, chunk: int | None = CHUNK
+    u: Tensor, modes: Modes, initial_state: Tensor | None, final_state: bool, chunk: int = CHUNK
 ) -> tuple[Tensor, Tensor | None]:
-    """In chunks: a small causal convolution inside a chunk, the mode state from chunk to chunk. Without `chunk` all
-    tokens are one, and the convolution is by FFT."""
+    """In chunks, by one small matrix for each channel: what a chunk makes of its own tokens, what it makes of the state
+    before it, and what it adds to the state, which is carried from chunk to chunk."""
     decay, frequency, weight = modes
-    real = frequency is None
-    w = mode_numbers(weight, real)
-    length = min(chunk or u.shape[1], u.shape[1])
+    (batch, n, channels), real = u.shape, frequency is None
+    length = min(chunk, n)
+    chunks = -(-n // length)
     powers = mode_powers(decay, frequency, torch.arange(length + 1, device=u.device))
-    kernel = 2 * (powers[:length] * w).sum(-1).real
-    convolve = _by_products(kernel) if chunk else _by_fft(kernel)
+    leaving = 2 * powers * mode_numbers(weight, real)
+    padded = F.pad(u, (0, 0, 0, chunks * length - n)) if n % length else u
+    rows = padded.movedim(2, 0).flatten(1).contiguous().view(channels, -1, length)
+    lag = torch.arange(length, device=u.device)
+    lag = lag - lag.unsqueeze(1)  # [in, out]
+    kernel = leaving[:length].sum(-1).real.T
+    soma = torch.bmm(rows, kernel[:, lag.clamp(min=0)] * (lag >= 0))
     state = None if initial_state is None else mode_numbers(initial_state, real)
-    soma = []
-    for tokens in u.split(length, dim=1):
-        n = tokens.shape[1]
-        out = convolve(tokens)
-        if state is not None:
-            out = out + 2 * torch.einsum("bcm,lcm->blc", w * state, powers[1 : n + 1]).real
-        soma.append(out)
-        if final_state or len(soma) * length < u.shape[1]:
-            entering = torch.einsum("bsc,scm->bcm", tokens.to(powers.dtype), powers[:n].flip(0))
-            state = entering if state is None else entering + powers[n] * state
-    last = mode_pairs(state) if final_state and state is not None else None
-    return torch.cat(soma, 1) if chunk else soma[0], last
+    if chunks > 1 or state is not None:
+        added = torch.bmm(rows, _flat(powers[:length].flip(0).transpose(0, 1)))
+        steps = mode_numbers(added.view(channels, batch, chunks, -1, 2), real).transpose(0, 1).unbind(2)
+        states = [torch.zeros_like(steps[0]) if state is None else state]
+        for step in steps[:-1]:
+            states.append(step + powers[length] * states[-1])
+        state = states[-1]
+        before = _flat(torch.stack(states, 2).transpose(0, 1)).reshape(channels, batch * chunks, -1)
+        soma = torch.baddbmm(soma, before, _flat(leaving[1:].conj()).permute(1, 2, 0))
+    last = _advanced(u[:, (chunks - 1) * length :], powers, state) if final_state else None
+    soma = soma.view(channels, -1).T.contiguous().view(batch, -1, channels)[:, :n]
+    return soma, None if last is None else mode_pairs(last)
 
 
 def dendrite_step(
@@ -192,4 +212,4 @@ def dendrite_steps(
 
 
 Form = Callable[..., tuple[Tensor, Tensor | None]]
-FORMS: dict[str, Form] = {"fft": partial(dendrite_scan, chunk=None), "scan": dendrite_scan, "step": dendrite_steps}
+FORMS: dict[str, Form] = {"fft": dendrite_fft, "scan": dendrite_scan, "step": dendrite_steps}
