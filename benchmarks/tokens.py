@@ -4,7 +4,7 @@ FlashAttention on a GPU.
 
     python benchmarks/tokens.py --json results/performance/tokens_h200.json
 
-Only what mixes tokens is measured, without projections, neurons and norms: `lrf_dyn` is the dendrites, and "with
+Only what mixes tokens is measured, without projections, neurons and norms: "LRF-Dyn" is the dendrites, and "with
 stencils" what is added to them too. On a GPU in bfloat16 with the kernels, on a CPU in float32 with the plain forms on
 one core. `ms` is forward without gradients, `training_ms` forward and backward, `peak_mib` the memory of these besides
 the inputs. What does not fit into memory has no record.
@@ -67,12 +67,12 @@ def mixes(batch: int, tokens: int, device: str, dtype: torch.dtype) -> dict[str,
     stencils = torch.randn(len(DILATIONS), CHANNELS, 3, 3, device=device)
     u = drawn[0].flatten(2)
     return {
-        "lrf_dyn": (dendrites, [u, *modes]),
-        "lrf_dyn, two directions": (dendrites, [u, *(torch.stack((mode, mode.flip(0))) for mode in modes)]),
-        "lrf_dyn with stencils": (dendrites_and_stencils, [u, *modes, stencils]),
-        "ssa": (lambda *qkv: spike_attention(*qkv, SCALE), heads),
-        "causal_ssa": (lambda *qkv: causal_spike_attention(*qkv, SCALE)[0], heads),
-        "ssa, official form": (official_ssa, heads),
+        "LRF-Dyn": (dendrites, [u, *modes]),
+        "LRF-Dyn, two directions": (dendrites, [u, *(torch.stack((mode, mode.flip(0))) for mode in modes)]),
+        "LRF-Dyn with stencils": (dendrites_and_stencils, [u, *modes, stencils]),
+        "SSA": (lambda *qkv: spike_attention(*qkv, SCALE), heads),
+        "causal SSA": (lambda *qkv: causal_spike_attention(*qkv, SCALE)[0], heads),
+        "SSA, official form": (official_ssa, heads),
         "softmax attention": (F.scaled_dot_product_attention, heads),
     }
 

@@ -127,21 +127,25 @@ def tokens(name: str) -> str:
 
 def draw() -> None:
     """The figures of time against tokens: forward, and forward with backward."""
-    import matplotlib.pyplot as plt
+    from lrfdyn.analysis.report.drawings import STYLE, pyplot
 
+    plt = pyplot("plot")
     for name, path in TOKENS.items():
-        if not (records := load(name)):
+        records = load(name)
+        if not records:
             continue
-        figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=True)
-        for axis, what, title in zip(axes, ("ms", "training_ms"), ("forward", "forward and backward"), strict=True):
-            for attention in dict.fromkeys(r["attention"] for r in records):
-                own = sorted((r["tokens"], per_token(r, what)) for r in records if r["attention"] == attention)
-                axis.loglog(*zip(*own, strict=True), marker="o", markersize=3, label=attention)
-            axis.set(title=title, xlabel="tokens", ylabel="ns per token" if axis is axes[0] else "")
-            axis.grid(alpha=0.3)
-        axes[1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-        figure.savefig(ROOT / "docs" / path, bbox_inches="tight")
-        plt.close(figure)
+        with plt.rc_context(STYLE):
+            figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=True)
+            for axis, what, title in zip(axes, ("ms", "training_ms"), ("forward", "forward and backward"), strict=True):
+                for attention in dict.fromkeys(r["attention"] for r in records):
+                    own = sorted((r["tokens"], per_token(r, what)) for r in records if r["attention"] == attention)
+                    axis.plot(*zip(*own, strict=True), marker="o", markersize=3, label=attention)
+                axis.set_xscale("log", base=2)
+                axis.set_yscale("log")
+                axis.set(title=title, xlabel="tokens", ylabel="ns per token" if axis is axes[0] else "")
+            axes[1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+            figure.savefig(ROOT / "docs" / path, bbox_inches="tight")
+            plt.close(figure)
 
 
 def before_after(name: str) -> str:
