@@ -15,7 +15,8 @@ from lrfdyn.attention.base import lif_conv
 from lrfdyn.convert import fold_batch_norm
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.qkformer import PooledConv
-from lrfdyn.nn.layers import MembraneMLP, SpikingConv
+from lrfdyn.models.sdt_v2 import RepConvBN, SeparableConv
+from lrfdyn.nn.layers import ConvBN, MembraneConv, MembraneMLP, SpikingConv
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.ops import dispatch
 from lrfdyn.ops.bits import step_bits_of
@@ -268,6 +269,35 @@ def test_a_replaced_convolution_is_computed_as_it_is(change, kernels_everywhere)
     got = layer.eval()(x)
     with plain_operations():
         assert torch.equal(got, layer(x))
+
+
+@pytest.mark.parametrize("layer", [ConvBN, MembraneConv, SpikingConv])
+def test_a_convolution_may_be_replaced_by_several(layer, kernels_everywhere):
+    """Nothing is asked of it but its output: it has no weight of its own."""
+    torch.manual_seed(0)
+    layer = layer(8, 8, *([] if layer is ConvBN else [LIF(threshold=0.3)])).to(DEVICE).eval()
+    layer.conv = torch.nn.Sequential(torch.nn.Conv2d(8, 4, 1), torch.nn.Conv2d(4, 8, 1)).to(DEVICE)
+    x = potentials()
+    together = SpikingConv.together([layer], x)[0][0]
+    with plain_operations():
+        want = layer(x)
+    torch.testing.assert_close(layer(x), want)
+    torch.testing.assert_close(together, want)
+
+
+@pytest.mark.parametrize("part", ["depthwise", "conv1"])
+def test_the_bias_of_a_replaced_convolution_of_spikes_is_added(part, kernels_everywhere):
+    torch.manual_seed(0)
+    layer = (SeparableConv(8, 3, LIF) if part == "depthwise" else RepConvBN(8, 8)).to(DEVICE).eval()
+    inner = layer if part == "depthwise" else layer.conv
+    old = inner.get_submodule(part)
+    kind = {"kernel_size": old.kernel_size, "padding": old.padding, "groups": old.groups}
+    setattr(inner, part, torch.nn.Conv2d(old.in_channels, old.out_channels, **kind).to(DEVICE))
+    torch.nn.init.ones_(inner.get_submodule(part).bias)
+    x = potentials()
+    with plain_operations():
+        want = layer(x)
+    torch.testing.assert_close(layer(x), want)
 
 
 def test_spikes_changed_in_place_lose_their_bits(kernels_everywhere):
