@@ -206,6 +206,31 @@ def test_hooks_see_what_they_watch(attribute, kernels_everywhere):
     assert calls == ["whole"]
 
 
+@pytest.mark.parametrize("part", ["conv", "neuron", "bn"])
+def test_a_forward_of_its_own_is_called(part, kernels_everywhere):
+    """As libraries set it on a module that they wrap in place."""
+    layer, x = spiking_conv(), potentials()
+    module = layer.get_submodule(part)
+    module.forward = lambda y, forward=module.forward: forward(y) + y
+    with plain_operations():
+        want = layer(x)
+    torch.testing.assert_close(layer(x), want)
+    torch.testing.assert_close(SpikingConv.together([layer], x)[0][0], want)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_norm_told_to_forget_its_statistics_leaves_them(training, kernels_everywhere):
+    """`track_running_stats` may be changed at any time: in training the statistics then stay as they are."""
+    layer, x = spiking_conv().train(training), potentials()
+    layer.bn.track_running_stats = False
+    before = {name: buffer.clone() for name, buffer in layer.bn.named_buffers()}
+    with plain_operations():
+        want = layer(x)
+    torch.testing.assert_close(layer(x), want)
+    for name, buffer in layer.bn.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+
+
 @pytest.mark.parametrize("path", ["fc1", "fc1.bn", "fc1.conv", "fc2.neuron", "fc2", "fc2.bn", "fc2.conv"])
 def test_hooks_see_what_they_watch_between_potentials(path, kernels_everywhere):
     torch.manual_seed(0)
