@@ -158,8 +158,10 @@ class ConvBN(nn.Module):
         repeats = x.shape[0] if is_repeated(x) else 1
         y = _without_bias(self.conv, x[:1] if repeats > 1 else x)
         # The norm takes the bias of the convolution, so that no pass over memory is spent on adding it.
-        options: dict[str, Any] = {"residual": residual, "pool": pool, "pool_first": pool_first}
-        return bn_lif(y, *parts, offset=self.conv.bias, repeats=repeats, **options)
+        options: dict[str, Any] = {"repeats": repeats, "pool": pool, "pool_first": pool_first}
+        if pool and neuron is not None and residual is not None:  # no kernel adds to pooled spikes
+            return residual + bn_lif(y, *parts, offset=self.conv.bias, **options)
+        return bn_lif(y, *parts, offset=self.conv.bias, residual=residual, **options)
 
     def section(self, name: str, pool: bool = False) -> Section:
         """This layer, with a max pool behind it, as a section of potentials."""

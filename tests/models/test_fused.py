@@ -278,6 +278,15 @@ def test_pooled_convolutions_are_fused(pool, training, kernels_everywhere, monke
     assert step_bits_of(layer(x)) is not None
 
 
+@pytest.mark.parametrize("layer", [SpikingConv, MembraneConv])
+def test_pool_and_shortcut_together(layer, kernels_everywhere):
+    torch.manual_seed(0)
+    layer, x, shortcut = layer(8, 8, LIF(threshold=0.3)).to(DEVICE), potentials(), potentials()[..., ::2, ::2]
+    with plain_operations():
+        want = layer(x, residual=shortcut, pool=True)
+    torch.testing.assert_close(layer(x, residual=shortcut, pool=True), want)
+
+
 def test_a_pruned_convolution_trains_on(kernels_everywhere):
     layer = spiking_conv()
     torch.nn.utils.prune.l1_unstructured(layer.conv, "weight", 0.5)
