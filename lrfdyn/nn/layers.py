@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -43,6 +45,20 @@ def convolve(conv: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return fold_time(conv, x)
 
 
+@cache
+def _arguments(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(signature(function).parameters)
+
+
+def _adds_residual(branch: type[nn.Module]) -> bool:
+    """Whether it can be called with a `residual`: all branches of this package can, what takes their place need not."""
+    return "residual" in _arguments(branch.forward)
+
+
+# A compiler takes the answer and does not look how it is found (see `torch.compiler.assume_constant_result`).
+_adds_residual._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 class DropPath(nn.Module):
     """Stochastic depth: in training, the residual branch `[T, B, ...]` of a sample is 0 at all time steps with
     probability `rate`, and divided by `1 - rate` otherwise."""
@@ -60,8 +76,8 @@ class DropPath(nn.Module):
         return branch * (torch.empty(shape, dtype=branch.dtype, device=branch.device).bernoulli_(keep) / keep)
 
     def add(self, residual: Tensor, branch: nn.Module, x: Tensor) -> Tensor:
-        """`residual` plus the branch of `x`, which adds it itself where nothing can be dropped."""
-        if (self.training and self.rate > 0) or observed(self):
+        """`residual` plus the branch of `x`, which adds it itself where it can and nothing can be dropped."""
+        if (self.training and self.rate > 0) or observed(self) or not _adds_residual(type(branch)):
             return residual + self(branch(x))
         return branch(x, residual=residual)
 

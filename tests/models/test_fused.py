@@ -254,6 +254,17 @@ def test_a_replaced_layer_of_potentials_is_computed_as_it_is(kernels_everywhere)
     torch.testing.assert_close(mlp(x, residual=x), want)
 
 
+@pytest.mark.parametrize(("host", "path"), [("qkformer_imagenet", "stages.2.blocks.0"), ("sdt_v1", "blocks.0")])
+def test_a_branch_may_be_replaced_by_any_module(host, path):
+    """One that does not know of a residual too, such as Identity in an ablation."""
+    block, x = small_model(host, **HOSTS[host]).get_submodule(path), torch.randn(2, 1, 16, 2, 2)
+    block.attn = block.mlp = torch.nn.Identity()
+    expected = 2 * (x + block.neuron(x)) if host == "sdt_v1" else 4 * x
+    assert torch.equal(block(x), expected)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(block, backend="eager", fullgraph=True)(x), expected)
+
+
 def test_a_watched_drop_path_is_called(kernels_everywhere):
     block = small_model("sdt_v3", **HOSTS["sdt_v3"]).to(DEVICE).stages[3].blocks[0]
     x, seen = torch.randn(1, 2, 16, 2, 2, device=DEVICE), []
