@@ -12,6 +12,8 @@ import torch.nn.utils.prune
 from lrfdyn import create_attention, create_model
 from lrfdyn.attention import AttentionHost
 from lrfdyn.attention.base import lif_conv
+from lrfdyn.attention.lrf_dyn import LRFDyn
+from lrfdyn.attention.ssa import VSA
 from lrfdyn.convert import fold_batch_norm
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.qkformer import PooledConv
@@ -272,6 +274,24 @@ def test_a_watched_drop_path_is_called(kernels_everywhere):
     block.drop_path.register_forward_hook(lambda *_: seen.append("branch"))
     torch.testing.assert_close(block(x), want, rtol=1e-4, atol=1e-5)
     assert seen == ["branch"] * 3
+
+
+@pytest.mark.parametrize("kind", [VSA, LRFDyn])
+def test_a_subclass_may_mix_in_its_own_way(kind, kernels_everywhere):
+    """Its norm may be anywhere then, and is not taken for the last step."""
+
+    class Doubled(kind):
+        def mix(self, *spikes):
+            return 2 * super().mix(*spikes) + 1
+
+    torch.manual_seed(0)
+    layer = randomize(Doubled(16, 2, (2, 3), AttentionHost(lif_conv, lif_conv))).to(DEVICE).eval()
+    spikes = [(torch.rand(2, 2, 16, 2, 3, device=DEVICE) < 0.5).float() for _ in layer.projections]
+    got = layer.spikes(*spikes)
+    assert torch.equal(got, layer.fire(layer.mix(*spikes)))
+    assert got.any()
+    with plain_operations():
+        torch.testing.assert_close(got, layer.spikes(*spikes))
 
 
 @pytest.mark.parametrize("pool", [False, True])
