@@ -113,6 +113,25 @@ def test_a_little_faster_is_not_faster(inputs):
     assert (kind.options["BLOCK"], kind.ms, kind.first_ms) == (1024, 1.0, 1.0)
 
 
+def test_only_what_is_offered_is_taken_though_shapes_are_alike(fewer_lanes, monkeypatch):
+    """These two are alike in powers of two, and the smaller one has no room for the larger blocks of the other."""
+    one, taken = torch.ones(32, device=DEVICE), []
+    chosen = tuning.taken
+    monkeypatch.setattr(tuning, "taken", lambda *given: taken.append((chosen(*given), given[2])) or taken[-1][0])
+
+    def run():
+        for width in (10, 8):
+            x = rand(2, 1, 32, 8, width).requires_grad_()
+            norm = Norm(one, 0 * one, 0 * one, one.clone(), True)
+            with_kernels(bn_lif)(x, norm, Dynamics.lif(), pool_first=True).sum().backward()
+
+    with tuning.measured(lambda call: 1.0):
+        run()
+    assert all(options in offered for options, offered in taken)
+    with tuning.measured(lambda call: pytest.fail("it is known")):
+        run()
+
+
 class Kernel:
     """In the place of a kernel: adds `BLOCK` times `step` to its second argument, in place."""
 
