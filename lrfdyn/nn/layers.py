@@ -50,13 +50,18 @@ def _arguments(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(signature(function).parameters)
 
 
-def _adds_residual(branch: type[nn.Module]) -> bool:
-    """Whether it can be called with a `residual`: all branches of this package can, what takes their place need not."""
-    return "residual" in _arguments(branch.forward)
+def _adds_residual(layer: type[nn.Module]) -> bool:
+    return "residual" in _arguments(layer.forward)
 
 
 # A compiler takes the answer and does not look how it is found (see `torch.compiler.assume_constant_result`).
 _adds_residual._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def add_output(residual: Tensor, layer: nn.Module, x: Tensor) -> Tensor:
+    """`residual` plus what the layer makes of `x`. All layers of this package that stand at the end of a branch can be
+    called with a `residual` and add it themselves; what a user puts in their place need not."""
+    return layer(x, residual=residual) if _adds_residual(type(layer)) else residual + layer(x)
 
 
 class DropPath(nn.Module):
@@ -76,10 +81,10 @@ class DropPath(nn.Module):
         return branch * (torch.empty(shape, dtype=branch.dtype, device=branch.device).bernoulli_(keep) / keep)
 
     def add(self, residual: Tensor, branch: nn.Module, x: Tensor) -> Tensor:
-        """`residual` plus the branch of `x`, which adds it itself where it can and nothing can be dropped."""
-        if (self.training and self.rate > 0) or observed(self) or not _adds_residual(type(branch)):
+        """`residual` plus the branch of `x`, which adds it itself where nothing can be dropped."""
+        if (self.training and self.rate > 0) or observed(self):
             return residual + self(branch(x))
-        return branch(x, residual=residual)
+        return add_output(residual, branch, x)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:g}"

@@ -267,6 +267,38 @@ def test_a_branch_may_be_replaced_by_any_module(host, path):
     assert torch.equal(torch.compile(block, backend="eager", fullgraph=True)(x), expected)
 
 
+class Wrapped(torch.nn.Module):
+    """Knows nothing of the layer in it but that it takes a tensor."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+LAST_LAYERS = {
+    "stages.1.embedding.shortcut": "qkformer_imagenet",
+    "stem.rpe": "sdt_v1",
+    "blocks.0.attn.proj": "sdt_v1",
+    "stages.0.blocks.0.separable": "sdt_v2",
+    "stages.0.blocks.0.separable.contract": "sdt_v2",
+    "stages.3.blocks.0.attn.proj": "sdt_v2",
+}
+
+
+@pytest.mark.parametrize("path", LAST_LAYERS)
+def test_the_last_layer_of_a_branch_may_be_wrapped(path):
+    host = LAST_LAYERS[path]
+    model = randomize(small_model(host, **{"time_steps": 2, **HOSTS[host]})).eval()
+    images = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        want = model(images)
+        model.set_submodule(path, Wrapped(model.get_submodule(path)))
+        assert torch.equal(model(images), want)
+
+
 def test_a_watched_drop_path_is_called(kernels_everywhere):
     block = small_model("sdt_v3", **HOSTS["sdt_v3"]).to(DEVICE).stages[3].blocks[0]
     x, seen = torch.randn(1, 2, 16, 2, 2, device=DEVICE), []
