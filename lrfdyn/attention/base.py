@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lrfdyn.checks import check_types, checked
 from lrfdyn.errors import LrfdynError, require, require_integer
-from lrfdyn.nn.layers import SpikingConv
+from lrfdyn.nn.layers import SpikingConv, add_output
 from lrfdyn.nn.neurons import LIF, IntegerSpike, Neuron
 
 if TYPE_CHECKING:
@@ -110,12 +110,12 @@ class Attention(nn.Module):
         self.proj = host.project_out(self.value_dim, dim)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """With `residual` (the host's last layer must take one), added to the output."""
+        """With `residual`, added to the output."""
         projected, shortcut = self._project(x)
         spikes = self.spikes(*projected)
         if residual is None:
             return self.proj(spikes)
-        return self.proj(spikes, residual=shortcut if residual is x else residual)
+        return add_output(shortcut if residual is x else residual, self.proj, spikes)
 
     def spikes(self, *projected: Tensor) -> Tensor:
         """What the firing neuron sends to the last layer."""

@@ -22,12 +22,10 @@ from lrfdyn.attention.registry import register_attention
 from lrfdyn.attention.row_stream import BUFFERS, RowStream
 from lrfdyn.attention.ssa import LocalReceptiveFields
 from lrfdyn.errors import require, require_integer, unknown_name
-from lrfdyn.nn.neurons import fused_dynamics, fused_norm
+from lrfdyn.nn.layers import norm_fire
 from lrfdyn.ops.bits import packed_width
-from lrfdyn.ops.bn_lif import bn_lif
 from lrfdyn.ops.dendrite import dendrite, initial_dendrites, paired_modes
 from lrfdyn.ops.dendrite.modes import Modes, mode_kernel, split_directions
-from lrfdyn.ops.dispatch import use_triton
 from lrfdyn.ops.lrf import lrf
 
 TOKENS = ("value", "qkv")
@@ -120,14 +118,12 @@ class LRFDyn(Attention):
         self.norm = nn.BatchNorm2d(self.value_dim)
 
     def spikes(self, *projected: Tensor) -> Tensor:
-        dynamics = fused_dynamics(self.fire) if use_triton(projected[-1]) else None
-        norm = None if dynamics is None else fused_norm(self.norm)
-        if dynamics is None or norm is None:
+        if type(self).mix is not LRFDyn.mix:  # of a subclass, which may end in anything
             return super().spikes(*projected)
-        return bn_lif(self.currents(*projected), norm, dynamics)
+        return norm_fire(self.norm, self.fire, self.currents(*projected))
 
     def mix(self, *spikes: Tensor) -> Tensor:
-        return self.norm(self.currents(*spikes).flatten(0, 1)).unflatten(0, spikes[-1].shape[:2])
+        return norm_fire(self.norm, None, self.currents(*spikes))
 
     def currents(self, *spikes: Tensor) -> Tensor:
         """Y, before the norm."""

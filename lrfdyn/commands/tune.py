@@ -9,17 +9,20 @@ gives the same numbers before and after. What was fastest is kept in a file of t
 from __future__ import annotations
 
 import argparse
+import copy
 
 import torch
 
-from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
+from lrfdyn.attention import ATTENTIONS, attention_label
 from lrfdyn.commands.shared import make_table, plain_console, print_json
 from lrfdyn.convert.fold import fold_batch_norm
 from lrfdyn.convert.swap import swap_attention
 from lrfdyn.devices import choose_device, device_name
 from lrfdyn.errors import require, require_integer
+from lrfdyn.files import writable_folder
 from lrfdyn.models.base import SpikingModel
 from lrfdyn.ops.dispatch import use_triton
+from lrfdyn.ops.machine import machine_of
 from lrfdyn.sources import find_source
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,18 +44,21 @@ def run(args: argparse.Namespace) -> None:
     require_integer("batch", args.batch, 1)
     device = choose_device(None)
     source = find_source(args.model, time_steps=args.time_steps, image_size=args.image_size)
-    model = source.load().float()
     require(use_triton(torch.zeros(1, device=device)), f"device: the kernels need a GPU and Triton, got {device}")
     from lrfdyn.ops.tuning import measured
-    from lrfdyn.ops.tuning_file import path_of
+    from lrfdyn.ops.tuning_file import folder, path_of
 
+    if (place := folder()) is not None:  # before minutes are spent on what cannot be kept
+        writable_folder(place, "LRFDYN_TUNING")
+    model = source.load().float()
     own: str = model.config.get("attention", "")
+    kinds = [ATTENTIONS.name_of(kind) for kind in args.attention or ()] or [own]
     with measured(again=args.again) as found:
-        for kind in args.attention or [own]:
+        for kind in kinds:
+            network = copy.deepcopy(model)  # what is swapped has lost the options of the model's own attention
             if kind != own:
-                attention_options(kind)
-                swap_attention(model, kind)
-            launch_all(model.to(device), args.batch, PRECISIONS[args.precision])
+                swap_attention(network, kind)
+            launch_all(network.to(device), args.batch, PRECISIONS[args.precision])
     records = [{"machine": machine.name, **record._asdict()} for machine in found for record in found[machine].values()]
     if args.json:
         print_json(records)
@@ -63,10 +69,10 @@ def run(args: argparse.Namespace) -> None:
         table.add_row(r["key"].split()[0], sizes, f"{1e3 * r['ms']:.1f}", f"{1e3 * r['first_ms']:.1f}", str(r["tried"]))
     console = plain_console(80)
     console.print(table)
-    kinds = ", ".join(map(attention_label, args.attention or [own])) or "no attention"
-    places = [str(path) for path in map(path_of, found) if path is not None]
-    kept = f"kept in {', '.join(places)}" if places else "kept nowhere, LRFDYN_TUNING is 0"
-    console.print(f"{len(records)} kinds of launches of {source.origin} ({kinds}), {kept}", soft_wrap=True)
+    labels = ", ".join(map(attention_label, kinds)) or "no attention"
+    path = path_of(machine_of(device))
+    kept = "kept nowhere, LRFDYN_TUNING is 0" if path is None else f"kept in {path}"
+    console.print(f"{len(records)} kinds of launches of {source.origin} ({labels}), {kept}", soft_wrap=True)
     if dropped := sum(r["other_bits"] for r in records):
         console.print(f"{dropped} sizes gave other bits and were not taken: please report this", soft_wrap=True)
 

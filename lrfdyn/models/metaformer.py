@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lrfdyn.errors import require
 from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.transformer import TransformerConfig
-from lrfdyn.nn.layers import ConvBN, MembraneConv, drop_path_rates, init_weights
+from lrfdyn.nn.layers import ConvBN, MembraneConv, add_output, drop_path_rates, init_weights
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, residual_section, row_halo, sections_of
 
@@ -43,7 +43,7 @@ class ConvBlock(nn.Module):
         self.conv2 = MembraneConv(hidden, dim, neuron(), kernel=3)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.separable(x, residual=x)
+        x = add_output(x, self.separable, x)
         return MembraneConv.chain([self.conv1, self.conv2], x, residual=x)
 
     def sections(self, name: str) -> Iterator[Section]:

@@ -17,7 +17,7 @@ from lrfdyn.models.base import SpikingModel, classifier
 from lrfdyn.models.registry import register_model
 from lrfdyn.models.spikformer import Block
 from lrfdyn.models.transformer import CIFAR10_DVS, GESTURE, TransformerConfig, stem_widths
-from lrfdyn.nn.layers import ConvBN, SpikingConv, drop_path_rates, init_weights
+from lrfdyn.nn.layers import ConvBN, SpikingConv, add_output, drop_path_rates, init_weights
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, lean_max_pool, sections_of
 
@@ -87,7 +87,7 @@ class Embedding(nn.Module):
         self.shortcut = SpikingConv(c_in, convs[-1][0], LIF(), stride=2 ** sum(pool for _, pool in convs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.shortcut(x, residual=self.convs(x))
+        return add_output(self.convs(x), self.shortcut, x)
 
     def section(self, name: str) -> Section:
         """The embedding as one section."""

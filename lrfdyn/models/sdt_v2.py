@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from lrfdyn.attention import AttentionHost
 from lrfdyn.models.metaformer import OFFICIAL_KEYS, MetaFormer, MetaFormerConfig
 from lrfdyn.models.registry import register_model
-from lrfdyn.nn.layers import ConvBN, MembraneBlock, MembraneConv, MembraneMLP, convolve_spikes, fold_time, norm_fire
+from lrfdyn.nn.layers import (
+    ConvBN,
+    MembraneBlock,
+    MembraneConv,
+    MembraneMLP,
+    add_output,
+    convolve_spikes,
+    fold_time,
+    norm_fire,
+)
 from lrfdyn.nn.neurons import LIF, observed
 
 
@@ -29,7 +38,8 @@ class SeparableConv(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         spikes = MembraneConv.chain([self.expand], x, neuron=self.neuron)
-        return self.contract(convolve_spikes(self.depthwise, spikes), residual)
+        spikes = convolve_spikes(self.depthwise, spikes)
+        return self.contract(spikes) if residual is None else add_output(residual, self.contract, spikes)
 
 
 class RepConv(nn.Module):

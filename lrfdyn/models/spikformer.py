@@ -38,11 +38,8 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.drop_path.rate > 0:
-            x = x + self.drop_path(self.attn(x))
-            return x + self.drop_path(self.mlp(x))
-        x = self.attn(x, residual=x)
-        return self.mlp(x, residual=x)
+        x = self.drop_path.add(x, self.attn, x)
+        return self.drop_path.add(x, self.mlp, x)
 
     def sections(self, name: str) -> Iterator[Section]:
         """Attention and MLP as sections; an attention that keeps to each token says so (`mixes_tokens = False`)."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lrfdyn.attention import Attention, AttentionHost, create_attention
 from lrfdyn.errors import require
 from lrfdyn.models.base import LIMITS, ModelConfig, SpikingModel, classifier
-from lrfdyn.nn.layers import ConvBN, MembraneConv, SpikingConv, drop_path_rates, init_weights
+from lrfdyn.nn.layers import ConvBN, MembraneConv, SpikingConv, add_output, drop_path_rates, init_weights
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.nn.sections import Section, sections_of
 
@@ -98,7 +98,7 @@ class Stem(nn.Module):
         return [*maps[:-1], self.add_position(x)]
 
     def add_position(self, x: Tensor) -> Tensor:
-        return self.rpe(x, residual=x)
+        return add_output(x, self.rpe, x)
 
     def sections(self, name: str) -> Iterator[Section]:
         """Every convolution is a section."""

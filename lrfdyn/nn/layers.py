@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -43,6 +45,25 @@ def convolve(conv: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return fold_time(conv, x)
 
 
+@cache
+def _arguments(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(signature(function).parameters)
+
+
+def _adds_residual(layer: type[nn.Module]) -> bool:
+    return "residual" in _arguments(layer.forward)
+
+
+# A compiler takes the answer and does not look how it is found (see `torch.compiler.assume_constant_result`).
+_adds_residual._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def add_output(residual: Tensor, layer: nn.Module, x: Tensor) -> Tensor:
+    """`residual` plus what the layer makes of `x`. All layers of this package that stand at the end of a branch can be
+    called with a `residual` and add it themselves; what a user puts in their place need not."""
+    return layer(x, residual=residual) if _adds_residual(type(layer)) else residual + layer(x)
+
+
 class DropPath(nn.Module):
     """Stochastic depth: in training, the residual branch `[T, B, ...]` of a sample is 0 at all time steps with
     probability `rate`, and divided by `1 - rate` otherwise."""
@@ -63,7 +84,7 @@ class DropPath(nn.Module):
         """`residual` plus the branch of `x`, which adds it itself where nothing can be dropped."""
         if (self.training and self.rate > 0) or observed(self):
             return residual + self(branch(x))
-        return branch(x, residual=residual)
+        return add_output(residual, branch, x)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:g}"
@@ -94,8 +115,9 @@ def _without_bias(conv: Any, x: Tensor) -> Tensor:
 
 
 def convolve_spikes(conv: Any, x: Tensor) -> Tensor:
-    """A convolution without bias of spikes `[T, B, C, H, W]`, which are kept for its backward pass as bits."""
-    if not is_repeated(x) and _plain_convolution(conv) and use_triton(x, conv.weight):
+    """A convolution of spikes `[T, B, C, H, W]`, which are kept for its backward pass as bits if it has no bias."""
+    plain = not is_repeated(x) and _plain_convolution(conv) and conv.bias is None
+    if plain and use_triton(x, conv.weight):
         return _without_bias(conv, x)
     return convolve(conv, x)
 
@@ -129,7 +151,7 @@ class ConvBN(nn.Module):
     ) -> Tensor:  # fmt: skip
         """The spikes of a neuron behind this layer, or potentials without one, and a pool behind the neuron or in front
         of it. On a GPU, norm, neuron, pool and sum are one operation."""
-        on_gpu = use_triton(x, self.conv.weight, residual)
+        on_gpu = _plain_convolution(self.conv) and use_triton(x, self.conv.weight, residual)
         fused = self._fused(neuron, x, residual, pool, pool_first) if on_gpu else None
         if fused is not None:
             return fused
@@ -147,9 +169,9 @@ class ConvBN(nn.Module):
         return isinstance(self.bn, FoldedNorm) and not self.bn.shifts
 
     def _fused(self, neuron: Any, x: Tensor, residual: Tensor | None, pool: bool, pool_first: bool) -> Tensor | None:
-        """None where a part is observed by hooks or is of another kind, and where nothing follows the convolution."""
-        bare = neuron is None and residual is None and not pool
-        if not _plain_convolution(self.conv) or (bare and self._ends_in_convolution):
+        """Of a plain convolution; None where another part is observed by hooks or is of another kind, and where nothing
+        follows the convolution."""
+        if neuron is None and residual is None and not pool and self._ends_in_convolution:
             return None
         parts = fused_norm_and_neuron(self.bn, neuron)
         if parts is None:
@@ -157,8 +179,10 @@ class ConvBN(nn.Module):
         repeats = x.shape[0] if is_repeated(x) else 1
         y = _without_bias(self.conv, x[:1] if repeats > 1 else x)
         # The norm takes the bias of the convolution, so that no pass over memory is spent on adding it.
-        options: dict[str, Any] = {"residual": residual, "pool": pool, "pool_first": pool_first}
-        return bn_lif(y, *parts, offset=self.conv.bias, repeats=repeats, **options)
+        options: dict[str, Any] = {"repeats": repeats, "pool": pool, "pool_first": pool_first}
+        if pool and neuron is not None and residual is not None:  # no kernel adds to pooled spikes
+            return residual + bn_lif(y, *parts, offset=self.conv.bias, **options)
+        return bn_lif(y, *parts, offset=self.conv.bias, residual=residual, **options)
 
     def section(self, name: str, pool: bool = False) -> Section:
         """This layer, with a max pool behind it, as a section of potentials."""
@@ -197,16 +221,18 @@ class SpikingConv(ConvBN):
         On a GPU, 1x1 convolutions of the same kind are one matrix product, one norm and one neuron, and the gradient of
         the shortcut costs no pass of its own.
         """
-        merged = _merged(layers, x) if use_triton(x, layers[0].conv.weight) else None
+        merged = _merged(layers, x)
         return ([layer(x) for layer in layers], x) if merged is None else merged
 
 
 def _merged(layers: Sequence[SpikingConv], x: Tensor) -> tuple[Sequence[Tensor], Tensor] | None:
-    """See `SpikingConv.together`; None where a part is observed by hooks, or the layers differ in kind."""
+    """See `SpikingConv.together`; None off a GPU, where a part is observed by hooks, or the layers differ in kind."""
+    plain = (type(layer) is SpikingConv and not observed(layer) and _plain_convolution(layer.conv) for layer in layers)
+    if is_repeated(x) or not all(plain) or not use_triton(x, *(layer.conv.weight for layer in layers)):
+        return None
     convs = [layer.conv for layer in layers]
     kinds = [fused_dynamics(layer.neuron) for layer in layers]
-    plain = (type(layer) is SpikingConv and not observed(layer) and _plain_convolution(layer.conv) for layer in layers)
-    if not all(plain) or kinds[0] is None or any(kind != kinds[0] for kind in kinds) or is_repeated(x):
+    if kinds[0] is None or any(kind != kinds[0] for kind in kinds):
         return None
     if any((c.kernel_size, c.stride, c.padding, c.groups) != ((1, 1), (1, 1), (0, 0), 1) for c in convs):
         return None

@@ -80,7 +80,9 @@ class IntegerSpike(Neuron):
 
 
 def observed(module: nn.Module) -> bool:
-    """Whether hooks expect to see this module called."""
+    """Whether hooks expect to see this module called, or it has a `forward` that its class has not."""
+    if "forward" in module.__dict__:
+        return True
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     everywhere = nn.modules.module
     return any(getattr(module, name) or getattr(everywhere, f"_global{name}", None) for name in hooks)
@@ -134,7 +136,7 @@ def fused_norm(norm: nn.Module, count_batch: bool = True) -> Norm | None:
     if type(norm) is not nn.BatchNorm2d or not norm.affine:
         return None
     mean, var, count, momentum = norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum
-    if mean is None or var is None or count is None or momentum is None:
+    if mean is None or var is None or count is None or momentum is None or not norm.track_running_stats:
         return None
     if norm.training and count_batch:
         count.add_(1)

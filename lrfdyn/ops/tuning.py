@@ -65,14 +65,15 @@ def choices(device: torch.device, lanes: tuple[int, ...], **sizes: tuple[int, ..
 
 
 def kind_of(kernel: Any, grid: Grid, offered: Sequence[Options], args: Sequence[Any], constants: Options) -> str:
-    """The kind of a launch: types and constants as they are, sizes and the number of programs by powers of two."""
+    """The kind of a launch: types and constants as they are, sizes and the number of programs by powers of two. What is
+    offered belongs to it, since it may end where the shape does."""
     parts = [f"{kernel.fn.__module__.partition('.')[2]}.{kernel.fn.__name__}"]
     for arg in args:
         if isinstance(arg, Tensor):
             parts.append(str(arg.dtype).removeprefix("torch."))
         elif not isinstance(arg, float):
             parts.append("-" if arg is None else f"2^{int(arg).bit_length()}")
-    parts += [f"{name}={value!r}" for name, value in constants.items()]
+    parts += [f"{name}={value!r}" for name, value in (*constants.items(), *offered[0].items())]
     return " ".join([*parts, f"programs=2^{math.prod(grid(offered[0])).bit_length()}"])
 
 

@@ -12,10 +12,13 @@ import torch.nn.utils.prune
 from lrfdyn import create_attention, create_model
 from lrfdyn.attention import AttentionHost
 from lrfdyn.attention.base import lif_conv
+from lrfdyn.attention.lrf_dyn import LRFDyn
+from lrfdyn.attention.ssa import VSA
 from lrfdyn.convert import fold_batch_norm
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models.qkformer import PooledConv
-from lrfdyn.nn.layers import MembraneMLP, SpikingConv
+from lrfdyn.models.sdt_v2 import RepConvBN, SeparableConv
+from lrfdyn.nn.layers import ConvBN, MembraneConv, MembraneMLP, SpikingConv
 from lrfdyn.nn.neurons import LIF
 from lrfdyn.ops import dispatch
 from lrfdyn.ops.bits import step_bits_of
@@ -205,6 +208,31 @@ def test_hooks_see_what_they_watch(attribute, kernels_everywhere):
     assert calls == ["whole"]
 
 
+@pytest.mark.parametrize("part", ["conv", "neuron", "bn"])
+def test_a_forward_of_its_own_is_called(part, kernels_everywhere):
+    """As libraries set it on a module that they wrap in place."""
+    layer, x = spiking_conv(), potentials()
+    module = layer.get_submodule(part)
+    module.forward = lambda y, forward=module.forward: forward(y) + y
+    with plain_operations():
+        want = layer(x)
+    torch.testing.assert_close(layer(x), want)
+    torch.testing.assert_close(SpikingConv.together([layer], x)[0][0], want)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_norm_told_to_forget_its_statistics_leaves_them(training, kernels_everywhere):
+    """`track_running_stats` may be changed at any time: in training the statistics then stay as they are."""
+    layer, x = spiking_conv().train(training), potentials()
+    layer.bn.track_running_stats = False
+    before = {name: buffer.clone() for name, buffer in layer.bn.named_buffers()}
+    with plain_operations():
+        want = layer(x)
+    torch.testing.assert_close(layer(x), want)
+    for name, buffer in layer.bn.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+
+
 @pytest.mark.parametrize("path", ["fc1", "fc1.bn", "fc1.conv", "fc2.neuron", "fc2", "fc2.bn", "fc2.conv"])
 def test_hooks_see_what_they_watch_between_potentials(path, kernels_everywhere):
     torch.manual_seed(0)
@@ -228,6 +256,49 @@ def test_a_replaced_layer_of_potentials_is_computed_as_it_is(kernels_everywhere)
     torch.testing.assert_close(mlp(x, residual=x), want)
 
 
+@pytest.mark.parametrize(("host", "path"), [("qkformer_imagenet", "stages.2.blocks.0"), ("sdt_v1", "blocks.0")])
+def test_a_branch_may_be_replaced_by_any_module(host, path):
+    """One that does not know of a residual too, such as Identity in an ablation."""
+    block, x = small_model(host, **HOSTS[host]).get_submodule(path), torch.randn(2, 1, 16, 2, 2)
+    block.attn = block.mlp = torch.nn.Identity()
+    expected = 2 * (x + block.neuron(x)) if host == "sdt_v1" else 4 * x
+    assert torch.equal(block(x), expected)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(block, backend="eager", fullgraph=True)(x), expected)
+
+
+class Wrapped(torch.nn.Module):
+    """Knows nothing of the layer in it but that it takes a tensor."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+LAST_LAYERS = {
+    "stages.1.embedding.shortcut": "qkformer_imagenet",
+    "stem.rpe": "sdt_v1",
+    "blocks.0.attn.proj": "sdt_v1",
+    "stages.0.blocks.0.separable": "sdt_v2",
+    "stages.0.blocks.0.separable.contract": "sdt_v2",
+    "stages.3.blocks.0.attn.proj": "sdt_v2",
+}
+
+
+@pytest.mark.parametrize("path", LAST_LAYERS)
+def test_the_last_layer_of_a_branch_may_be_wrapped(path):
+    host = LAST_LAYERS[path]
+    model = randomize(small_model(host, **{"time_steps": 2, **HOSTS[host]})).eval()
+    images = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        want = model(images)
+        model.set_submodule(path, Wrapped(model.get_submodule(path)))
+        assert torch.equal(model(images), want)
+
+
 def test_a_watched_drop_path_is_called(kernels_everywhere):
     block = small_model("sdt_v3", **HOSTS["sdt_v3"]).to(DEVICE).stages[3].blocks[0]
     x, seen = torch.randn(1, 2, 16, 2, 2, device=DEVICE), []
@@ -235,6 +306,24 @@ def test_a_watched_drop_path_is_called(kernels_everywhere):
     block.drop_path.register_forward_hook(lambda *_: seen.append("branch"))
     torch.testing.assert_close(block(x), want, rtol=1e-4, atol=1e-5)
     assert seen == ["branch"] * 3
+
+
+@pytest.mark.parametrize("kind", [VSA, LRFDyn])
+def test_a_subclass_may_mix_in_its_own_way(kind, kernels_everywhere):
+    """Its norm may be anywhere then, and is not taken for the last step."""
+
+    class Doubled(kind):
+        def mix(self, *spikes):
+            return 2 * super().mix(*spikes) + 1
+
+    torch.manual_seed(0)
+    layer = randomize(Doubled(16, 2, (2, 3), AttentionHost(lif_conv, lif_conv))).to(DEVICE).eval()
+    spikes = [(torch.rand(2, 2, 16, 2, 3, device=DEVICE) < 0.5).float() for _ in layer.projections]
+    got = layer.spikes(*spikes)
+    assert torch.equal(got, layer.fire(layer.mix(*spikes)))
+    assert got.any()
+    with plain_operations():
+        torch.testing.assert_close(got, layer.spikes(*spikes))
 
 
 @pytest.mark.parametrize("pool", [False, True])
@@ -250,6 +339,15 @@ def test_pooled_convolutions_are_fused(pool, training, kernels_everywhere, monke
     for got, expected in zip((layer(x), layer(x, residual=residual)), want, strict=True):
         torch.testing.assert_close(got, expected)
     assert step_bits_of(layer(x)) is not None
+
+
+@pytest.mark.parametrize("layer", [SpikingConv, MembraneConv])
+def test_pool_and_shortcut_together(layer, kernels_everywhere):
+    torch.manual_seed(0)
+    layer, x, shortcut = layer(8, 8, LIF(threshold=0.3)).to(DEVICE), potentials(), potentials()[..., ::2, ::2]
+    with plain_operations():
+        want = layer(x, residual=shortcut, pool=True)
+    torch.testing.assert_close(layer(x, residual=shortcut, pool=True), want)
 
 
 def test_a_pruned_convolution_trains_on(kernels_everywhere):
@@ -268,6 +366,35 @@ def test_a_replaced_convolution_is_computed_as_it_is(change, kernels_everywhere)
     got = layer.eval()(x)
     with plain_operations():
         assert torch.equal(got, layer(x))
+
+
+@pytest.mark.parametrize("layer", [ConvBN, MembraneConv, SpikingConv])
+def test_a_convolution_may_be_replaced_by_several(layer, kernels_everywhere):
+    """Nothing is asked of it but its output: it has no weight of its own."""
+    torch.manual_seed(0)
+    layer = layer(8, 8, *([] if layer is ConvBN else [LIF(threshold=0.3)])).to(DEVICE).eval()
+    layer.conv = torch.nn.Sequential(torch.nn.Conv2d(8, 4, 1), torch.nn.Conv2d(4, 8, 1)).to(DEVICE)
+    x = potentials()
+    together = SpikingConv.together([layer], x)[0][0]
+    with plain_operations():
+        want = layer(x)
+    torch.testing.assert_close(layer(x), want)
+    torch.testing.assert_close(together, want)
+
+
+@pytest.mark.parametrize("part", ["depthwise", "conv1"])
+def test_the_bias_of_a_replaced_convolution_of_spikes_is_added(part, kernels_everywhere):
+    torch.manual_seed(0)
+    layer = (SeparableConv(8, 3, LIF) if part == "depthwise" else RepConvBN(8, 8)).to(DEVICE).eval()
+    inner = layer if part == "depthwise" else layer.conv
+    old = inner.get_submodule(part)
+    kind = {"kernel_size": old.kernel_size, "padding": old.padding, "groups": old.groups}
+    setattr(inner, part, torch.nn.Conv2d(old.in_channels, old.out_channels, **kind).to(DEVICE))
+    torch.nn.init.ones_(inner.get_submodule(part).bias)
+    x = potentials()
+    with plain_operations():
+        want = layer(x)
+    torch.testing.assert_close(layer(x), want)
 
 
 def test_spikes_changed_in_place_lose_their_bits(kernels_everywhere):

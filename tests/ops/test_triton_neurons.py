@@ -252,6 +252,28 @@ def test_one_pool_at_most():
     assert torch.equal(added, residual + pooled)
 
 
+@pytest.mark.parametrize(
+    ("argument", "change"),
+    [
+        ("norm.weight", lambda given: given["norm"].update(weight=torch.ones(4))),
+        ("norm.bias", lambda given: given["norm"].update(bias=torch.ones(1))),
+        ("norm.running_mean", lambda given: given["norm"].update(running_mean=torch.ones(9))),
+        ("norm.running_var", lambda given: given["norm"].update(running_var=torch.ones(8, 1))),
+        ("offset", lambda given: given.update(offset=torch.ones(4))),
+        ("repeats", lambda given: given.update(repeats=0)),
+        ("x", lambda given: given.update(x=torch.ones(1, 1, 8, 1, 1))),
+    ],
+)
+def test_what_does_not_fit_the_channels_is_refused(argument, change):
+    """The plain norm refuses it too; a kernel would read and write what belongs to others."""
+    norm = {name: torch.ones(8) for name in ("weight", "bias", "running_mean", "running_var")}
+    given = {"x": torch.zeros(1, 2, 8, 4, 4), "norm": norm}
+    change(given)
+    norm = Norm(**given.pop("norm"), training=True)
+    with pytest.raises(LrfdynError, match=rf"^{argument}: expected .*, got"):
+        bn_lif(given.pop("x"), norm, Dynamics.lif(), **given)
+
+
 def test_bn_lif_offset_has_no_gradient_in_training():
     x = rand(2, 2, 8, 4, 4)
     offset = torch.zeros(8, device=x.device, requires_grad=True)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lrfdyn.cli import main
+from lrfdyn.commands import tune
 from lrfdyn.ops import lif
 from lrfdyn.ops.bits import pack_channels, unpack_channels
 from lrfdyn.ops.bits_triton import unpack_steps
@@ -111,6 +112,25 @@ def test_a_little_faster_is_not_faster(inputs):
         with_kernels(lif)(inputs[0], Dynamics.lif())
     (kind,) = found[machine_here()].values()
     assert (kind.options["BLOCK"], kind.ms, kind.first_ms) == (1024, 1.0, 1.0)
+
+
+def test_only_what_is_offered_is_taken_though_shapes_are_alike(fewer_lanes, monkeypatch):
+    """These two are alike in powers of two, and the smaller one has no room for the larger blocks of the other."""
+    one, taken = torch.ones(32, device=DEVICE), []
+    chosen = tuning.taken
+    monkeypatch.setattr(tuning, "taken", lambda *given: taken.append((chosen(*given), given[2])) or taken[-1][0])
+
+    def run():
+        for width in (10, 8):
+            x = rand(2, 1, 32, 8, width).requires_grad_()
+            norm = Norm(one, 0 * one, 0 * one, one.clone(), True)
+            with_kernels(bn_lif)(x, norm, Dynamics.lif(), pool_first=True).sum().backward()
+
+    with tuning.measured(lambda call: 1.0):
+        run()
+    assert all(options in offered for options, offered in taken)
+    with tuning.measured(lambda call: pytest.fail("it is known")):
+        run()
 
 
 class Kernel:
@@ -303,4 +323,37 @@ def test_the_command_measures_what_a_network_launches(monkeypatch, capsys, empty
     assert main(given) == 0
     said = capsys.readouterr().out
     assert "0 kinds of launches of" in said
-    assert f"{len(list(empty_folder.glob('*.json')))}" == "1"
+    (path,) = empty_folder.glob("*.json")
+    assert f"kept in {path}" in said
+
+
+@pytest.fixture
+def networks(monkeypatch):
+    """The networks that the command would launch."""
+    monkeypatch.setattr(dispatch, "_on_kernel_device", lambda tensor: True)
+    found = []
+    monkeypatch.setattr(tune, "launch_all", lambda model, *_: found.append(model))
+    return found
+
+
+def test_the_command_measures_every_attention_that_it_is_given(networks, tmp_path, capsys):
+    from lrfdyn import create_model
+
+    options = {"dim": 16, "depth": 1, "heads": 2, "image_size": 16, "attention_options": {"dilations": [1, 2]}}
+    create_model("spikformer_4_384", attention="lrf_ssa", **options).save_pretrained(tmp_path / "model")
+    assert main(["tune", str(tmp_path / "model"), "--attention", "lrf_dyn", "LRF_SSA", "ssa"]) == 0
+    assert [network.config["attention"] for network in networks] == ["lrf_dyn", "lrf_ssa", "ssa"]
+    assert networks[1].blocks[0].attn.lrf.dilations == (1, 2)  # its own
+    networks.clear()
+    capsys.readouterr()
+    assert main(["tune", str(tmp_path / "model"), "--attention", "lrf_ssa", "lrf_dym"]) == 2
+    assert "did you mean lrf_dyn" in capsys.readouterr().err
+    assert not networks
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(networks, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LRFDYN_TUNING", str(tmp_path / "file"))
+    assert main(["tune", "spikformer_4_384"]) == 2
+    assert f"LRFDYN_TUNING: cannot write in the folder {tmp_path / 'file'}" in capsys.readouterr().err
+    assert not networks

@@ -48,7 +48,14 @@ def bn_lif(
         torch.Size([4, 2, 8, 3, 3])
     """
     require(x.dim() == 5, f"x: expected [T, B, C, H, W], got {list(x.shape)}")
+    require(repeats >= 1, f"repeats: expected an integer >= 1, got {repeats}")
     require(repeats == 1 or x.shape[0] == 1, f"repeats: expected one time step in x, got {x.shape[0]}")
+    # Kernels read and write as many channels as x has.
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        require_shape(f"norm.{name}", getattr(norm, name), (x.shape[2],))
+    require_shape("offset", offset, (x.shape[2],))
+    one = norm.training and repeats * x.numel() == x.shape[2]
+    require(not one, f"x: expected more than one value per channel in training, got {list(x.shape)}")
     require(not (pool and pool_first), "pool_first: expected one pool, got that behind the neuron too")
     if dynamics is None:  # then both pools are the same
         pool, pool_first = False, pool or pool_first
