@@ -24,6 +24,7 @@ from lrfdyn.deploy.c.plan import Planner
 from lrfdyn.deploy.c.write import write_c
 from lrfdyn.deploy.export.formats import OnnxRunner
 from lrfdyn.deploy.integer.onnx_graph import write_graph
+from lrfdyn.deploy.integer.operations import Add
 from lrfdyn.deploy.integer.program import IntegerModel
 from lrfdyn.deploy.integer.quantize import quantize
 from lrfdyn.errors import LrfdynError
@@ -87,15 +88,17 @@ def test_every_attention_in_every_host_is_the_same_everywhere(host, tmp_path, ke
 
 
 @needs_compiler
-@pytest.mark.parametrize("flags", [["-O1", "-DLRFDYN_PLAIN"], ["-O1"], ["-O1", "-mavx2"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags", [["-O1", "-DLRFDYN_PLAIN"], ["-O1"], ["-O1", "-mavx2"], ["-O1", "-march=native"]], ids=" ".join
+)
 def test_every_vector_unit_gives_the_same(flags, tmp_path):
-    """The plain form, and that of processors that are older than this one."""
-    if flags[-1].startswith("-m") and flags[-1][2:] not in Path("/proc/cpuinfo").read_text():
-        pytest.skip(f"this processor has no {flags[-1][2:]}")
-    model = wide_model()
-    images = pictures(model)
-    made = write_c(model, tmp_path / "model.c")
-    assert np.array_equal(NativeModel(made.path, flags)(images.numpy()), model(images).numpy())
+    """The plain form, that of processors that are older than this one, and its own."""
+    if flags[-1] == "-mavx2" and "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor has no avx2")
+    for n, model in enumerate((wide_model(), *map(counts_model, (1, 4, 6)))):
+        images = pictures(model)
+        made = write_c(model, tmp_path / f"{n}.c")
+        assert np.array_equal(NativeModel(made.path, flags)(images.numpy()), model(images).numpy()), n
 
 
 def wide_model() -> IntegerModel:
@@ -105,6 +108,15 @@ def wide_model() -> IntegerModel:
     x = b.fire(b.conv(x, 304))
     x = b.fire(b.conv(x, 40, kernel=1))
     return b.done(x)
+
+
+def counts_model(steps: int) -> IntegerModel:
+    """With counts of spikes whose higher planes have many events, few and none, in front of both kinds of kernels."""
+    b = Builder(4, steps, (3, 6, 5))
+    x = b.fire(b.conv(0, 272))
+    for _ in range(4):
+        x = b.add(Add, (x, b.fire(b.conv(x, 272, kernel=1))))
+    return b.done(b.add(Add, (b.fire(b.conv(x, 48)), b.fire(b.conv(x, 48, kernel=1)))))
 
 
 @needs_compiler

@@ -75,26 +75,34 @@ void lrfdyn_max_pool(const lrfdyn_map *in, const lrfdyn_map *out, void *scratch,
     }
 }
 
-/* Planes are added as in a sum by hand, for all steps and channels at once. */
+/* Planes are added as in a sum by hand, for all steps and channels at once. A spike of a map with one step, of which
+   `same` has the bits of all, is one at each of them. */
+static void add_planes(const uint8_t *restrict left, uint8_t left_same, const uint8_t *restrict right,
+                       uint8_t right_same, uint8_t *restrict carry, uint8_t *restrict to, int32_t count) {
+    for (int32_t c = 0; c < count; c++) {
+        const uint8_t x = (uint8_t)(left[c] | (-left[c] & left_same));
+        const uint8_t y = (uint8_t)(right[c] | (-right[c] & right_same));
+        const uint8_t either = (uint8_t)(x ^ y), before = carry[c];
+        to[c] = (uint8_t)(either ^ before);
+        carry[c] = (uint8_t)((x & y) | (before & either));
+    }
+}
+
 void lrfdyn_add_spikes(const lrfdyn_map *a, const lrfdyn_map *b, const lrfdyn_map *out, lrfdyn_share share) {
+    static const uint8_t none[64] = {0};
     const int32_t channels = out->channels, end = end_of(share, out->height * out->width);
     const uint8_t every = (uint8_t)((1 << out->steps) - 1);
+    const uint8_t left_same = a->steps < out->steps ? every : 0, right_same = b->steps < out->steps ? every : 0;
     for (int32_t pixel = first_of(share, out->height * out->width); pixel < end; pixel++) {
         const uint8_t *left = spikes_at(a, pixel, 0), *right = spikes_at(b, pixel, 0);
         uint8_t *to = (uint8_t *)out->data + (size_t)pixel * out->planes * (size_t)channels;
         for (int32_t first = 0; first < channels; first += 64) {
-            const int32_t count = smaller(64, channels - first);
             uint8_t carry[64] = {0};
-            for (int32_t plane = 0; plane < out->planes; plane++)
-                for (int32_t c = 0; c < count; c++) {
-                    const int32_t at = plane * channels + first + c;
-                    uint8_t x = plane < a->planes ? left[at] : 0, y = plane < b->planes ? right[at] : 0;
-                    if (a->steps < out->steps) x = x ? every : 0; /* the same at all steps */
-                    if (b->steps < out->steps) y = y ? every : 0;
-                    const uint8_t either = (uint8_t)(x ^ y), both = (uint8_t)((x & y) | (carry[c] & either));
-                    to[at] = (uint8_t)(either ^ carry[c]);
-                    carry[c] = both;
-                }
+            for (int32_t plane = 0; plane < out->planes; plane++) {
+                const int32_t at = plane * channels + first;
+                add_planes(plane < a->planes ? left + at : none, left_same, plane < b->planes ? right + at : none,
+                           right_same, carry, to + at, smaller(64, channels - first));
+            }
         }
     }
 }
@@ -186,7 +194,7 @@ static void decay(int16_t *restrict state, const int16_t *restrict a, const int1
 
 /* Channels from `first` on, 32 at most, at a time step: their states stay in vectors for all tokens. */
 static void dendrites_of_spikes(const lrfdyn_map *in, const lrfdyn_map *out, const lrfdyn_modes *modes, int32_t step,
-                                int32_t first, int32_t count, int32_t *soma) {
+                                int32_t first, int32_t count) {
     const int32_t channels = in->channels, tokens = in->height * in->width;
     const __mmask32 inside = (__mmask32)((UINT64_C(1) << count) - 1);
     const __mmask16 some[2] = {(__mmask16)inside, (__mmask16)(inside >> 16)};
@@ -224,11 +232,12 @@ static void dendrites_of_spikes(const lrfdyn_map *in, const lrfdyn_map *out, con
             low = _mm512_add_epi32(low, _mm512_madd_epi16(_mm512_unpacklo_epi16(re, im), _mm512_unpacklo_epi16(p, q)));
             high = _mm512_add_epi32(high, _mm512_madd_epi16(_mm512_unpackhi_epi16(re, im), _mm512_unpackhi_epi16(p, q)));
         }
+        int16_t *to = (int16_t *)out->data + integers_at(out, token, step) + first;
         for (int32_t b = 0; b < 2; b++) {
             const __m512i sum = _mm512_add_epi32(half[b], _mm512_permutex2var_epi64(low, place[b], high));
-            _mm512_mask_storeu_epi32(soma + first + 16 * b, some[b], _mm512_srav_epi32(sum, shift[b]));
+            const __m256i narrow = _mm512_cvtepi32_epi16(_mm512_srav_epi32(sum, shift[b]));
+            _mm256_mask_storeu_epi16(to + 16 * b, some[b], narrow);
         }
-        lrfdyn_store_channels(out, token, step, soma, first, first + count);
     }
 }
 #endif
@@ -244,9 +253,10 @@ void lrfdyn_dendrites(const lrfdyn_map *in, const lrfdyn_map *out, const lrfdyn_
     int16_t *state = (int16_t *)(void *)(soma + channels), *u = state + states;
     for (int32_t step = 0; step < in->steps; step++) {
 #ifdef __AVX512BW__
-        if (in->kind == LRFDYN_SPIKES && in->planes == 1 && modes->modes <= MOST_MODES) {
+        const int32_t plain = in->kind == LRFDYN_SPIKES && in->planes == 1 && out->kind == LRFDYN_INT16;
+        if (plain && modes->modes <= MOST_MODES) {
             for (int32_t c = first; c < end; c += 32)
-                dendrites_of_spikes(in, out, modes, step, c, smaller(32, end - c), soma);
+                dendrites_of_spikes(in, out, modes, step, c, smaller(32, end - c));
             continue;
         }
 #endif
@@ -294,17 +304,32 @@ void lrfdyn_sum(const lrfdyn_map *in, const lrfdyn_map *out, void *scratch, lrfd
     }
 }
 
+/* sums += 2^plane times how many steps there is a spike in */
+static void add_fired(int32_t *restrict sums, const uint8_t *restrict bits, int32_t channels, int32_t plane) {
+    for (int32_t c = 0; c < channels; c++) {
+        const uint8_t twos = (uint8_t)(bits[c] - ((bits[c] >> 1) & 0x55));
+        const uint8_t fours = (uint8_t)((twos & 0x33) + ((twos >> 2) & 0x33));
+        sums[c] += ((fours + (fours >> 4)) & 15) << plane;
+    }
+}
+
 void lrfdyn_head(const lrfdyn_map *in, const int16_t *weight, const int32_t *bias, int32_t classes, int32_t *logits,
                  void *scratch, lrfdyn_share share) {
     if (share.part) return;
     const int32_t channels = in->channels;
     int32_t *row = (int32_t *)scratch, *sums = row + channels;
     memset(sums, 0, (size_t)channels * sizeof(int32_t));
-    for (int32_t pixel = 0; pixel < in->height * in->width; pixel++)
+    for (int32_t pixel = 0; pixel < in->height * in->width; pixel++) {
+        if (in->kind == LRFDYN_SPIKES) { /* all steps at once */
+            for (int32_t plane = 0; plane < in->planes; plane++)
+                add_fired(sums, spikes_at(in, pixel, plane), channels, plane);
+            continue;
+        }
         for (int32_t step = 0; step < in->steps; step++) {
             lrfdyn_load_row(in, pixel, step, row);
             lrfdyn_add_row(sums, row, channels);
         }
+    }
     for (int32_t i = 0; i < classes; i++, weight += channels) {
         logits[i] = bias[i];
         for (int32_t c = 0; c < channels; c++) logits[i] += sums[c] * weight[c];

@@ -118,43 +118,57 @@ static void stencil_of_spikes(const lrfdyn_term *term, int32_t y, int32_t x, int
     }
 }
 
-/* A stencil of integers in 16 bits: two taps at once, 32 channels in registers for all of them. */
-static void stencil_of_integers(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, int32_t *sums) {
-    const lrfdyn_map *in = term->in;
+#define STENCILS_TOGETHER
+
+/* A stencil of integers in 16 bits, at `together` steps from `step` on: two taps at once, 32 channels in registers for
+   all of them, and pairs of weights for all steps. */
+static inline void stencil_at(const lrfdyn_map *in, const int16_t *const *from, const int16_t *const *weight,
+                              int32_t taps, int32_t step, int32_t together, int32_t width, int32_t *sums) {
+    const __m512i place[2] = {_mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4)};
     const int32_t channels = in->channels;
-    const __m512i first_half = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
-    const __m512i second_half = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+    for (int32_t c = 0; c < channels; c += 32) {
+        const __mmask32 inside = (__mmask32)((UINT64_C(1) << smaller(channels - c, 32)) - 1);
+        __m512i low[GROUP], high[GROUP];
+        for (int32_t s = 0; s < together; s++) low[s] = high[s] = _mm512_setzero_si512();
+        for (int32_t i = 0; i < taps; i += 2) {
+            const int32_t other = i + 1 < taps ? i + 1 : i;
+            const __m512i a = _mm512_maskz_loadu_epi16(inside, weight[i] + c);
+            const __m512i b = _mm512_maskz_loadu_epi16(other > i ? inside : 0, weight[other] + c);
+            const __m512i low_weights = _mm512_unpacklo_epi16(a, b), high_weights = _mm512_unpackhi_epi16(a, b);
+            for (int32_t s = 0; s < together; s++) {
+                const int32_t at = smaller(step + s, in->steps - 1) * channels + c;
+                const __m512i p = _mm512_maskz_loadu_epi16(inside, from[i] + at);
+                const __m512i q = _mm512_maskz_loadu_epi16(inside, from[other] + at);
+                low[s] = _mm512_add_epi32(low[s], _mm512_madd_epi16(_mm512_unpacklo_epi16(p, q), low_weights));
+                high[s] = _mm512_add_epi32(high[s], _mm512_madd_epi16(_mm512_unpackhi_epi16(p, q), high_weights));
+            }
+        }
+        for (int32_t s = 0; s < together; s++)
+            for (int32_t b = 0; b < 2; b++) {
+                const __mmask16 some = (__mmask16)(inside >> (16 * b));
+                int32_t *to = sums + (step + s) * width + c + 16 * b;
+                const __m512i sum = _mm512_permutex2var_epi64(low[s], place[b], high[s]);
+                _mm512_mask_storeu_epi32(to, some, _mm512_add_epi32(_mm512_maskz_loadu_epi32(some, to), sum));
+            }
+    }
+}
+
+/* At all steps, which are `width` apart. */
+static void stencil_of_integers(const lrfdyn_term *term, int32_t y, int32_t x, int32_t steps, int32_t width,
+                                int32_t *sums) {
+    const lrfdyn_map *in = term->in;
     const int16_t *from[MOST_TAPS], *weight[MOST_TAPS];
-    int32_t taps = 0;
+    int32_t taps = 0, step = 0;
     for (int32_t i = 0; i < term->kernel_height; i++)
         for (int32_t j = 0; j < term->kernel_width; j++) {
             const int32_t v = y * term->stride - term->padding + i * term->dilation;
             const int32_t u = x * term->stride - term->padding + j * term->dilation;
             if (v < 0 || v >= in->height || u < 0 || u >= in->width) continue;
-            from[taps] = (const int16_t *)in->data + integers_at(in, v * in->width + u, smaller(step, in->steps - 1));
-            weight[taps++] = (const int16_t *)term->weight + (size_t)((i * term->kernel_width + j) * channels);
+            from[taps] = (const int16_t *)in->data + integers_at(in, v * in->width + u, 0);
+            weight[taps++] = (const int16_t *)term->weight + (i * term->kernel_width + j) * in->channels;
         }
-    for (int32_t c = 0; c < channels; c += 32) {
-        const int32_t left = smaller(channels - c, 32);
-        const __mmask32 inside = (__mmask32)((UINT64_C(1) << left) - 1);
-        __m512i low = _mm512_setzero_si512(), high = low;
-        for (int32_t i = 0; i < taps; i += 2) {
-            const int32_t other = i + 1 < taps ? i + 1 : i;
-            const __m512i p = _mm512_maskz_loadu_epi16(inside, from[i] + c);
-            const __m512i q = _mm512_maskz_loadu_epi16(other > i ? inside : 0, from[other] + c);
-            const __m512i a = _mm512_maskz_loadu_epi16(inside, weight[i] + c);
-            const __m512i b = _mm512_maskz_loadu_epi16(inside, weight[other] + c);
-            low = _mm512_add_epi32(low, _mm512_madd_epi16(_mm512_unpacklo_epi16(p, q), _mm512_unpacklo_epi16(a, b)));
-            high = _mm512_add_epi32(high, _mm512_madd_epi16(_mm512_unpackhi_epi16(p, q), _mm512_unpackhi_epi16(a, b)));
-        }
-        const __m512i sum[2] = {_mm512_permutex2var_epi64(low, first_half, high),
-                                _mm512_permutex2var_epi64(low, second_half, high)};
-        for (int32_t b = 0; b < 2; b++) {
-            const __mmask16 some = (__mmask16)(inside >> (16 * b));
-            const __m512i before = _mm512_maskz_loadu_epi32(some, sums + c + 16 * b);
-            _mm512_mask_storeu_epi32(sums + c + 16 * b, some, _mm512_add_epi32(before, sum[b]));
-        }
-    }
+    for (; step + GROUP <= steps; step += GROUP) stencil_at(in, from, weight, taps, step, GROUP, width, sums);
+    for (; step < steps; step++) stencil_at(in, from, weight, taps, step, 1, width, sums);
 }
 #endif
 
@@ -164,10 +178,6 @@ static void stencil(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step,
 #if defined(__AVX512VL__) && defined(__AVX512BW__)
     if (in->kind == LRFDYN_SPIKES) {
         stencil_of_spikes(term, y, x, step, sums);
-        return;
-    }
-    if (in->kind == LRFDYN_INT16 && term->kernel_height * term->kernel_width <= MOST_TAPS) {
-        stencil_of_integers(term, y, x, step, sums);
         return;
     }
 #endif
@@ -220,6 +230,21 @@ static void apply(const lrfdyn_term *term, int32_t y, int32_t x, int32_t step, c
     if (term->extra) lrfdyn_add_row(sums, term->extra, channels);
 }
 
+/* The same at all steps, which are `width` apart. */
+static void apply_all(const lrfdyn_term *term, int32_t y, int32_t x, int32_t steps, const lrfdyn_map *out,
+                      int32_t width, int32_t *sums, int32_t *row) {
+#ifdef STENCILS_TOGETHER
+    const int32_t few = term->kernel_height * term->kernel_width <= MOST_TAPS;
+    if (term->kind == LRFDYN_STENCIL && term->in->kind == LRFDYN_INT16 && few) {
+        stencil_of_integers(term, y, x, steps, width, sums);
+        for (int32_t step = 0; step < steps && term->extra; step++)
+            lrfdyn_add_row(sums + step * width, term->extra, out->channels);
+        return;
+    }
+#endif
+    for (int32_t step = 0; step < steps; step++) apply(term, y, x, step, out, width, sums + step * width, row);
+}
+
 /* ---- stages --------------------------------------------------------------------------------------------------- */
 
 #define BLOCK 16 /* neurons at once */
@@ -232,44 +257,43 @@ typedef struct {
     const lrfdyn_conv *conv;
 } currents;
 
-#if defined(__AVX512BW__) && !defined(LRFDYN_PLAIN)
+#if defined(__AVX512VL__) && defined(__AVX512BW__) && !defined(LRFDYN_PLAIN)
 #define FIRES_PARTS /* otherwise they are added to the sums before */
 /* Two blocks at once, of which one need not wait for the other. */
-static void fire_blocks(const lrfdyn_stage *stage, const currents *in, int32_t first, uint8_t *spikes) {
-    const __m128i shift = _mm_cvtsi32_si128(stage->shift), fraction = _mm_cvtsi32_si128(stage->fraction);
-    const int32_t *sums = in->sums + first, steps = stage->out->steps, left = stage->out->channels - first;
-    const int16_t *part = in->conv ? in->conv->part + first : 0;
-    const uint32_t all = left < 2 * BLOCK ? (UINT32_C(1) << left) - 1 : ~UINT32_C(0);
-    const __mmask16 inside[2] = {(__mmask16)all, (__mmask16)(all >> BLOCK)};
-    __m512i least[2], membrane[2], fired[2], bit = _mm512_set1_epi32(1);
-    __mmask16 silent[2] = {0, 0};
-    for (int32_t b = 0; b < 2; b++) {
-        least[b] = _mm512_maskz_loadu_epi32(inside[b], stage->threshold + first + b * BLOCK);
-        membrane[b] = fired[b] = _mm512_setzero_si512();
-    }
-    for (int32_t step = 0; step < steps; step++) {
-        const __m512i more = part ? _mm512_maskz_loadu_epi16(all, part) : _mm512_setzero_si512();
-        const __m512i wide[2] = {_mm512_cvtepi16_epi32(_mm512_castsi512_si256(more)),
-                                 _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(more, 1))};
-        for (int32_t b = 0; b < 2; b++) {
-            const __m512i sum = _mm512_add_epi32(_mm512_maskz_loadu_epi32(inside[b], sums + b * BLOCK), wide[b]);
-            membrane[b] = _mm512_maskz_sra_epi32(silent[b], membrane[b], shift); /* 0 where it fired */
-            membrane[b] = _mm512_add_epi32(membrane[b], _mm512_sll_epi32(sum, fraction));
-            silent[b] = _mm512_cmplt_epi32_mask(membrane[b], least[b]);
-            fired[b] = _mm512_mask_or_epi32(fired[b], (__mmask16)~silent[b], fired[b], bit);
-        }
-        bit = _mm512_add_epi32(bit, bit);
-        if (step + 1 >= in->steps) continue;
-        sums += in->stride;
-        if (part) part += in->conv->width;
-    }
-    for (int32_t b = 0; b < 2; b++) _mm512_mask_cvtepi32_storeu_epi8(spikes + b * BLOCK, inside[b], fired[b]);
-}
-
 static void fire(const lrfdyn_stage *stage, int32_t pixel, const currents *in) {
-    const int32_t channels = stage->out->channels;
+    static const int16_t none[2 * BLOCK] = {0};
+    const int32_t channels = stage->out->channels, steps = stage->out->steps;
+    const __m128i shift = _mm_cvtsi32_si128(stage->shift), fraction = _mm_cvtsi32_si128(stage->fraction);
+    const __m256i every = _mm256_set1_epi8((char)((1 << steps) - 1));
     uint8_t *spikes = (uint8_t *)stage->out->data + (size_t)pixel * (size_t)channels;
-    for (int32_t first = 0; first < channels; first += 2 * BLOCK) fire_blocks(stage, in, first, spikes + first);
+    for (int32_t first = 0; first < channels; first += 2 * BLOCK) {
+        const int32_t *sums = in->sums + first, left = channels - first;
+        const int16_t *part = in->conv ? in->conv->part + first : none;
+        const uint32_t all = left < 2 * BLOCK ? (UINT32_C(1) << left) - 1 : ~UINT32_C(0);
+        const __mmask16 inside[2] = {(__mmask16)all, (__mmask16)(all >> BLOCK)};
+        __m512i least[2], membrane[2];
+        __m256i quiet = _mm256_setzero_si256(), bit = _mm256_set1_epi8(1);
+        __mmask16 silent[2] = {0, 0};
+        for (int32_t b = 0; b < 2; b++) {
+            least[b] = _mm512_maskz_loadu_epi32(inside[b], stage->threshold + first + b * BLOCK);
+            membrane[b] = _mm512_setzero_si512();
+        }
+        for (int32_t step = 0; step < steps; step++) {
+            for (int32_t b = 0; b < 2; b++) {
+                const __m512i more = _mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(inside[b], part + b * BLOCK));
+                const __m512i sum = _mm512_add_epi32(_mm512_maskz_loadu_epi32(inside[b], sums + b * BLOCK), more);
+                membrane[b] = _mm512_maskz_sra_epi32(silent[b], membrane[b], shift); /* 0 where it fired */
+                membrane[b] = _mm512_add_epi32(membrane[b], _mm512_sll_epi32(sum, fraction));
+                silent[b] = _mm512_cmplt_epi32_mask(membrane[b], least[b]);
+            }
+            quiet = _mm256_mask_add_epi8(quiet, _mm512_kunpackw(silent[1], silent[0]), quiet, bit);
+            bit = _mm256_add_epi8(bit, bit);
+            if (step + 1 >= in->steps) continue;
+            sums += in->stride;
+            if (in->conv) part += in->conv->width;
+        }
+        _mm256_mask_storeu_epi8(spikes + first, all, _mm256_andnot_si256(quiet, every));
+    }
 }
 #else
 static void fire(const lrfdyn_stage *stage, int32_t pixel, const currents *in) {
@@ -323,9 +347,7 @@ static void run_pixel(const lrfdyn_stage *stage, lrfdyn_conv *conv, int32_t pixe
         for (int32_t step = 0; step < steps; step++)
             memcpy(sums + step * width, stage->start, (size_t)width * sizeof(int32_t));
     }
-    for (; i < stage->count; i++)
-        for (int32_t step = 0; step < steps; step++)
-            apply(&stage->terms[i], y, x, step, out, width, sums + step * width, row);
+    for (; i < stage->count; i++) apply_all(&stage->terms[i], y, x, steps, out, width, sums, row);
     if (stage->sink == LRFDYN_FIRE) {
         const currents in = {sums, steps, width, 0};
         fire(stage, pixel, &in);

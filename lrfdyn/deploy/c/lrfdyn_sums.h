@@ -69,6 +69,12 @@ typedef __m128i vector_8;
     _mm_srai_epi16(_mm_unpacklo_epi8(ZEROS_8(), _mm_loadl_epi64((const __m128i *)(const void *)(from))), 8)
 #endif
 
+#if defined(__GNUC__)
+#define ALONE __attribute__((noinline, aligned(64))) /* times then do not depend on where it comes to lie */
+#else
+#define ALONE
+#endif
+
 /* Rows from `from` to `to` of their lists; list i begins at `first` [i], and the next one behind it. */
 typedef struct {
     const int8_t *weight;
@@ -81,40 +87,49 @@ typedef struct {
 static const uint8_t changing[PATTERNS] = {0, 0, 1, 0, 2, 0, 1, 0, 3, 0, 1, 0, 2, 0, 1, 0};
 
 /* Rows are summed one after the other, and a step gets what that sum grew by while it lasted. So there is one addition
-   for a list, and all that the rows are added to stays in registers. */
+   for a row, and all that it is added to stays in registers: each is a function of its own for that. */
 #if defined(__GNUC__) && !defined(__clang__)
 #define FOR_COUNT _Pragma("GCC unroll 12") /* which -O2 does not do by itself */
 #else
 #define FOR_COUNT
 #endif
+#if defined(__GNUC__) && !defined(__clang__) && defined(__SSE2__)
+#define HOLD(x) __asm__("" : "+v"(x)) /* in a register, where gcc leaves it in memory or moves it about otherwise */
+#else
+#define HOLD(x) (void)(x)
+#endif
+#define ADD_GROWTH(LANES, COUNT, PART, BEFORE)                                                                       \
+    FOR_COUNT for (int32_t v = 0; v < COUNT; v++) {                                                                  \
+        int16_t *at = PART + v * LANES;                                                                              \
+        const vector_##LANES more = SHIFT_##LANES(SUBTRACT_##LANES(sum[v], BEFORE[v]), plane);                       \
+        STORE_##LANES(at, ADD_##LANES(LOAD_##LANES(at), more));                                                      \
+    }
 #define ADD_LISTS(LANES, COUNT)                                                                                      \
-    static void add_lists_##LANES##_##COUNT(const row_lists *lists, int32_t c, int16_t *part) {                    \
+    static ALONE void add_lists_##LANES##_##COUNT(const row_lists *lists, int32_t c, int16_t *part) {                \
         const int32_t width = lists->width, plane = lists->plane, to = lists->to, patterns = lists->patterns;        \
-        const uint16_t *rows = lists->rows, *first = lists->first;                                               \
+        const uint16_t *rows = lists->rows, *first = lists->first;                                                   \
         const int8_t *weight = lists->weight + c;                                                                    \
-        int32_t i = lists->from, list = 1;                                                                           \
-        vector_##LANES sum[COUNT];                                                                                   \
-        FOR_COUNT for (int32_t v = 0; v < COUNT; v++) sum[v] = ZEROS_##LANES();                                      \
+        int32_t i = lists->from, list = 1, last = 0;                                                                 \
+        vector_##LANES sum[COUNT], before[GROUP][COUNT];                                                             \
+        FOR_COUNT for (int32_t v = 0; v < COUNT; v++) sum[v] = before[0][v] = ZEROS_##LANES();                       \
         for (part += c;;) {                                                                                          \
             const int32_t end = smaller(first[list + 1], to);                                                        \
             for (; i < end; i++) {                                                                                   \
-                const int8_t *row = weight + (size_t)rows[i] *   (size_t)width;                                      \
-                FOR_COUNT for (int32_t v = 0; v < COUNT; v++)                                                        \
+                const int8_t *row = weight + (size_t)rows[i] * (size_t)width;                                        \
+                FOR_COUNT for (int32_t v = 0; v < COUNT; v++) {                                                      \
                     sum[v] = ADD_##LANES(sum[v], BYTES_##LANES(row + v * LANES));                                    \
+                    HOLD(sum[v]);                                                                                    \
+                }                                                                                                    \
             }                                                                                                        \
             if (++list == patterns) break;                                                                           \
             const int32_t step = changing[list];                                                                     \
-            int16_t *at = part + step * width;                                                                       \
             if ((list >> step) & 2)                                                                                  \
-                FOR_COUNT for (int32_t v = 0; v < COUNT; v++, at += LANES)                                           \
-                    STORE_##LANES(at, ADD_##LANES(LOAD_##LANES(at), SHIFT_##LANES(sum[v], plane)));                  \
+                ADD_GROWTH(LANES, COUNT, part + step * width, before[step])                                          \
             else                                                                                                     \
-                FOR_COUNT for (int32_t v = 0; v < COUNT; v++, at += LANES)                                           \
-                    STORE_##LANES(at, SUBTRACT_##LANES(LOAD_##LANES(at), SHIFT_##LANES(sum[v], plane)));             \
+                FOR_COUNT for (int32_t v = 0; v < COUNT; v++) before[step][v] = sum[v];                              \
         }                                                                                                            \
-        for (; list > 2; list >>= 1) part += width; /* the last step ends */                                         \
-        FOR_COUNT for (int32_t v = 0; v < COUNT; v++, part += LANES)                                                 \
-            STORE_##LANES(part, ADD_##LANES(LOAD_##LANES(part), SHIFT_##LANES(sum[v], plane)));                      \
+        for (; list > 2; list >>= 1) last++; /* the step that ends */                                                \
+        ADD_GROWTH(LANES, COUNT, part + last * width, before[last])                                                  \
     }
 #define ADD_ALL_LISTS(LANES) \
     ADD_LISTS(LANES, 12)     \

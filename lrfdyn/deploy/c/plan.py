@@ -20,7 +20,8 @@ from lrfdyn.deploy.integer.program import IntegerModel
 from lrfdyn.errors import require
 
 LANES = 16  # output channels of weights are padded to a multiple of these
-SPARE = 32  # places behind lists of events
+SPARE = 64  # places behind lists of events
+BLOCK = 256  # channels that a byte tells apart
 MOST_STEPS = 8  # a byte holds the spikes of all steps
 MOST_TAPS = 64
 ALIGNMENT = 64
@@ -259,11 +260,11 @@ class Planner:
                 assert term.source is not None
                 m = self.all_maps[term.source]
                 groups = m.planes * -(-m.steps // 4)
-                pixels = ((term.kernel[0] - 1) * term.dilation + 1) * m.width
+                held = (term.kernel[0] - 1) * term.dilation + 1
                 parts += [
-                    2 * (pixels * groups * m.channels + SPARE),
-                    2 * pixels * (2 ** min(m.steps, 4) * groups + 1),
-                    2 * (term.kernel[0] * term.kernel[1] * m.channels + SPARE),
+                    2 * held * (m.width * groups * m.channels + SPARE),
+                    2 * held * m.width * (2 ** min(m.steps, 4) * groups + 1),
+                    2 * (term.kernel[0] * term.kernel[1] * m.channels + -(-m.channels // BLOCK) * SPARE),
                     8 * width,
                 ]
         return sum(padded(part, ALIGNMENT) for part in parts)
