@@ -31,8 +31,7 @@ def without_memory() -> Iterator[None]:
     """Inside, operations take their kernels, and autocast is to bfloat16, wherever tensors are."""
     with (
         patch.object(dispatch, "_on_kernel_device", lambda tensor: True),
-        patch.object(torch, "is_autocast_enabled", lambda *_: True),
-        patch.object(torch, "get_autocast_dtype", lambda *_: HALF),
+        patch.object(dispatch, "_autocast", lambda kind: HALF),
         torch.device("meta"),
     ):
         yield

@@ -15,6 +15,7 @@ from lrfdyn.errors import require, require_integer, shown
 from lrfdyn.io.hub import HubMixin
 from lrfdyn.nn.layers import init_weights
 from lrfdyn.nn.sections import Section
+from lrfdyn.ops.dispatch import under_autocast
 
 USUAL_IMAGE_SIZE = 224  # of hosts that take any size
 # The integers among the hosts' arguments, and the least and the most that each may be. Building a network takes a
@@ -183,7 +184,7 @@ class SpikingModel(HubMixin):
         require(min(shape[-2:]) >= least, f"images: expected at least {least} pixels a side, got {shape[-2:]}")
         require(images.is_floating_point(), f"images: expected floating-point numbers, got {images.dtype}")
         dtype = next(self.parameters(), images).dtype  # the copies that nn.DataParallel makes have no parameters
-        same = images.dtype == dtype or torch.is_autocast_enabled(images.device.type)
+        same = images.dtype == dtype or under_autocast(images)
         require(same, f"images: expected {dtype}, as the model is, or autocast, got {images.dtype}")
         folded = images.flatten(0, -4).contiguous(memory_format=torch.channels_last)
         if images.dim() == 5:

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrfdyn.ops.machine import programs_for
 from lrfdyn.ops.tiles_triton import block_of_program, spike_values
 from lrfdyn.ops.tuning import choices, launch_tuned
 
@@ -65,7 +66,7 @@ def pack_channels_triton(spikes: Tensor, out: Tensor | None = None) -> Tensor:
     taken = out.view(outer, frames, n, -1)
     width = taken.shape[-1]
     launch_tuned(
-        _pack_channels, lambda o: (triton.cdiv(n * width, o["BLOCK"]), outer * frames),
+        _pack_channels, lambda o: (programs_for(n * width, o["BLOCK"]), outer * frames),
         choices(spikes.device, BLOCK=BLOCKS, lanes=LANES),
         given, taken, n, frames, *given.stride(), *taken.stride()[:3], C=channels, WIDTH=width,
     )  # fmt: skip
@@ -77,7 +78,7 @@ def unpack_channels_triton(packed: Tensor, channels: int, dtype: torch.dtype) ->
     given = _frames(packed)
     outer, frames, n, width = given.shape
     launch_tuned(
-        _unpack_channels, lambda o: (triton.cdiv(n * width, o["BLOCK"]), outer * frames),
+        _unpack_channels, lambda o: (programs_for(n * width, o["BLOCK"]), outer * frames),
         choices(packed.device, BLOCK=BLOCKS, lanes=LANES),
         given, out, n, frames, *given.stride(), C=channels, WIDTH=width,
     )  # fmt: skip
@@ -100,5 +101,5 @@ def unpack_steps(packed: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     out = torch.empty(steps, *rows.shape, dtype=dtype, device=packed.device)
     n = rows.numel()
     offered = choices(packed.device, BLOCK=STEP_BLOCKS, lanes=LANES)
-    launch_tuned(_unpack_steps, lambda o: (triton.cdiv(n, o["BLOCK"]),), offered, rows, out, n, T=steps)
+    launch_tuned(_unpack_steps, lambda o: (programs_for(n, o["BLOCK"]),), offered, rows, out, n, T=steps)
     return out.permute(0, 1, 4, 2, 3)

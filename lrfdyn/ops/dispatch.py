@@ -69,6 +69,15 @@ def plain_operations() -> Iterator[None]:
         _thread.plain = before
 
 
+def _autocast(kind: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def under_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the device of `x`."""
+    return _autocast(x.device.type) is not None
+
+
 def autocast_dtype(x: Tensor) -> torch.dtype:
     """The type that a convolution of `x` would compute in: autocast's where it is on, else that of `x`."""
-    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+    return _autocast(x.device.type) or x.dtype

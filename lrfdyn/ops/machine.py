@@ -51,6 +51,17 @@ H200 = Machine("NVIDIA H200", "sm_90", 132, 32, 227 * 1024)
 NO_GPU = H200  # Triton's interpreter, and tensors without memory, take what was measured
 
 
+def programs_for(count: int, block: int) -> int:
+    """How many programs of `block` elements have `count` together. Triton's own takes a hundred times as long on the
+    host, and every launch asks."""
+    return -(-count // block)
+
+
+def next_power_of_two(count: int) -> int:
+    """The smallest power of two that is not less than `count` >= 1; see above."""
+    return 1 << (count - 1).bit_length()
+
+
 def _shared_memory(index: int) -> int:
     from triton.runtime.driver import driver
 

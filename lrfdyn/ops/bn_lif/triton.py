@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from lrfdyn.ops.bn_lif import passes_triton as passes
@@ -35,7 +34,7 @@ from lrfdyn.ops.bn_lif.reference import Integer, Norm, has_bits
 from lrfdyn.ops.dispatch import first_derivative_only
 from lrfdyn.ops.gradient_memory import learn_reference_counts, may_overwrite
 from lrfdyn.ops.lif.reference import Dynamics
-from lrfdyn.ops.machine import machine_of
+from lrfdyn.ops.machine import machine_of, next_power_of_two, programs_for
 from lrfdyn.ops.spike_conv import channels_last
 from lrfdyn.ops.tuning import Options, choices, launch_tuned
 
@@ -61,7 +60,7 @@ def _tiles(
 def channel_block(channels: int) -> int:
     """Channels per program: whole cache lines, and no idle lanes where the width allows."""
     fitting = (block for block in (128, 64, 32) if channels % block == 0)
-    return next(fitting, min(64, triton.next_power_of_2(channels)))
+    return next(fitting, min(64, next_power_of_two(channels)))
 
 
 def widened(channels: int, neurons: int) -> tuple[int, int]:
@@ -80,7 +79,7 @@ def dense_rows(x: Tensor) -> Tensor:
     (steps, batch, height, width, channels), dense = rows.shape, rows.new_empty(rows.shape)
     passes.repeat_rows_kernel[(steps * batch,)](
         rows, dense, rows.stride(1), batch, height * width, channels,
-        BN=8, BC=triton.next_power_of_2(min(channels, 512)), num_warps=machine_of(x.device).warps(128),
+        BN=8, BC=next_power_of_two(min(channels, 512)), num_warps=machine_of(x.device).warps(128),
     )  # fmt: skip
     return dense.permute(0, 1, 4, 2, 3)
 
@@ -120,7 +119,7 @@ class _Sizes:
 
     @property
     def blocks(self) -> int:
-        return triton.cdiv(self.wide, self.columns)
+        return programs_for(self.wide, self.columns)
 
 
 def options_of(x: Tensor, d: Dynamics | Integer | None, repeats: int) -> dict[str, Any]:
@@ -136,7 +135,7 @@ def launch_statistics(x: Tensor, norm: Norm, offset: Tensor | None, repeats: int
     br, channels, rows = STATISTICS_TILE // sizes.columns, sizes.channels, steps * sizes.lines
     stats = torch.empty(3, channels, dtype=torch.float32, device=x.device)
     machine = machine_of(x.device)
-    programs = min(triton.cdiv(rows, br * STATISTICS_UNROLL), max(1, machine.reducers // sizes.blocks))
+    programs = min(programs_for(rows, br * STATISTICS_UNROLL), max(1, machine.reducers // sizes.blocks))
     warps = machine.warps(REDUCING_LANES)
     partial = stats.new_empty(2, programs * sizes.factor, channels)
     if norm.training:
@@ -145,7 +144,7 @@ def launch_statistics(x: Tensor, norm: Norm, offset: Tensor | None, repeats: int
         )
     count = x.numel() // channels
     everything = count * repeats
-    passes.finish_statistics_kernel[(triton.cdiv(channels, FINISH["BC"]),)](
+    passes.finish_statistics_kernel[(programs_for(channels, FINISH["BC"]),)](
         x, partial, norm.weight, offset, norm.running_mean, norm.running_var, stats, programs * sizes.factor, channels,
         float(count), everything / max(everything - 1, 1), norm.momentum, norm.eps, TRAINING=norm.training, **FINISH,
         num_warps=warps,
@@ -172,7 +171,7 @@ def _take_maxima(x: Tensor, stats: Tensor, apart: bool, keep: bool) -> tuple[Ten
     maxima, codes = new_like(x, steps, grid), new_codes(x, time, apart) if keep else None
     pooled = images * grid[0] * grid[1]
     launch_tuned(
-        maxima_kernel, lambda o: (triton.cdiv(pooled, o["BM"]), triton.cdiv(channels, bc)), _tiles(x, bc, (256, 128)),
+        maxima_kernel, lambda o: (programs_for(pooled, o["BM"]), programs_for(channels, bc)), _tiles(x, bc, (256, 128)),
         x, stats, maxima, codes, pooled, channels, height, width, *grid, images * height * width * channels, T=time,
         BC=bc,
     )  # fmt: skip
@@ -187,8 +186,8 @@ def _unpool(
     images = grad.shape[0] * batch // time
     out, windows, block = new_like(x, grad.shape[0]), grad.shape[3] * grad.shape[4], channel_block(channels)
     launch_tuned(
-        unpool_kernel, lambda o: (triton.cdiv(windows, o["BM"]), triton.cdiv(channels, block), images),
-        _tiles(x, block, (256, 128, 64), most=triton.next_power_of_2(windows)), grad, codes, out, x, stats, means,
+        unpool_kernel, lambda o: (programs_for(windows, o["BM"]), programs_for(channels, block), images),
+        _tiles(x, block, (256, 128, 64), most=next_power_of_two(windows)), grad, codes, out, x, stats, means,
         channels, height, width, *grad.shape[3:], codes.numel(), images * height * width * channels, T=time, BC=block,
     )  # fmt: skip
     return out
@@ -213,7 +212,7 @@ def launch(
     packed = x.new_empty(batch, height, width, channels, dtype=torch.uint8) if pack or pool else None
     residual = None if residual is None else dense_rows(residual)
     launch_tuned(
-        passes.apply_kernel, lambda o: (triton.cdiv(sizes.lines, o["BM"]), sizes.blocks),
+        passes.apply_kernel, lambda o: (programs_for(sizes.lines, o["BM"]), sizes.blocks),
         _tiles(x, sizes.columns, (256, 128), apart=apart), x, stats, bias, residual, out, packed, *sizes.arguments,
         **options,
     )  # fmt: skip
@@ -227,7 +226,7 @@ def launch(
             packed = x.new_empty(batch, *grid, channels, dtype=torch.uint8)
         bc = channel_block(channels)
         launch_tuned(
-            pool_kernel, lambda o: (triton.cdiv(pooled, o["BM"]), triton.cdiv(channels, bc)),
+            pool_kernel, lambda o: (programs_for(pooled, o["BM"]), programs_for(channels, bc)),
             _tiles(x, bc, (64, 128, 256)), unpooled, out, packed, codes, pooled, channels, height, width, *grid,
             T=time, BC=bc,
         )  # fmt: skip
@@ -249,14 +248,14 @@ def launch_backward(
         grad, mine = _unpool(grad, codes, x, options["T"]), True
     bs = SUMS_TILE // bc * (APART if apart else 1)
     machine = machine_of(x.device)
-    programs = min(triton.cdiv(sizes.lines, bs), max(1, machine.reducers // sizes.blocks))
+    programs = min(programs_for(sizes.lines, bs), max(1, machine.reducers // sizes.blocks))
     warps = machine.warps(REDUCING_LANES)
     partial = stats.new_empty(2, programs * sizes.factor, channels)
     passes.sums_kernel[(programs, sizes.blocks)](
         x, stats, bias, grad, partial, *sizes.arguments, BM=bs, num_warps=warps, **options
     )
     grad_weight, grad_bias, means = torch.empty_like(weight), torch.empty_like(bias), stats.new_empty(2, channels)
-    passes.finish_sums_kernel[(triton.cdiv(channels, FINISH["BC"]),)](
+    passes.finish_sums_kernel[(programs_for(channels, FINISH["BC"]),)](
         partial, stats, grad_weight, grad_bias, means, programs * sizes.factor, channels, float(count),
         TRAINING=training, **FINISH, num_warps=warps,
     )  # fmt: skip
@@ -266,7 +265,7 @@ def launch_backward(
         grad_x = grad  # what comes out is the norm's own output
     else:
         launch_tuned(
-            passes.apply_backward_kernel, lambda o: (triton.cdiv(sizes.lines, o["BM"]), sizes.blocks),
+            passes.apply_backward_kernel, lambda o: (programs_for(sizes.lines, o["BM"]), sizes.blocks),
             _tiles(x, bc, (256, 128), apart=apart), x, stats, bias, grad, means if maxima is None else None, grad_x,
             *sizes.arguments, **options,
         )  # fmt: skip

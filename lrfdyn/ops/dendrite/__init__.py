@@ -8,7 +8,7 @@ from torch import Tensor
 from lrfdyn.errors import require, unknown_name
 from lrfdyn.ops.dendrite.modes import CHUNK, FORMS, dendrite_step, initial_dendrites, paired_modes, split_directions
 from lrfdyn.ops.dendrite.operator import dendrite_operator
-from lrfdyn.ops.dispatch import as_operator, require_shape, use_triton
+from lrfdyn.ops.dispatch import as_operator, require_shape, under_autocast, use_triton
 
 __all__ = ["dendrite", "dendrite_step", "initial_dendrites", "paired_modes"]
 
@@ -64,8 +64,7 @@ def dendrite(
     fused = form == "auto" and modes <= MOST_KERNEL_MODES and not (stateful and torch.is_grad_enabled())
     if fused and use_triton(u, decay, frequency, weight, initial_state):
         # Under autocast the potentials are stored in its type, like any other activation.
-        autocast = torch.is_autocast_enabled(u.device.type)
-        out = u.dtype if autocast else torch.promote_types(u.dtype, weight.dtype)
+        out = u.dtype if under_autocast(u) else torch.promote_types(u.dtype, weight.dtype)
         given = (u, decay, frequency, weight, out, packed, initial_state, output_final_state)
         if as_operator():
             soma, state = dendrite_operator(*given)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lrfdyn.ops.dendrite.modes import LARGEST_DECAY
 from lrfdyn.ops.dispatch import first_derivative_only
-from lrfdyn.ops.machine import machine_of
+from lrfdyn.ops.machine import machine_of, programs_for
 from lrfdyn.ops.tiles_triton import existing_columns, spike_source, spike_values, zero_tiles
 from lrfdyn.ops.tuning import choices, launch_tuned
 
@@ -299,7 +299,7 @@ def launch(
     out = torch.empty_like(u, dtype=dtype)
     state_out = weight.new_empty(batch, channels, modes, 2) if keep_state else None
     launch_tuned(
-        _dendrite_forward, lambda o: (triton.cdiv(channels, o["BC"]) * batch,), _channels(u, FORWARD_CHANNELS),
+        _dendrite_forward, lambda o: (programs_for(channels, o["BC"]) * batch,), _channels(u, FORWARD_CHANNELS),
         u, decay, frequency, weight, state, _waiting(weight, out), out, state_out, **_options(tokens, channels, modes),
     )  # fmt: skip
     return out, state_out
@@ -315,16 +315,16 @@ def launch_backward(
     sets = weight.numel() // (2 * channels)  # modes of all directions
     # A program takes several sequences, so that its sums are few beside the tokens it reads. How many decides the order
     # of a sum: it does not depend on what was tried.
-    programs = max(1, min(batch, machine.walkers // triton.cdiv(channels, offered[0]["BC"])))
+    programs = max(1, min(batch, machine.walkers // programs_for(channels, offered[0]["BC"])))
     partial = weight.new_empty(programs, 4 * sets, channels)
     grad_u = torch.empty_like(grad, dtype=dtype)
     launch_tuned(
-        _dendrite_backward, lambda o: (triton.cdiv(channels, o["BC"]), programs), offered,
+        _dendrite_backward, lambda o: (programs_for(channels, o["BC"]), programs), offered,
         u, decay, frequency, weight, grad, _waiting(weight, grad_u), grad_u, partial, batch, u.shape[0],
         PACKED=packed, **_options(tokens, channels, modes),
     )  # fmt: skip
     out = tuple(None if t is None else torch.empty_like(t) for t in (decay, frequency, weight))
-    _finish[(triton.cdiv(channels, 32), sets)](
+    _finish[(programs_for(channels, 32), sets)](
         partial, weight, *out, programs, channels, M=modes, BG=32, BC=32, num_warps=machine.warps(128)
     )
     return grad_u, *out

@@ -16,6 +16,7 @@ from torch import Tensor
 from lrfdyn.ops.bits import MOST_PACKED_STEPS
 from lrfdyn.ops.dispatch import first_derivative_only
 from lrfdyn.ops.lif.reference import Dynamics
+from lrfdyn.ops.machine import programs_for
 from lrfdyn.ops.tiles_triton import block_of_program, load_steps
 from lrfdyn.ops.tuning import choices, launch_tuned
 
@@ -127,7 +128,7 @@ def new_results(x: Tensor, keep_state: bool, pack: bool) -> tuple[Tensor, Tensor
 def _launch_elements(kernel: Any, n: int, x: Tensor, *args: Any, **constants: Any) -> None:
     """Launches a kernel whose programs take blocks of n elements."""
     offered = choices(x.device, BLOCK=BLOCKS, lanes=LANES)
-    launch_tuned(kernel, lambda o: (triton.cdiv(n, o["BLOCK"]),), offered, x, *args, n, **constants)
+    launch_tuned(kernel, lambda o: (programs_for(n, o["BLOCK"]),), offered, x, *args, n, **constants)
 
 
 def launch(

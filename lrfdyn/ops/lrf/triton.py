@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lrfdyn.ops.dispatch import first_derivative_only
-from lrfdyn.ops.machine import machine_of
+from lrfdyn.ops.machine import machine_of, programs_for
 from lrfdyn.ops.tiles_triton import existing_columns, spike_source, spike_values, zero_tiles
 from lrfdyn.ops.tuning import choices, launch_tuned
 
@@ -211,7 +211,7 @@ def launch(
     out = new_tokens(x, dtype)
     machine, (columns, images) = machine_of(x.device), FORWARD
     launch_tuned(
-        _lrf, lambda o: (triton.cdiv(batch, o["IMAGES"]), triton.cdiv(channels, o["BC"])),
+        _lrf, lambda o: (programs_for(batch, o["IMAGES"]), programs_for(channels, o["BC"])),
         choices(x.device, BC=tuple(map(machine.channels, columns)), IMAGES=images, lanes=(1,)),
         x, taps, residual, out, None, None, batch, height, batch, F=_form(x, step, dilations, identity), TS=0,
         PACKED=False,
@@ -229,11 +229,11 @@ def launch_backward(
     batch, channels, height, _ = grad.shape
     form = _form(grad, channels, dilations, identity)
     machine, (columns, images) = machine_of(grad.device), BACKWARD_WHOLE if form.rows else BACKWARD
-    programs = triton.cdiv(batch, images)
+    programs = programs_for(batch, images)
     partial = taps.new_empty(programs, form.count, 9, channels)
     grad_x = torch.empty_like(grad, dtype=dtype, memory_format=torch.channels_last)
     launch_tuned(
-        _lrf, lambda o: (programs, triton.cdiv(channels, o["BC"])),
+        _lrf, lambda o: (programs, programs_for(channels, o["BC"])),
         choices(grad.device, BC=tuple(map(machine.channels, columns)), lanes=(1,)),
         grad, taps, None, grad_x, x, partial, batch, height, x.shape[0], F=form, TS=step, PACKED=packed,
         IMAGES=images,

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lrfdyn.ops.dispatch import first_derivative_only
-from lrfdyn.ops.machine import H200, machine_of
+from lrfdyn.ops.machine import H200, machine_of, next_power_of_two
 from lrfdyn.ops.spike_attention.reference import Packed
 from lrfdyn.ops.tiles_triton import spike_source, spike_values
 
@@ -172,12 +172,12 @@ def _options(q: Tensor, e: int, causal: bool, dtype: torch.dtype) -> dict[str, A
     """Blocks and lanes decide the order of sums: functions of shape and machine."""
     _, heads, tokens, d = q.shape
     machine = machine_of(q.device)
-    bd, be = (max(16, triton.next_power_of_2(size)) for size in (d, e))
+    bd, be = (max(16, next_power_of_two(size)) for size in (d, e))
     # Masked scores of 64 tokens besides all else are more than the registers hold where heads are wide, and in float32,
     # which no matrix unit multiplies. On sm_90 shorter chunks have to be measured first.
     wide = bd * be > 4096 and not machine.shared_operands
     chunk = 32 if causal and (wide or (dtype == torch.float32 and machine.architecture != H200.architecture)) else 64
-    bn = max(16, triton.next_power_of_2(min(tokens, chunk)))
+    bn = max(16, next_power_of_two(min(tokens, chunk)))
     return {
         "HEADS": heads, "CAUSAL": causal, "DW": d, "EW": e, "BN": bn, "BD": bd, "BE": be, "num_stages": 1,
         # The only one that all GPUs know; it is for float32, and products of 16 bits are exact.
