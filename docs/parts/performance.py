@@ -99,7 +99,7 @@ def targets() -> str:
     return table(["attention", "images/s", "times the fastest peer", "of its memory"], body)
 
 
-TOKENS = {"tokens_h200": "images/tokens_h200.svg", "tokens_cpu": "images/tokens_cpu.svg"}  # records and their figures
+TOKENS = {"tokens_h200": "images/tokens_h200.png", "tokens_cpu": "images/tokens_cpu.png"}  # records and their figures
 
 
 def per_token(record: dict[str, Any], what: str = "ms") -> float:
@@ -144,7 +144,7 @@ def draw() -> None:
                 axis.set_yscale("log")
                 axis.set(title=title, xlabel="tokens", ylabel="ns per token" if axis is axes[0] else "")
             axes[1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-            figure.savefig(ROOT / "docs" / path, bbox_inches="tight")
+            figure.savefig(ROOT / "docs" / path, dpi=150, bbox_inches="tight")
             plt.close(figure)
 
 
