@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from lrfdyn._start import listen
-from lrfdyn.errors import LrfdynError, explain, near_names, printable, shown, unknown_name
+from lrfdyn.errors import LrfdynError, explain, first_line, near_names, out_of_memory, printable, shown, unknown_name
 from lrfdyn.version import __version__
 
 COMMANDS = (
@@ -85,6 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("", 141)
     except (LrfdynError, OSError, UnicodeError) as error:
         return _fail(f"{command}: error: {printable(explain(error))}", 2)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        return _fail(f"{command}: error: memory: {printable(first_line(error))} Fewer or smaller images need less.", 2)
 
 
 def _open_streams() -> None:

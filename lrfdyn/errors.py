@@ -67,6 +67,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether PyTorch found no memory, on a GPU or a CPU."""
+    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+
+
 def explain(error: BaseException) -> str:
     """What an error says; of the system's also the path that it is about, shortened."""
     if not isinstance(error, OSError) or not error.strerror:

@@ -108,3 +108,24 @@ def test_summary_log_and_evaluation_agree(tmp_path, capsys):
     shutil.rmtree(out / "model")
     assert main(["evaluate", str(out)]) == 2
     assert "holds no model" in capsys.readouterr().err
+
+
+def test_no_memory_is_one_line(monkeypatch, capsys):
+    def on_a_gpu(args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+    def on_a_cpu(args):
+        torch.empty(10**15)
+
+    def another(args):
+        raise RuntimeError("not of memory")
+
+    for run in (on_a_gpu, on_a_cpu):
+        monkeypatch.setattr("lrfdyn.commands.models.run", run)
+        assert main(["models"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("lrfdyn models: error: memory: ")
+        assert said.count("\n") == 1
+    monkeypatch.setattr("lrfdyn.commands.models.run", another)
+    with pytest.raises(RuntimeError, match="not of memory"):
+        main(["models"])
