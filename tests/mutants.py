@@ -51,7 +51,7 @@ OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorD
 # What changes speed or wording and no result.
 LAUNCH = {"num_warps", "num_stages"}
 WORDS = {"print", "warn", "info", "warning", "debug", "add_argument", "add_column", "add_row"}
-# Sizes, colours and positions in figures, as arguments, variables and calls of drawings.py. What a figure shows is not.
+# Sizes, colours and positions, as arguments, variables and calls of what draws figures. What these show is not.
 LOOK = {
     "alpha", "below", "break_long_words", "break_on_hyphens", "cmap", "color", "columns", "dpi", "edgecolor",
     "facecolor", "few", "figsize", "fontsize", "height", "lines", "linestyle", "linewidth", "loc", "look",
@@ -107,7 +107,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
 
     def look(node: ast.AST) -> bool:
         """Whether this is about how a figure looks: a value of the module, or one that is named so."""
-        if path.stem != "drawings":
+        if path.parent.name != "report" or path.stem not in ("drawings", "look", "plots"):
             return False
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]):

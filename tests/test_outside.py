@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import lrfdyn
-from lrfdyn.analysis.report.drawings import plot_memory
+from lrfdyn.analysis.report.plots import plot_memory
 from lrfdyn.cli import main
 from lrfdyn.commands.shared import bars, make_table, plain_console
 from lrfdyn.data.preprocess import open_picture

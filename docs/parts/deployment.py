@@ -140,7 +140,7 @@ def exits_digits() -> str:
 
 
 def draw() -> None:
-    from lrfdyn.analysis.report.drawings import plot_memory
+    from lrfdyn.analysis.report.plots import plot_memory
 
     states = {"SSA": attention_state(meta_model(MODEL, attention="ssa"))}
     for name in BUFFERS:

@@ -121,7 +121,7 @@ def boards(records: Sequence[Record]) -> str:
 
 def draw() -> None:
     """The figure of time against the firing rate."""
-    from lrfdyn.analysis.report.drawings import STYLE, pyplot
+    from lrfdyn.analysis.report.look import STYLE, pyplot
 
     records = load("edge_cpu_firing")
     if not records:

@@ -238,7 +238,7 @@ def layer_memory() -> str:
 
 
 def draw() -> None:
-    from lrfdyn.analysis.report.drawings import plot_sizes
+    from lrfdyn.analysis.report.plots import plot_sizes
     from lrfdyn.analysis.report.write import write_figures
 
     plot_sizes(read(LAYER_MEMORY), IMAGES / "findings_attention_memory.png")

@@ -127,7 +127,7 @@ def tokens(name: str) -> str:
 
 def draw() -> None:
     """The figures of time against tokens: forward, and forward with backward."""
-    from lrfdyn.analysis.report.drawings import STYLE, pyplot
+    from lrfdyn.analysis.report.look import STYLE, pyplot
 
     plt = pyplot("plot")
     for name, path in TOKENS.items():

@@ -18,7 +18,7 @@ from lrfdyn.analysis.measure.locality import Locality, receptive_field_record
 from lrfdyn.analysis.measure.maps import AttentionMaps, Pictures, Place, choose_pictures
 from lrfdyn.analysis.measure.observe import RANDOM, Images, ImageTensors, as_batches, observe
 from lrfdyn.analysis.measure.spikes import EnergyModel, FiringRates, SynapticOperations
-from lrfdyn.analysis.report.drawings import places
+from lrfdyn.analysis.report.look import places
 from lrfdyn.analysis.report.write import plural, results_head
 from lrfdyn.attention import Attention, attention_label, attention_options
 from lrfdyn.checks import checked

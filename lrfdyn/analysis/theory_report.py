@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lrfdyn.analysis import theory as t
-from lrfdyn.analysis.report.drawings import places
+from lrfdyn.analysis.report.look import places
 from lrfdyn.analysis.report.write import results_head
 from lrfdyn.checks import checked
 from lrfdyn.errors import require

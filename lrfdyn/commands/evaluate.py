@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
             config, weights, Path(source), lambda images, total: shown.update(task, advance=images, total=total)
         )
     if first and args.plot is not None:
-        from lrfdyn.analysis.report.drawings import plot_exits
+        from lrfdyn.analysis.report.plots import plot_exits
 
         plot_exits(result, args.plot)
     if first and args.json:  # all processes have the same numbers
@@ -78,7 +78,7 @@ def measurement(args: argparse.Namespace) -> Callable[..., dict[str, Any]]:
     if args.exit is None:
         return evaluate_weights
     from lrfdyn.analysis.measure.exits import evaluate_exits
-    from lrfdyn.analysis.report.drawings import check_plot
+    from lrfdyn.analysis.report.plots import check_plot
 
     own = not auto or "data.held_out" not in given_keys(args)
     require(own, "data.held_out: --exit auto needs images that the run itself has held out, and takes no others")

@@ -16,7 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from lrfdyn.analysis.measure.inference import largest_state, profile_attention, profile_model
-from lrfdyn.analysis.report.drawings import check_plot, plot_memory, plot_sizes
+from lrfdyn.analysis.report.plots import check_plot, plot_memory, plot_sizes
 from lrfdyn.attention import ATTENTIONS, attention_label, attention_options
 from lrfdyn.attention.registry import option_takers, unknown_option
 from lrfdyn.commands import shared

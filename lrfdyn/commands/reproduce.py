@@ -15,7 +15,7 @@ import torch
 
 from lrfdyn.analysis.analyze import sources_for
 from lrfdyn.analysis.measure.observe import load_images
-from lrfdyn.analysis.report.drawings import NEEDED
+from lrfdyn.analysis.report.look import NEEDED
 from lrfdyn.analysis.report.write import FORMATS, check_formats, has_matplotlib
 from lrfdyn.attention import ATTENTIONS, attention_options
 from lrfdyn.commands.analyze import analyze_with_bar, models_table, write_and_print

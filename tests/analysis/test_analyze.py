@@ -15,7 +15,7 @@ import lrfdyn
 from lrfdyn.analysis.analyze import analyze, measure_model, model_label, sources_for
 from lrfdyn.analysis.measure.inference import images_per_second
 from lrfdyn.analysis.measure.observe import load_images
-from lrfdyn.analysis.report.drawings import places
+from lrfdyn.analysis.report.look import places
 from lrfdyn.analysis.report.write import write_all
 from lrfdyn.attention import ATTENTIONS
 from lrfdyn.cli import main
@@ -295,7 +295,7 @@ def test_long_names_stay_on_the_figure():
     """Nothing that is drawn may leave the page, with nine models of long names."""
     import matplotlib.pyplot as plt
 
-    from lrfdyn.analysis.report.drawings import STYLE
+    from lrfdyn.analysis.report.look import STYLE
     from lrfdyn.analysis.report.write import figures
 
     images = digits(2)

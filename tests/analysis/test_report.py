@@ -9,16 +9,9 @@ from typing import Any
 
 import pytest
 
-from lrfdyn.analysis.report.drawings import (
-    KINDS,
-    _line,
-    attention_distance_layers,
-    energy,
-    places,
-    plot_memory,
-    pyplot,
-    theory_chart,
-)
+from lrfdyn.analysis.report.drawings import attention_distance_layers, energy, theory_chart
+from lrfdyn.analysis.report.look import KINDS, line_of, places, pyplot
+from lrfdyn.analysis.report.plots import plot_memory
 from lrfdyn.analysis.report.write import figures, render_report, write_report
 from lrfdyn.analysis.theory_report import TheorySettings, theory_results
 from lrfdyn.errors import LrfdynError
@@ -151,7 +144,7 @@ def test_figures_name_their_axes_and_models() -> None:
     assert set(uniform.get_ydata()) == {1 / 16}
 
 
-def test_a_layer_that_was_silent_has_no_line() -> None:
+def test_a_layer_that_was_silent_has_noline_of() -> None:
     pytest.importorskip("matplotlib")
     plt, entries = pyplot("figures"), list(make_results()["attentions"].values())
     for place, entry in enumerate(entries):
@@ -177,10 +170,10 @@ def test_regions_of_the_theorems_are_drawn() -> None:
 
 def test_lines_of_many_models_differ() -> None:
     """Eight colours with a marker each, then the same with another kind of line: 64 in all."""
-    lines = [_line({"label": "", "place": place}) for place in range(64)]
+    lines = [line_of({"label": "", "place": place}) for place in range(64)]
     assert len({(line["color"], line["marker"], line["linestyle"]) for line in lines}) == 64
     assert len({line["linestyle"] for line in lines[:8]}) == 1
-    for line, again in zip(lines, (_line({"label": "", "place": place}) for place in range(64, 128)), strict=True):
+    for line, again in zip(lines, (line_of({"label": "", "place": place}) for place in range(64, 128)), strict=True):
         assert line == again
 
 

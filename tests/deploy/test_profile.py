@@ -22,7 +22,7 @@ from lrfdyn.analysis.measure.inference import (
     resident_growth,
     span_peaks,
 )
-from lrfdyn.analysis.report.drawings import plot_memory
+from lrfdyn.analysis.report.plots import plot_memory
 from lrfdyn.attention.row_stream import BUFFERS
 from lrfdyn.cli import main
 from lrfdyn.commands.profile import show_sizes

@@ -4,29 +4,27 @@ the `rows` of the table and its `place` among all models, which decides colour a
 from __future__ import annotations
 
 import math
-import textwrap
 from base64 import b64decode
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from io import BytesIO
-from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
-from lrfdyn.attention import attention_label
-from lrfdyn.errors import needs, require
-from lrfdyn.files import writable_folder, write_atomic
+from lrfdyn.analysis.report.look import (
+    BELOW,
+    LINES,
+    MARKERS,
+    WIDTH,
+    Entries,
+    colour_of,
+    line_of,
+    with_legend,
+    wrapped,
+)
 
-NEEDED = "figures need matplotlib; pip install 'lrfdyn[analysis]'"
-# The attentions that have the same colour and marker in every figure and report; others take those that are left.
-KINDS = ("vsa", "ssa", "causal_ssa", "lrf_ssa", "lrf_dyn", "sdsa")
-# One colour, marker and line per model, told apart with any colour vision and in print.
-COLOURS = ("#0b6fb8", "#cc5206", "#06805f", "#b0417f", "#a27000", "#2f93cc", "#5b4bb3", "#5c6672")
-MARKERS = "os^Dv*Ph"
-LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 # Parts of a network have colours that no model has; what the attentions differ in stands out.
 PARTS = {
     "stem and other convolutions": "#c3ccd4",
@@ -36,96 +34,7 @@ PARTS = {
     "classifier": "#1c2126",
 }
 REGIONS = ("#bfe3d0", "#fbe2a8", "#e79a86")
-STYLE = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6e8e6",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 3.5,
-    "legend.frameon": False,
-    "legend.fontsize": 7,
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 200,
-    "pdf.fonttype": 42,  # text stays text
-    "svg.fonttype": "none",
-    "svg.hashsalt": "lrfdyn",  # the same figure is the same file
-}
-WIDTH = 3.4  # inches, one column
 DASHED: dict[str, Any] = {"linestyle": "--", "linewidth": 0.9, "zorder": 5}  # a reference, above the curves
-IMPLEMENTATIONS = {"spikingjelly": "#c9b458", "eager": "#9aa5b1", "low-memory": "#1f6f8b", "streaming": "#5aa897"}
-TERMS = ("#1f6f8b", "#7fb7be", "#c7dfe0", "#b0713f", "#e3b98a", "#f1dcc3")
-BELOW = "outside lower center"  # where legends are that would cover data
-Entries = list[dict[str, Any]]
-
-
-def places(kinds: Sequence[str]) -> list[int]:
-    """Return for each of `kinds`, names of attentions or others, its place among colours and markers: for an attention
-    the same in every report. A second model of one kind has the next place that is free, a ninth model begins anew."""
-    wanted = [KINDS.index(kind) if kind in KINDS else len(KINDS) + crc32(kind.encode()) % 2 for kind in kinds]
-    taken: dict[int, int] = {}  # by number in `kinds`
-    for i in sorted(range(len(kinds)), key=lambda i: kinds[i] not in KINDS or kinds[i] in kinds[:i]):
-        choices = (len(taken) // 8 * 8 + (wanted[i] + step) % 8 for step in range(8))
-        taken[i] = next(place for place in choices if place not in taken.values())
-    return [taken[i] for i in range(len(kinds))]
-
-
-def pyplot(argument: str) -> Any:
-    """Import matplotlib without a screen; an error names `argument` where it is not installed."""
-    with needs(f"{argument}: {NEEDED}"):
-        import matplotlib
-        import matplotlib.pyplot as plt
-    matplotlib.use("Agg")
-    return plt
-
-
-def _wrapped(label: str, width: int = 20) -> str:
-    return textwrap.fill(label, width, break_long_words=False, break_on_hyphens=False)
-
-
-def _legend(figure: Any, axis: Any, entries: Entries, below: bool = False, **more: Any) -> Any:
-    """Return the figure with its legend inside the axes where the names are short, under them where they would cover
-    the data or with `below`."""
-    for shown in figure.axes:
-        _uncover(shown)
-    few = max(len(entry["label"]) for entry in entries) <= 24 and len(entries) <= 6
-    if few and not below:
-        axis.legend(**more)
-        return figure
-    handles, names = axis.get_legend_handles_labels()
-    columns = 2 if (few and max(map(len, names)) <= 26) or figure.get_figwidth() > WIDTH else 1
-    names = [_wrapped(name, 42) for name in names]
-    lines = sum(name.count("\n") + 1 for name in names)
-    figure.set_figheight(figure.get_figheight() + 0.16 * -(-lines // columns))
-    figure.legend(handles, names, loc=BELOW, ncols=columns)
-    return figure
-
-
-def _uncover(axis: Any) -> None:
-    """Make the markers of a line larger for every later line with a marker at the same place: a rim stays visible."""
-    axis.autoscale_view()
-    lines = [(line, *line.get_markevery()) for line in axis.lines if line.get_markevery()]
-    points = [axis.transData.transform(line.get_xydata()[first::step]) for line, first, step in lines]
-    for i, (line, *_) in enumerate(lines):
-        covers = sum(bool((np.abs(points[i][:, None] - later).max(-1) < 2).any()) for later in points[i + 1 :])
-        line.set_markersize(line.get_markersize() + 1.3 * min(4, covers))
-
-
-def _colour(entry: dict[str, Any]) -> str:
-    return COLOURS[entry["place"] % 8]
-
-
-def _line(entry: dict[str, Any], points: int = 1, **more: Any) -> dict[str, Any]:
-    """Label, colour, marker and line of a model with so many points, of which some 16 are marked, others for every
-    model. They start over at the ninth, with another kind of line."""
-    place, step = entry["place"], max(1, points // 16)
-    style = {"marker": MARKERS[place % 8], "linestyle": LINES[place // 8 % 8], "markevery": (place % step, step)}
-    rim = {"markeredgewidth": 0.4, "markeredgecolor": "white"}
-    return {"label": entry["label"], "color": _colour(entry), **style, **rim, **more}
 
 
 def _only(values: Iterable[Any]) -> Any:
@@ -139,13 +48,13 @@ def attention_distance(plt: Any, entries: Entries) -> Any:
     figure, (left, right) = plt.subplots(1, 2, figsize=(2 * WIDTH, height), width_ratios=(1.6, 1))
     local = [entry["locality"] for entry in entries]
     for entry, one in zip(entries, local, strict=True):
-        left.plot(one["distance"], one["weight"], **_line(entry))
+        left.plot(one["distance"], one["weight"], **line_of(entry))
     grid = _only(tuple(one["grid"]) for one in local)
     if grid:
         left.axhline(1 / math.prod(grid), color="#1c2126", label="uniform", **DASHED)
     left.set(xlabel="Manhattan distance (tokens)", ylabel="mean attention weight", ylim=(0, None))
     shares = [100 * one["short_range_share"] for one in local]
-    bars = right.barh([_wrapped(entry["label"]) for entry in entries], shares, color=list(map(_colour, entries)))
+    bars = right.barh([wrapped(entry["label"]) for entry in entries], shares, color=list(map(colour_of, entries)))
     right.bar_label(bars, fmt="%.1f", padding=2, fontsize=7)
     right.margins(x=0.14)
     for row, one in enumerate(local):
@@ -155,7 +64,7 @@ def attention_distance(plt: Any, entries: Entries) -> Any:
     right.set(xlabel=f"% at {'short distance' if near is None else f'distance ≤ {near}'} (dashed: uniform)")
     right.invert_yaxis()  # the first model on top
     right.grid(axis="y", visible=False)
-    return _legend(figure, left, entries)
+    return with_legend(figure, left, entries)
 
 
 def attention_distance_layers(plt: Any, entries: Entries) -> Any:
@@ -168,12 +77,12 @@ def attention_distance_layers(plt: Any, entries: Entries) -> Any:
         for entry in entries:
             weights = entry["locality"]["weight_by_layer"][layer : layer + 1]
             if weights and weights[0] is not None:
-                axis.plot(entry["locality"]["distance"], weights[0], **_line(entry, markersize=2))
+                axis.plot(entry["locality"]["distance"], weights[0], **line_of(entry, markersize=2))
         axis.set(title=f"layer {layer + 1}")
     axes[0][0].set(ylim=(0, None))  # behind the last line, which may be the highest
     plt.setp(axes[-1], xlabel="Manhattan distance")
     figure.supylabel("mean attention weight", fontsize=8)
-    return _legend(figure, axes[0][0], entries, fontsize=6)
+    return with_legend(figure, axes[0][0], entries, fontsize=6)
 
 
 def attention_entropy(plt: Any, entries: Entries) -> Any:
@@ -184,7 +93,7 @@ def attention_entropy(plt: Any, entries: Entries) -> Any:
         label = f"{entry['label']}, mean {entry['locality']['entropy_mean']:.2f}"
         # Bins are as fine as the sample allows, so heights of different models compare only as shares of the largest.
         heights, style = [value / max(density) for value in density], LINES[entry["place"] % 8]
-        axis.stairs(heights, edges, color=_colour(entry), label=label, linewidth=1.1, linestyle=style)
+        axis.stairs(heights, edges, color=colour_of(entry), label=label, linewidth=1.1, linestyle=style)
         taken = [k for k, value in enumerate(density) if value > 0]
         ends += [edges[taken[0]], edges[taken[-1] + 1]]
     uniform = _only(round(entry["locality"]["entropy_uniform"], 9) for entry in entries)
@@ -195,7 +104,7 @@ def attention_entropy(plt: Any, entries: Entries) -> Any:
     room = 0.04 * (max(ends) - min(ends)) or 0.1
     axis.set(xlabel=f"entropy of attention (nats{'' if uniform is None else '; dashed: uniform'})",
              ylabel="density / largest", xlim=(min(ends) - room, max(ends) + room), ylim=(0, 1.05))  # fmt: skip
-    return _legend(figure, axis, entries, below=True)
+    return with_legend(figure, axis, entries, below=True)
 
 
 def attention_scores(plt: Any, entries: Entries) -> Any:
@@ -205,13 +114,13 @@ def attention_scores(plt: Any, entries: Entries) -> Any:
         local = entry["locality"]
         edges, share, zero = (local["score_histogram"][name] for name in ("edges", "share", "zero"))
         label = f"{entry['label']}: entropy {local['entropy_mean']:.2f}, {zero:.0%} zero"
-        style = {"color": _colour(entry), "linestyle": LINES[entry["place"] % 8], "linewidth": 1.1}
+        style = {"color": colour_of(entry), "linestyle": LINES[entry["place"] % 8], "linewidth": 1.1}
         axis.stairs([100 * value for value in share], edges, baseline=None, label=label, **style)
         used.update(edge for i, value in enumerate(share) if value > 0 for edge in edges[i : i + 2])
     axis.axvline(1, color="#1c2126", **DASHED)
     axis.set(xlabel="attention weight / uniform weight (dashed)", ylabel="% of query-key pairs", xscale="log",
              yscale="log", xlim=(min(used) / 1.2, 1.2 * max(used)), ylim=(0.05, 150))  # fmt: skip
-    return _legend(figure, axis, entries, below=True)
+    return with_legend(figure, axis, entries, below=True)
 
 
 def _overlay(plt: Any, axis: Any, picture: Any, looks: dict[str, Any], query: int, field: Any = None) -> None:
@@ -265,7 +174,7 @@ def attention_maps(plt: Any, entries: Entries) -> Any:
             looks = entry["attention_maps"]
             _overlay(plt, axis, picture, looks, q, looks["maps"][i][q]["average"])
     for axis, entry in zip(axes[0][1:], entries, strict=True):
-        axis.set_title(_wrapped(entry["label"], 22), fontsize=7)
+        axis.set_title(wrapped(entry["label"], 22), fontsize=7)
     return figure
 
 
@@ -280,7 +189,7 @@ def attention_maps_layers(plt: Any, entries: Entries) -> Any:
             _overlay(plt, axis, picture, looks, q, field)
         for axis in line[len(looks["layers"]) :]:
             axis.set_axis_off()
-        line[0].set_ylabel(f"{_wrapped(entry['label'], 22)}\n{name}", fontsize=6)
+        line[0].set_ylabel(f"{wrapped(entry['label'], 22)}\n{name}", fontsize=6)
     for layer, axis in enumerate(axes[0]):
         axis.set_title(f"layer {layer + 1}", fontsize=7)
     return figure
@@ -298,7 +207,7 @@ def receptive_fields(plt: Any, entries: Entries) -> Any:
         if field.get("centre"):
             row, column = ((at + 0.5) / field["pixels_per_cell"] - 0.5 for at in field["centre"])
             axis.plot(column, row, "+", color="#3ce0c8", markersize=6, markeredgewidth=0.8)
-        axis.set_title(_wrapped(entry["label"]), fontsize=7)
+        axis.set_title(wrapped(entry["label"]), fontsize=7)
     figure.colorbar(image, ax=axes, shrink=0.8, label="√(gradient / largest)")
     return figure
 
@@ -308,9 +217,9 @@ def curves(plt: Any, entries: Entries, width: float = WIDTH, scale: float = 100,
     figure, axis = plt.subplots(figsize=(width, 2.4))
     for entry in entries:
         x, y = zip(*(row[-2:] for row in entry["rows"]), strict=True)
-        axis.plot(x, [scale * value for value in y], **_line(entry, len(x)))
+        axis.plot(x, [scale * value for value in y], **line_of(entry, len(x)))
     axis.set(**axes)
-    return _legend(figure, axis, entries)
+    return with_legend(figure, axis, entries)
 
 
 receptive_field_share = partial(
@@ -333,7 +242,7 @@ def _part(layer: dict[str, Any]) -> str:
 
 def energy(plt: Any, entries: Entries) -> Any:
     figure, axis = plt.subplots(figsize=(WIDTH, 0.42 * len(entries) + 1.3))
-    names, parts = [_wrapped(entry["label"]) for entry in entries], [Counter[str]() for _ in entries]
+    names, parts = [wrapped(entry["label"]) for entry in entries], [Counter[str]() for _ in entries]
     for sums, entry in zip(parts, entries, strict=True):
         for layer in entry["energy"]["layers"]:
             sums[_part(layer)] += layer["energy_pj"]
@@ -362,7 +271,7 @@ def memory_accuracy(plt: Any, entries: Entries) -> Any:
         points = [(entry[key] / unit, 100 * entry["accuracy_mean"]) for entry in entries]
         for i, (entry, (x, y)) in enumerate(zip(entries, points, strict=True)):
             covers = any(abs(math.log(x / a)) < 0.05 and abs(y - b) < 0.1 for a, b in points[:i])
-            colour, count = _colour(entry), entry["parameters"]
+            colour, count = colour_of(entry), entry["parameters"]
             name = f"{entry['label']}, {f'{count / 1e6:.2f} M' if count >= 1e6 else f'{count / 1e3:.1f} k'}"
             look = {"marker": MARKERS[entry["place"] % 8], "facecolor": "none" if covers else colour, "linewidth": 1.2}
             axis.errorbar(x, y, yerr=100 * (entry["accuracy_spread"] or 0), color=colour, linewidth=1)
@@ -395,12 +304,12 @@ def convergence(plt: Any, entries: Entries) -> Any:
             if epochs:
                 x, values = zip(*sorted(epochs.items()), strict=True)
                 mean = [sum(seeds) / len(seeds) for seeds in values]
-                axis.plot(x, mean, **_line(entry, len(x)))
+                axis.plot(x, mean, **line_of(entry, len(x)))
                 low, high = list(map(min, values)), list(map(max, values))
-                axis.fill_between(x, low, high, color=_colour(entry), alpha=0.15, linewidth=0)
+                axis.fill_between(x, low, high, color=colour_of(entry), alpha=0.15, linewidth=0)
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set(xlabel="epoch", ylabel=name)
-    return _legend(figure, axes[0], entries)
+    return with_legend(figure, axes[0], entries)
 
 
 def theory_chart(plt: Any, chart: dict[str, Any]) -> Any:
@@ -422,93 +331,3 @@ def theory_chart(plt: Any, chart: dict[str, Any]) -> Any:
     handles = [patches.Patch(color=colour, label=label) for colour, label in zip(shown, classes, strict=True)]
     figure.legend(handles=handles, loc=BELOW, ncols=1 if max(map(len, classes)) > 28 else 2)
     return figure
-
-
-def check_plot(path: Path) -> None:
-    """Raise an error where the figure could not be drawn or written."""
-    endings = sorted(pyplot("plot").FigureCanvasBase.filetypes)
-    one_of = f"one of {', '.join(endings)}, got {path}"
-    require(path.suffix.removeprefix(".") in endings, f"plot: expected a name that ends in {one_of}")
-    writable_folder(path.parent, "plot")
-    require(not path.is_dir(), f"plot: expected a file, got the folder {path}")
-
-
-def plot_memory(states: dict[str, Sequence[dict[str, Any]]], peaks: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the terms of one layer by label (`states`), and in a panel for every group the measured `peaks`, records
-    with `group`, `label`, `implementation` and `mib`, into the file `path`."""
-    plt = pyplot("plot")
-    groups = list(dict.fromkeys(record["group"] for record in peaks))
-    rows, columns = 1 + len(groups) // 3, min(len(groups) + 1, 3)
-    widest = max((sum(r["group"] == group for r in peaks) for group in groups), default=0)
-    size = (columns * max(0.75 * widest + 0.6, 3.8), 3.2 * rows)
-    with plt.rc_context({**STYLE, "axes.grid.axis": "y", "axes.titlelocation": "left", "axes.ymargin": 0.15}):
-        figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
-        first, *panels = grid.flat
-        bottom = [0.0] * len(states)
-        for i, name in enumerate(dict.fromkeys(term["name"] for terms in states.values() for term in terms)):
-            sizes = [sum(t["bytes"] for t in terms if t["name"] == name) / 1024 for terms in states.values()]
-            first.bar(range(len(states)), sizes, 0.6, bottom, color=TERMS[i % 6], label=name, edgecolor="white")
-            bottom = [a + b for a, b in zip(bottom, sizes, strict=True)]
-        for i, total in enumerate(bottom):
-            first.text(i, total, f"{total:,.0f}", ha="center", va="bottom")
-        first.set_xticks(range(len(states)), list(states))
-        first.set(title="State of one layer, derived", ylabel="KiB per image and time step")
-        if any(states.values()):  # an attention need not say what it holds
-            first.legend()
-        for unused in panels[len(groups) :]:
-            unused.remove()
-        for axes, group in zip(panels, groups, strict=False):
-            shown = [record for record in peaks if record["group"] == group]
-            sizes, colors = [r["mib"] for r in shown], [IMPLEMENTATIONS[r["implementation"]] for r in shown]
-            bars = axes.bar(range(len(shown)), sizes, width=0.6, color=colors)
-            axes.bar_label(bars, [f"{size:,.0f}" if size >= 10 else f"{size:.1f}" for size in sizes])
-            axes.set_xticks(range(len(shown)), [f"{r['label']}\n{r['implementation']}" for r in shown], fontsize=7)
-            axes.set(title=f"Peak of inference, {group}", ylabel="MiB")
-        write_atomic(path, partial(figure.savefig, dpi=150, format=path.suffix[1:]))
-    plt.close(figure)
-
-
-def plot_sizes(records: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the peak of one attention layer against the side of the image, a line for every kind and form, in a panel
-    for every batch size, into the file `path`. `records` are those of `profile_attention`."""
-    plt = pyplot("plot")
-    batches = list(dict.fromkeys(record["batch"] for record in records))
-    kinds = list(dict.fromkeys(record["attention"] for record in records))
-    of_kind = dict(zip(kinds, places(kinds), strict=True))
-    with plt.rc_context(STYLE):
-        figure, (axes,) = plt.subplots(1, len(batches), figsize=(WIDTH * len(batches), 2.6), squeeze=False)
-        for axis, batch in zip(axes, batches, strict=True):
-            shown = [record for record in records if record["batch"] == batch]
-            for kind, form in dict.fromkeys((record["attention"], record["form"]) for record in shown):
-                own = [r for r in shown if (r["attention"], r["form"]) == (kind, form)]
-                look = {"linestyle": "--" if form == "streaming" else "-", "color": COLOURS[of_kind[kind] % 8]}
-                sizes, peaks = zip(*((r["image_size"], r["peak_bytes"] / 2**20) for r in own), strict=True)
-                axis.plot(
-                    sizes, peaks, marker=MARKERS[of_kind[kind] % 8], label=f"{attention_label(kind)}, {form}", **look
-                )
-            axis.set(xlabel="side of the image (pixels)", ylabel="peak of one attention layer (MiB)", ylim=(0, None))
-            axis.set_title(f"T = {shown[0]['time_steps']}, batch {batch}", loc="left")
-        axes[0].legend()
-        write_atomic(path, partial(figure.savefig, dpi=200, format=path.suffix[1:]))
-    plt.close(figure)
-
-
-def plot_exits(result: dict[str, Any], path: Path) -> None:
-    """Draw what `evaluate_exits` gives into the file `path`: accuracy against mean steps, and when images leave."""
-    plt = pyplot("plot")
-    curve, threshold = result["curve"], result["exit"]
-    (chosen,) = (row for row in curve if row["threshold"] == threshold)
-    with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(2 * WIDTH, 2.4), width_ratios=(1.6, 1))
-        for rows, place, name in ((curve, 0, "stop when sure"), (result["steps"], 1, "so many steps for all")):
-            look = _line({"place": place, "label": name}, linestyle="-" if place == 0 else "none")
-            left.plot([row["mean_steps"] for row in rows], [row["top1"] for row in rows], **look)
-        mark = {"color": "#1c2126", "markersize": 9, "markerfacecolor": "none", "linestyle": "none"}
-        left.plot(chosen["mean_steps"], chosen["top1"], "o", label=f"threshold {threshold:g}", **mark)
-        left.set(xlabel="mean time steps", ylabel="accuracy (%)")
-        left.legend(loc="lower right")
-        steps = range(1, len(chosen["exits"]) + 1)
-        right.bar(steps, [100 * count / result["images"] for count in chosen["exits"]], color=COLOURS[0])
-        right.set(xlabel="time step", ylabel=f"% of images that stop at {threshold:g}", xticks=steps)
-        write_atomic(path, partial(figure.savefig, dpi=200, format=path.suffix[1:]))
-    plt.close(figure)

@@ -15,7 +15,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from lrfdyn.analysis.report import drawings
-from lrfdyn.analysis.report.drawings import NEEDED, STYLE, pyplot
+from lrfdyn.analysis.report.look import NEEDED, STYLE, pyplot
 from lrfdyn.checks import checked
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.files import finite, write_atomic, write_json, write_table
