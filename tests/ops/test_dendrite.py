@@ -124,6 +124,17 @@ def test_forms_are_the_recurrence_for_any_size(form, shape, seed):
     check_form(form, [*tokens_and_modes(shape, seed), random(shape[0], *shape[2:], 2, seed=seed + 4)])
 
 
+@forms
+@pytest.mark.parametrize("tokens", [1, CHUNK, 5 * CHUNK + 1], ids="N{}".format)
+@pytest.mark.parametrize("make", [tokens_and_modes, tokens_and_real_modes], ids=["oscillators", "real"])
+def test_no_images(make, form, tokens):
+    for state in (None, random(0, 3, 2, 2)):
+        u, *given = make((0, tokens, 3, 2))
+        soma, last = dendrite(u, *given, form=form, initial_state=state, output_final_state=True)
+        assert soma.shape == (0, tokens, 3)
+        assert last.shape == (0, 3, 2, 2)
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 5, 12, 13, 100], ids="chunk{}".format)
 @pytest.mark.parametrize("tokens", [1, 12, 13, 24, 25], ids="N{}".format)
 def test_chunks_of_the_scan(tokens, chunk):

@@ -116,16 +116,19 @@ def dendrite_fft(
     powers = mode_powers(decay, frequency, torch.arange(n + 1, device=u.device))
     w = mode_numbers(weight, real)
     spectrum = torch.fft.rfft(2 * (powers[:n] * w).sum(-1).real, 2 * n, dim=0)
-    soma = torch.fft.irfft(torch.fft.rfft(u, 2 * n, dim=1) * spectrum, 2 * n, dim=1)[:, :n]
+    if u.shape[0] == 0:  # of which the library makes no FFT
+        soma = torch.zeros_like(u)
+    else:
+        soma = torch.fft.irfft(torch.fft.rfft(u, 2 * n, dim=1) * spectrum, 2 * n, dim=1)[:, :n]
     state = None if initial_state is None else mode_numbers(initial_state, real)
     if state is not None:
         soma = soma + 2 * torch.einsum("bcm,lcm->blc", w * state, powers[1:]).real
     if not final_state:
         return soma, None
-    return soma, mode_pairs(_advanced(u, powers, state))
+    return soma, mode_pairs(_state_after(u, powers, state))
 
 
-def _advanced(u: Tensor, powers: Tensor, state: Tensor | None) -> Tensor:
+def _state_after(u: Tensor, powers: Tensor, state: Tensor | None) -> Tensor:
     """The numbers of modes `[B, C, M]` after the tokens `u`, if they were `state` before; None: zero."""
     n = u.shape[1]
     entering = torch.einsum("bsc,scm->bcm", u.to(powers.dtype), powers[:n].flip(0))
@@ -149,7 +152,7 @@ def dendrite_scan(
     powers = mode_powers(decay, frequency, torch.arange(length + 1, device=u.device))
     leaving = 2 * powers * mode_numbers(weight, real)
     padded = F.pad(u, (0, 0, 0, chunks * length - n)) if n % length else u
-    rows = padded.movedim(2, 0).flatten(1).contiguous().view(channels, -1, length)
+    rows = padded.movedim(2, 0).flatten(1).contiguous().view(channels, batch * chunks, length)
     lag = torch.arange(length, device=u.device)
     lag = lag - lag.unsqueeze(1)  # [in, out]
     kernel = leaving[:length].sum(-1).real.T
@@ -157,15 +160,15 @@ def dendrite_scan(
     state = None if initial_state is None else mode_numbers(initial_state, real)
     if chunks > 1 or state is not None:
         added = torch.bmm(rows, _flat(powers[:length].flip(0).transpose(0, 1)))
-        steps = mode_numbers(added.view(channels, batch, chunks, -1, 2), real).transpose(0, 1).unbind(2)
+        steps = mode_numbers(added.view(channels, batch, chunks, weight.shape[1], 2), real).transpose(0, 1).unbind(2)
         states = [torch.zeros_like(steps[0]) if state is None else state]
         for step in steps[:-1]:
             states.append(step + powers[length] * states[-1])
         state = states[-1]
-        before = _flat(torch.stack(states, 2).transpose(0, 1)).reshape(channels, batch * chunks, -1)
+        before = _flat(torch.stack(states, 2).transpose(0, 1)).flatten(1, 2)
         soma = torch.baddbmm(soma, before, _flat(leaving[1:].conj()).permute(1, 2, 0))
-    last = _advanced(u[:, (chunks - 1) * length :], powers, state) if final_state else None
-    soma = soma.view(channels, -1).T.contiguous().view(batch, -1, channels)[:, :n]
+    last = _state_after(u[:, (chunks - 1) * length :], powers, state) if final_state else None
+    soma = soma.flatten(1).T.contiguous().view(batch, chunks * length, channels)[:, :n]
     return soma, None if last is None else mode_pairs(last)
 
 
