@@ -15,6 +15,7 @@ from lrfdyn.models.base import ModelConfig, SpikingModel, classifier, shown_once
 from lrfdyn.models.registry import register_model
 from lrfdyn.nn.layers import ConvBN, DropPath, MembraneConv, SpikingConv, convolve, drop_path_rates, max_pool
 from lrfdyn.nn.neurons import IF, MSLIF
+from lrfdyn.ops.bn_lif.reference import settle_strides
 
 
 @dataclass
@@ -115,7 +116,7 @@ class SEWStem(ConvBN):
     """Convolution and batch norm of a static image run once, so that its statistics do not count the time steps."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no residual and no pool
-        return convolve(lambda frames: self.bn(self.conv(frames)), x)
+        return convolve(lambda frames: self.bn(settle_strides(self.conv(frames))), x)
 
 
 @register_model("sew_resnet18", depths=(2, 2, 2, 2))

@@ -19,6 +19,7 @@ from lrfdyn.nn.neurons import FoldedNorm, fused_dynamics, fused_norm, fused_norm
 from lrfdyn.nn.sections import Section, lean_max_pool, residual_section, row_halo
 from lrfdyn.ops.bits import split_spikes, step_bits_of
 from lrfdyn.ops.bn_lif import bn_lif, joined
+from lrfdyn.ops.bn_lif.reference import settle_strides
 from lrfdyn.ops.dispatch import autocast_dtype, use_triton
 from lrfdyn.ops.spike_conv import spike_conv
 
@@ -43,6 +44,11 @@ def convolve(conv: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if is_repeated(x):
         return conv(x[0]).unsqueeze(0).expand(x.shape[0], -1, -1, -1, -1)
     return fold_time(conv, x)
+
+
+def normalize(norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Applies a batch norm to `[T, B, C, H, W]`, with statistics over T, B, H and W."""
+    return fold_time(lambda images: norm(settle_strides(images)), x)
 
 
 @cache
@@ -127,7 +133,7 @@ def norm_fire(norm: Any, neuron: nn.Module | None, x: Tensor, residual: Tensor |
     fused = fused_norm_and_neuron(norm, neuron) if use_triton(x, residual) else None
     if fused is not None:
         return bn_lif(x, *fused, residual=residual)
-    y = fold_time(norm, x) if neuron is None else neuron(norm_fire(norm, None, x))
+    y = normalize(norm, x) if neuron is None else neuron(norm_fire(norm, None, x))
     return y if residual is None else residual + y
 
 
@@ -158,7 +164,7 @@ class ConvBN(nn.Module):
         if neuron is None:
             y = convolve(self.conv, x)
             # Folded into the convolution a norm leaves nothing to do, and steps that are the same stay one memory.
-            y = y if self._ends_in_convolution else fold_time(self.bn, y)
+            y = y if self._ends_in_convolution else normalize(self.bn, y)
         else:
             y = neuron(self.fire(None, x, pool=pool_first))
         y = max_pool(y) if pool else y

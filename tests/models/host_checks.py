@@ -131,6 +131,43 @@ def check_trains(model: SpikingModel, size: tuple[int, int]) -> None:
             assert largest[name] > 1e-14 * most, f"{name}: {largest[name]:.3g}"
 
 
+def check_one_image(model: SpikingModel, size: tuple[int, int], layout: torch.memory_format) -> None:
+    """Every gradient of a single image is that of batch norms that are written out."""
+    wake_attention(randomize(model))
+    model.double().train().to(memory_format=layout)
+    weights = torch.randn(1, model.config["num_classes"], dtype=torch.float64)
+    image = torch.randn(1, model.in_channels, *size, dtype=torch.float64).contiguous(memory_format=layout)
+
+    def gradients() -> dict[str, torch.Tensor]:
+        copied = copy.deepcopy(model)
+        (copied(image) * weights).sum().backward()
+        return {name: parameter.grad for name, parameter in copied.named_parameters() if parameter.grad is not None}
+
+    found = gradients()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "batch_norm", batch_norm_definition)
+        expected = gradients()
+    assert found.keys() == expected.keys()
+    most = max(gradient.abs().max().item() for gradient in expected.values())
+    for name, gradient in expected.items():
+        error = (found[name] - gradient).abs().max().item()
+        assert error < 1e-8 * gradient.abs().max().item() + 1e-9 * most, f"{name}: {error:.3g}"
+
+
+def batch_norm_definition(
+    x: torch.Tensor, running_mean: torch.Tensor, running_var: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor,
+    training: bool, momentum: float, eps: float,
+) -> torch.Tensor:  # fmt: skip
+    """Of `[N, C, H, W]` in training."""
+    assert training
+    mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), unbiased=False, keepdim=True)
+    count = x[:, 0].numel()
+    with torch.no_grad():
+        running_mean.lerp_(mean.flatten(), momentum)
+        running_var.lerp_(var.flatten() * count / (count - 1), momentum)
+    return (x - mean) * torch.rsqrt(var + eps) * weight.reshape(-1, 1, 1) + bias.reshape(-1, 1, 1)
+
+
 def check_feature_maps(model: SpikingModel, size: tuple[int, int]) -> None:
     """One map per stage as `feature_info` says; the head on the last one gives the logits."""
     x = torch.randn(2, model.in_channels, *size)

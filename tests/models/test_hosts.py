@@ -18,6 +18,7 @@ from tests.models.host_checks import (
     check_event_frames,
     check_feature_maps,
     check_first_steps,
+    check_one_image,
     check_rule,
     check_step_logits,
     check_trains,
@@ -110,6 +111,13 @@ def test_layout_with_other_classes():
 def test_every_attention_trains(host, attention, time_steps):
     torch.manual_seed(0)
     check_trains(small_model(host, attention=attention, time_steps=time_steps), size_of(host))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["plain", "channels_last"])
+@pytest.mark.parametrize("host", HOSTS)
+def test_gradients_of_one_image_at_one_step(host, layout):
+    torch.manual_seed(0)
+    check_one_image(small_model(host, time_steps=1), size_of(host), layout)
 
 
 @pytest.mark.parametrize("attention", [None, "lrf_dyn"])

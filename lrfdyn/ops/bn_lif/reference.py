@@ -54,6 +54,18 @@ def joined(norms: Sequence[Norm]) -> Iterator[Norm]:
         torch._foreach_copy_(targets, [*mean.split(sizes), *var.split(sizes)])
 
 
+def settle_strides(images: Tensor) -> Tensor:
+    """`[N, C, H, W]` for a batch norm: a single image is in channels-last memory, and its strides say so.
+
+    The stride over one image may be any number, and views make it one that tells nothing of the layout. The backward
+    pass of PyTorch (2.13, on a CPU) then takes an image and its gradient for the same layout where they are not, and
+    what it gives back is wrong in every entry."""
+    if images.shape[0] != 1 or not torch.is_grad_enabled():
+        return images
+    pixels = images.permute(0, 2, 3, 1)
+    return pixels.flatten().view(pixels.shape).permute(0, 3, 1, 2)
+
+
 def _max_pool(x: Tensor) -> Tensor:
     return F.max_pool2d(x.flatten(0, 1), 3, 2, 1).unflatten(0, x.shape[:2])
 
@@ -67,8 +79,8 @@ def bn_lif_reference(
         x = x + offset.to(x.dtype).reshape(-1, 1, 1)
     x = x.expand(repeats, -1, -1, -1, -1) if repeats > 1 else x
     y = F.batch_norm(
-        x.flatten(0, 1), norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.training, norm.momentum,
-        norm.eps,
+        settle_strides(x.flatten(0, 1)), norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.training,
+        norm.momentum, norm.eps,
     )  # fmt: skip
     y = y.unflatten(0, x.shape[:2])
     if pool_first:
