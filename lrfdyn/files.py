@@ -196,11 +196,15 @@ def read_summary(path: Path, argument: str) -> dict[str, Any]:
     return summary
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a log.jsonl, which need not be there: those of steps and epochs, with numbers. One that was
-    cut short or edited into something else is left out."""
-    records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+def read_json_lines(path: Path, last: int | None = None) -> list[dict[str, Any]]:
+    """The whole records of a log.jsonl, which need not be there, or of its `last` bytes: those of steps and epochs,
+    with numbers. One that was cut short or edited into something else is left out."""
+    records, text = [], b""
+    if path.is_file():
+        with path.open("rb") as file:
+            file.seek(0 if last is None else max(0, file.seek(0, os.SEEK_END) - last))
+            text = file.read()
+    for line in text.decode("utf-8", errors="replace").splitlines():
         with suppress(ValueError):
             record = json_object(line)
             needed = {"step": {"step", "epoch", "loss"}, "epoch": {"step", "epoch", "train_loss"}}

@@ -210,6 +210,16 @@ def test_edited_log(line):
     assert read_json_lines(Path("log.jsonl")) == [EPOCH]
 
 
+def test_the_end_of_a_log(tmp_path):
+    """A record that the end begins in the middle of is left out."""
+    lines = [json.dumps({**EPOCH, "step": step}) + "\n" for step in range(3)]
+    log, one = tmp_path / "log.jsonl", len(lines[0])
+    log.write_text("".join(lines))
+    for last, steps in ((one - 1, []), (one, [2]), (2 * one + 5, [1, 2]), (999, [0, 1, 2])):
+        assert [record["step"] for record in read_json_lines(log, last)] == steps
+    assert read_json_lines(tmp_path / "none.jsonl", 5) == []
+
+
 @pytest.mark.parametrize("text", ["5", "", "[" * 10**5, '{"top1": "x"}', '{"seed": []}', "9" * 5000])
 def test_edited_summary(text):
     Path("summary.json").write_text(text)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from lrfdyn.version import __version__
 
 OWN = ("name", "recipe", "seeds", "epochs", "teacher")  # of a run in the list; everything else is a key of its recipe
 POLL_SECONDS = 0.3
+LOG_END = 2**14  # bytes, which hold the last records: a long log is not read whole at every poll
 # Without these glibc gives large tensors back to the system after every operation and faults them in again.
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)}
 
@@ -232,18 +233,34 @@ class Sweep:
             there = load_recipe(path) if path.is_file() else run.config
             what = "; ".join(differences(run.config.as_dict(), there.as_dict()))
             require(not what, f"out: {path.parent} has other settings ({what}); pass --restart or another folder")
-        ended = [run for run in self.runs if self.summary(run)]
-        for run in chain(ended, self._each_end([run for run in self.runs if run not in ended], reporter)):
-            reporter.end(run, self.row(run))
-            rows = [self.row(each) for each in self.runs]
-            write_table(self.out / "table.csv", rows)
-            now = datetime.now().isoformat(timespec="seconds")
-            facts = {"format": 1, "version": __version__, "created": now, "command": self.command}
-            table = {"together": self.together, "runs": rows, "groups": group_rows(rows)}
-            write_json(self.out / "sweep.json", {**facts, **table})
+        known: dict[str, dict[str, Any]] = {}  # the rows of what has ended, which change no more
+
+        def end(run: SweepRun) -> None:
+            known[run.name] = self.row(run)
+            reporter.end(run, known[run.name])
             if keep is not None:
-                self.keep(keep)
-        return [self.row(run) for run in self.runs]
+                self.keep(run, keep)
+
+        ended = [run for run in self.runs if self.summary(run)]
+        for run in ended:
+            end(run)
+        if ended:
+            self._write_table(known)
+        for run in self._each_end([run for run in self.runs if run not in ended], reporter):
+            end(run)
+            self._write_table(known)
+        return self._rows(known)
+
+    def _rows(self, known: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        return [known.get(run.name) or self.row(run) for run in self.runs]
+
+    def _write_table(self, known: Mapping[str, dict[str, Any]]) -> None:
+        rows = self._rows(known)
+        write_table(self.out / "table.csv", rows)
+        now = datetime.now().isoformat(timespec="seconds")
+        facts = {"format": 1, "version": __version__, "created": now, "command": self.command}
+        table = {"together": self.together, "runs": rows, "groups": group_rows(rows)}
+        write_json(self.out / "sweep.json", {**facts, **table})
 
     def _each_end(self, waiting: list[SweepRun], reporter: SweepReporter) -> Iterator[SweepRun]:
         """Yields each run when it ends. Those that are under way when this is left stop with a checkpoint."""
@@ -261,7 +278,7 @@ class Sweep:
                 time.sleep(POLL_SECONDS)
                 for run, process in list(running):
                     code = process.poll()
-                    records = read_json_lines(self.folder(run) / "log.jsonl")
+                    records = read_json_lines(self.folder(run) / "log.jsonl", LOG_END)
                     if records:
                         reporter.progress(run, records[-1])
                     if code is not None:
@@ -302,26 +319,27 @@ class Sweep:
             # In a session of its own: Ctrl-C is for the sweep, which stops its runs.
             return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
 
-    def keep(self, target: Path) -> None:
-        """Copies what a results page reads of the runs that have ended to `target/NAME`, without the paths of this
-        machine; the summary says beside what a run shared the device."""
+    def keep(self, run: SweepRun, target: Path) -> None:
+        """Copies what a results page reads of a run that has ended to `target/NAME`, without the paths of this machine;
+        the summary says beside what it shared the device. Of a run that has not ended nothing is copied."""
+        if not self.summary(run):
+            return
         place = Path("results", target.name) if target.is_absolute() else target
-        for run in filter(self.summary, self.runs):
-            kept, root = target / run.name, run.config.data.root
-            kept.mkdir(parents=True, exist_ok=True)
-            for name in ("summary.json", "log.jsonl", "recipe.yaml"):
-                text = (self.folder(run) / name).read_text(encoding="utf-8")
-                if root is not None:  # a short one, such as data, is a word of these files too
-                    text = re.sub(rf"(root[:= ]+['\"]?){re.escape(root)}", r"\1DATA", text)
-                for each in filter(None, (run.name, run.teacher)):
-                    text = text.replace(str(self.out / "runs" / each), (place / each).as_posix())
-                (kept / name).write_text(text, encoding="utf-8")
-            others = [other.name for other in self.runs if other is not run]
-            count = min(self.together - 1, len(others))
-            beside = f"{count} of {', '.join(others)}" if count else None
-            summary = kept / "summary.json"
-            fingerprint = load_recipe(kept / "recipe.yaml").fingerprint()  # of a teacher that has another path there
-            write_json(summary, {**read_json(summary, "keep"), "fingerprint": fingerprint, "beside": beside})
+        kept, root = target / run.name, run.config.data.root
+        kept.mkdir(parents=True, exist_ok=True)
+        for name in ("summary.json", "log.jsonl", "recipe.yaml"):
+            text = (self.folder(run) / name).read_text(encoding="utf-8")
+            if root is not None:  # a short one, such as data, is a word of these files too
+                text = re.sub(rf"(root[:= ]+['\"]?){re.escape(root)}", r"\1DATA", text)
+            for each in filter(None, (run.name, run.teacher)):
+                text = text.replace(str(self.out / "runs" / each), (place / each).as_posix())
+            (kept / name).write_text(text, encoding="utf-8")
+        others = [other.name for other in self.runs if other is not run]
+        count = min(self.together - 1, len(others))
+        beside = f"{count} of {', '.join(others)}" if count else None
+        summary = kept / "summary.json"
+        fingerprint = load_recipe(kept / "recipe.yaml").fingerprint()  # of a teacher that has another path there
+        write_json(summary, {**read_json(summary, "keep"), "fingerprint": fingerprint, "beside": beside})
 
 
 def _next_ready(waiting: Sequence[SweepRun], running: Sequence[SweepRun]) -> SweepRun | None:

@@ -326,6 +326,17 @@ def test_a_teacher_is_trained_first(tmp_path, recipe, capsys):
     assert [line.partition(",")[0] for line in ended] == ["pupil ended", "good ended", "bad failed", "lost failed"]
 
 
+def end_run(sweep, run):
+    """Leaves what a run does that has ended."""
+    folder = sweep.folder(run)
+    folder.mkdir(parents=True)
+    command = f"lrfdyn train tiny --data.root data --out {folder}"
+    facts = {"data": "digits", "fingerprint": run.config.fingerprint(), "command": command, "top1": 90.0}
+    (folder / "summary.json").write_text(json.dumps(facts))
+    (folder / "recipe.yaml").write_text(dump_yaml(run.config.as_dict()))
+    (folder / "log.jsonl").write_text("")
+
+
 def test_a_run_is_kept_as_soon_as_it_ends(tmp_path, recipe, monkeypatch):
     """Under the path that it has then, without that of the data."""
     monkeypatch.chdir(tmp_path)
@@ -334,13 +345,7 @@ def test_a_run_is_kept_as_soon_as_it_ends(tmp_path, recipe, monkeypatch):
 
     def each_end(waiting, reporter):
         for run in waiting:
-            folder = sweep.folder(run)
-            folder.mkdir(parents=True)
-            command = f"lrfdyn train tiny --data.root data --out {folder}"
-            summary = {"data": "digits", "fingerprint": run.config.fingerprint(), "command": command}
-            (folder / "summary.json").write_text(json.dumps(summary))
-            (folder / "recipe.yaml").write_text(dump_yaml(run.config.as_dict()))
-            (folder / "log.jsonl").write_text("")
+            end_run(sweep, run)
             yield run
             assert (kept / run.name / "log.jsonl").is_file()
 
@@ -350,6 +355,30 @@ def test_a_run_is_kept_as_soon_as_it_ends(tmp_path, recipe, monkeypatch):
     assert summary["command"] == "lrfdyn train tiny --data.root DATA --out results/some/table/a-seed0"
     assert summary["data"] == "digits"
     assert load_recipe(kept / "a-seed0" / "recipe.yaml").data.root == "DATA"
+
+
+def test_every_run_is_kept_once(tmp_path, recipe, monkeypatch):
+    """What ended before, when the sweep begins, with one table; then each run when it ends, and no other."""
+    sweep = Sweep(plan_runs([{"recipe": recipe, "name": name} for name in "abcd"]), tmp_path / "out")
+    for run in sweep.runs[:2]:
+        end_run(sweep, run)
+    kept, done = [], []
+    monkeypatch.setattr(sweep, "keep", lambda run, target: kept.append(run.group))
+
+    def write_table(path, rows):
+        done.append([row["group"] for row in rows if row["state"] == "ended"])
+
+    def each_end(waiting, reporter):
+        for run in waiting:
+            end_run(sweep, run)
+            yield run
+
+    monkeypatch.setattr("lrfdyn.training.sweep.write_table", write_table)
+    monkeypatch.setattr(sweep, "_each_end", each_end)
+    rows = sweep.run(keep=tmp_path / "keep")
+    assert kept == ["a", "b", "c", "d"]
+    assert done == [["a", "b"], ["a", "b", "c"], ["a", "b", "c", "d"]]
+    assert [row["accuracy"] for row in rows] == [90.0] * 4
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="starts processes")
@@ -455,7 +484,7 @@ def test_the_second_ctrl_c_stops_runs_now(recipe, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Sweep, "_start", lambda *_: Process())
-    monkeypatch.setattr("lrfdyn.training.sweep.read_json_lines", lambda _: [{}])
+    monkeypatch.setattr("lrfdyn.training.sweep.read_json_lines", lambda *_: [{}])
     monkeypatch.setattr("lrfdyn.training.sweep.POLL_SECONDS", 0)
     with pytest.raises(KeyboardInterrupt):
         list(Sweep(plan_runs([recipe]), tmp_path)._each_end(plan_runs([recipe]), Watch()))
