@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROP_SHARE = 0.875
+INTERPOLATIONS = ("bicubic", "bilinear")
 MOST_PIXELS = 2**27  # of a scaled picture: one that is far wider than high grows as its short side does
 
 
@@ -56,20 +57,22 @@ def scaled_size(size: tuple[int, int], scale: float, most: int = MOST_PIXELS) ->
     return width, height
 
 
-def centre_crop(image: Image, size: int, crop_share: float) -> Image:
+def centre_crop(image: Image, size: int, crop_share: float, interpolation: str = "bicubic") -> Image:
     """The centre of the image, scaled so that `size` is `crop_share` of its shorter side."""
     from PIL.Image import Resampling
 
     scale = round(size / crop_share) / min(image.size)
     width, height = (max(size, side) for side in scaled_size(image.size, scale))
     left, top = (width - size) // 2, (height - size) // 2
-    return image.resize((width, height), Resampling.BICUBIC).crop((left, top, left + size, top + size))
+    scaled = image.resize((width, height), Resampling[interpolation.upper()])
+    return scaled.crop((left, top, left + size, top + size))
 
 
 @checked
 @dataclass(frozen=True)
 class Preprocessing:
-    """Scale the shorter side to `size / crop_share`, take the centre, then (levels / 255 - mean) / std."""
+    """Scale the shorter side to `size / crop_share`, take the centre, then (levels / 255 - mean) / std. Segmentation
+    takes the whole picture."""
 
     size: int
     mean: tuple[float, ...]
@@ -107,7 +110,8 @@ class Preprocessing:
             fits = len(made.mean) == len(made.std) >= 1 and min(made.std) > 0
             require(fits, f"expected a mean and a positive std of every channel, got {lists}")
             require(0 < made.crop_share <= 1, f"crop_share: expected 0 < x <= 1, got {made.crop_share!r}")
-            require(made.interpolation == "bicubic", f"interpolation: expected bicubic, got {made.interpolation!r}")
+            known, names = made.interpolation in INTERPOLATIONS, " or ".join(INTERPOLATIONS)
+            require(known, f"interpolation: expected {names}, got {made.interpolation!r}")
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise LrfdynError(f"{where}: preprocessing: {error}") from None
         return made
@@ -126,7 +130,7 @@ class Preprocessing:
 
     def apply(self, image: Image) -> np.ndarray:
         """A picture as `[C, size, size]`, float32."""
-        image = centre_crop(image.convert(self.mode), self.size, self.crop_share)
+        image = centre_crop(image.convert(self.mode), self.size, self.crop_share, self.interpolation)
         levels = np.asarray(image, np.float32).reshape(self.size, self.size, self.channels).transpose(2, 0, 1)
         mean, std = (np.array(v, np.float32).reshape(-1, 1, 1) for v in (self.mean, self.std))
         return np.ascontiguousarray((levels / np.float32(255) - mean) / std)

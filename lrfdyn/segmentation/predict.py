@@ -13,7 +13,7 @@ import torch
 
 from lrfdyn.checks import checked
 from lrfdyn.data.augment import normalise
-from lrfdyn.data.preprocess import IMAGENET_DEVIATION, IMAGENET_MEAN, open_picture, reason, scaled_size
+from lrfdyn.data.preprocess import Preprocessing, open_picture, reason, scaled_size
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.files import writable_folder, write_atomic
@@ -46,11 +46,14 @@ def size_seen(model: Segmenter, image: Any) -> tuple[int, int]:
 @torch.no_grad()
 @checked
 def predict_mask(model: Segmenter, image: Any, *, window: int | None = None, flip: bool = False) -> np.ndarray:
-    """Classes `[H, W]` uint8 of a Pillow image, which is seen with the short side that the model was trained on."""
+    """Classes `[H, W]` uint8 of a Pillow image, which is seen with the short side that the model was trained on, and
+    normalised as its training data was; by ImageNet's statistics where the model does not say."""
+    how = model.preprocessing or Preprocessing.usual(model.in_channels, model.config["image_size"])
+    require(how.channels == 3, f"model: expected a mean of 3 channels, as pictures have, got {list(how.mean)}")
     seen = image.convert("RGB").resize(size_seen(model, image), pillow().Image.Resampling.BILINEAR)
     like = next(model.parameters())
     levels = torch.from_numpy(np.array(seen)).permute(2, 0, 1)[None].to(like.device)
-    images = normalise(levels, IMAGENET_MEAN, IMAGENET_DEVIATION).to(like.dtype)
+    images = normalise(levels, how.mean, how.std).to(like.dtype)
     scores = segment(model, images, window=window, flip=flip)
     require(bool(scores.isfinite().all()), "model: its scores are not finite")
     return best_class(scores, (image.height, image.width))[0].to(torch.uint8).cpu().numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.data import Batch, DataSource
+from lrfdyn.data.preprocess import Preprocessing
 from lrfdyn.errors import require
 from lrfdyn.models import SpikingModel
 from lrfdyn.segmentation.data import MaskedData
@@ -36,8 +38,8 @@ class Segmentation(Task):
         head = config.model.head or None
         return create_segmenter(config.model.name, head_options=head, **sizes, **config.model.arguments())
 
-    def preprocessing(self, source: DataSource) -> None:
-        """Images are segmented whole, and not cropped."""
+    def preprocessing(self, source: DataSource) -> Preprocessing:
+        return replace(Preprocessing.of_data(source), interpolation="bilinear")
 
     def prepare(self, model: SpikingModel, config: TrainConfig, source: DataSource) -> None:
         assert isinstance(model, Segmenter)

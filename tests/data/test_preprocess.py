@@ -24,7 +24,7 @@ from lrfdyn.errors import LrfdynError
         ({"mean": [10**400]}, "int too large to convert to float"),
         ({"crop_share": True}, "crop_share: expected a finite number, got True"),
         ({"crop_share": 2}, "crop_share: expected 0 < x <= 1"),
-        ({"interpolation": "nearest"}, "interpolation: expected bicubic"),
+        ({"interpolation": "nearest"}, "interpolation: expected bicubic or bilinear"),
         ({"flip": True}, "unknown entry 'flip'"),
     ],
 )

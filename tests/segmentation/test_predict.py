@@ -7,14 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lrfdyn.cli import main
+from lrfdyn.data.augment import normalise
+from lrfdyn.data.preprocess import IMAGENET_DEVIATION, IMAGENET_MEAN, Preprocessing
 from lrfdyn.deploy import compile_for_inference
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
+from lrfdyn.segmentation import predict
 from lrfdyn.segmentation.data import find_pairs
 from lrfdyn.segmentation.drawing import blend, class_names, class_shares, mask_image, overlay, palette
+from lrfdyn.segmentation.inference import segment
 from lrfdyn.segmentation.pairs import IGNORED, read_pair
 from lrfdyn.segmentation.predict import load_segmenter, predict_mask, predict_segmentation, segmentation_figure
 from tests.segmentation.make import TINY_HOST, shapes, tiny_model, turned_pair, write_shapes
@@ -67,6 +72,24 @@ def test_flip_and_window_change_the_way_not_the_size(place, tmp_path):
     image = Image.fromarray(shapes(1, 60, 90)[0])
     for options in ({}, {"flip": True}, {"window": 32}):
         assert predict_mask(model, image, **options).shape == (60, 90)
+
+
+def test_images_are_normalised_as_the_training_data_was(tmp_path, monkeypatch):
+    """By what the model was saved with; by ImageNet's statistics where that says nothing."""
+    seen = []
+    monkeypatch.setattr(predict, "segment", lambda model, x, **options: seen.append(x) or segment(model, x, **options))
+    model, levels = tiny_model(image_size=64).eval(), shapes(1, 64, 96)[0]
+    image, pixels = Image.fromarray(levels), torch.from_numpy(levels).permute(2, 0, 1)[None]
+    predict_mask(model, image)
+    own = (0.9, 0.1, 0.5), (0.02, 0.03, 0.04)
+    model.preprocessing = Preprocessing(64, *own, 1.0, "bilinear")
+    model.save_pretrained(tmp_path / "model")
+    predict_mask(load_segmenter(str(tmp_path / "model"), "cpu"), image)
+    for found, facts in zip(seen, ((IMAGENET_MEAN, IMAGENET_DEVIATION), own), strict=True):
+        torch.testing.assert_close(found, normalise(pixels, *facts))
+    model.preprocessing = Preprocessing(64, (0.9,), (0.1,))
+    with pytest.raises(LrfdynError, match=r"model: expected a mean of 3 channels, as pictures have, got \[0.9\]"):
+        predict_mask(model, image)
 
 
 def test_legend_of_a_small_image_names_its_classes():

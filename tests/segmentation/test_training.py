@@ -15,6 +15,7 @@ from PIL import Image
 
 from lrfdyn.cli import main
 from lrfdyn.data import Augmentation, create_data
+from lrfdyn.data.preprocess import IMAGENET_DEVIATION, IMAGENET_MEAN, Preprocessing
 from lrfdyn.errors import LrfdynError
 from lrfdyn.io.weights import list_checkpoints, read_checkpoint
 from lrfdyn.models import create_model
@@ -56,7 +57,8 @@ def test_it_learns_shapes(tmp_path):
     assert [row["class"] for row in rows] == ["class 1", "class 2", "class 3"]
     assert sum(float(row["iou"]) for row in rows) / 3 == pytest.approx(summary["miou"], abs=1e-3)
     saved = tmp_path / "run" / "model"
-    assert "preprocessing" not in json.loads((saved / "config.json").read_text()), "images are not cropped"
+    how = Preprocessing(32, IMAGENET_MEAN, IMAGENET_DEVIATION, crop_share=1.0, interpolation="bilinear")
+    assert json.loads((saved / "config.json").read_text())["preprocessing"] == how.as_dict()
     card = (saved / "README.md").read_text()
     assert 'pipeline_tag: "image-segmentation"' in card
     assert "[B, 3, H, W] to [B, 3, H, W]" in card
