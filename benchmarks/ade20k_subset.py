@@ -28,13 +28,13 @@ from benchmarks import common
 from lrfdyn.attention import attention_label
 from lrfdyn.errors import require
 from lrfdyn.files import write_json
-from lrfdyn.segmentation.data import find_pairs
-from lrfdyn.segmentation.predict import choose_pairs, segmentation_figure
+from lrfdyn.segmentation.data import MaskedData, find_pairs
+from lrfdyn.segmentation.predict import choose_scenes, segmentation_figure
 from lrfdyn.training.config import TrainConfig
 from lrfdyn.training.logs import Reporter
 from lrfdyn.training.recipes import load_recipe, run_name
 from lrfdyn.training.run import run_training
-from lrfdyn.training.tasks import TestRun
+from lrfdyn.training.tasks import TestRun, build_data
 from lrfdyn.training.trainer import Trainer
 
 KEPT = ("log.jsonl", "log.csv", "classes.csv", "recipe.yaml")
@@ -172,11 +172,13 @@ def choose_epochs(args: argparse.Namespace, configs: dict[str, TrainConfig], fol
 
 def draw(args: argparse.Namespace, ended: Mapping[str, Path]) -> None:
     tell("figure")
-    pairs = choose_pairs(Path(args.root), count=args.scenes)
+    source = build_data(configure(args, next(iter(ended))))
+    assert isinstance(source, MaskedData)
+    scenes = choose_scenes(source, count=args.scenes)
     models = {attention_label(kind): str(run) for kind, run in ended.items()}
-    accuracy = segmentation_figure(models, pairs, args.out / "figure.jpg")
-    scenes = [pair.image.stem for pair in pairs]
-    write_json(args.out / "figure.json", {"scenes": scenes, "pixel_accuracy": accuracy})
+    accuracy = segmentation_figure(models, source, scenes, args.out / "figure.jpg")
+    names = [source.test_pairs[scene].image.stem for scene in scenes]
+    write_json(args.out / "figure.json", {"scenes": names, "pixel_accuracy": accuracy})
 
 
 def shown_command(args: argparse.Namespace, given: Sequence[str]) -> str:

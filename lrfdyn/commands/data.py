@@ -10,11 +10,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from lrfdyn.commands.shared import MIB, bar, print_json
+from lrfdyn.commands.shared import MIB, bar, data_options, print_json
 from lrfdyn.data import DATA, Augmentation, Shard, check_shards, create_data, pack_shards
-from lrfdyn.errors import require
 from lrfdyn.files import expanded
-from lrfdyn.training.recipes import parse_option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,9 +54,7 @@ def pack(args: argparse.Namespace) -> None:
     Classes or masks come with them, and a manifest. The data sets webdataset and mask_shards read them. The same
     command goes on with a pack that was interrupted.
     """
-    options = parse_option("data.options", args.source_options)
-    named = isinstance(options, dict) and all(isinstance(key, str) for key in options)
-    require(named, f"--data.options: expected {{name: value}}, got {args.source_options}")
+    options = data_options(args.source_options)
     source = create_data(args.source, args.root, Augmentation(), **options)
     root = None if args.root is None else expanded(args.root, "root")
     how = {key: getattr(args, key) for key in ("short_side", "quality", "shard_mib", "workers", "restart")}

@@ -13,6 +13,7 @@ from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from lrfdyn.errors import require
 from lrfdyn.files import finite
 from lrfdyn.training.config import ATTENTION_KEYS, key_help, key_types
 from lrfdyn.training.recipes import SHORT_NAMES, convert, parse_option, type_name
@@ -57,6 +58,14 @@ def given_attention_options(args: argparse.Namespace) -> dict[str, Any]:
     texts = {name: getattr(args, name) for name in ATTENTION_KEYS[1:]}
     kinds = {name: key_types()[f"model.{name}"] for name in texts}
     return {n: convert(parse_option(n, text), kinds[n], n) for n, text in texts.items() if text is not None}
+
+
+def data_options(text: str) -> dict[str, Any]:
+    """The further arguments of a data set, from YAML."""
+    options = parse_option("data.options", text)
+    named = isinstance(options, dict) and all(isinstance(key, str) for key in options)
+    require(named, f"--data.options: expected {{name: value}}, got {text}")
+    return options
 
 
 def command_line() -> str:

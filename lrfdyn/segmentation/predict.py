@@ -17,11 +17,11 @@ from lrfdyn.data.preprocess import Preprocessing, open_picture, reason, scaled_s
 from lrfdyn.devices import choose_device
 from lrfdyn.errors import LrfdynError, require, unknown_name
 from lrfdyn.files import writable_folder, write_atomic
-from lrfdyn.segmentation.data import find_pairs
+from lrfdyn.segmentation.data import MaskedData
 from lrfdyn.segmentation.drawing import blend, class_shares, grid, legend, mask_image, overlay, pillow
 from lrfdyn.segmentation.inference import best_class, segment
 from lrfdyn.segmentation.model import Segmenter
-from lrfdyn.segmentation.pairs import IGNORED, Pair, read_pair
+from lrfdyn.segmentation.pairs import IGNORED
 from lrfdyn.sources import find_source
 
 MOST_PIXELS = 2**24  # that the network sees at once: its scores are 150 numbers a pixel
@@ -101,12 +101,12 @@ def predict_segmentation(
         yield {**written, "width": image.width, "height": image.height, "classes": class_shares(mask, classes, own)}
 
 
-def choose_pairs(root: Path, names: Sequence[str] = (), count: int = 4) -> list[Pair]:
-    """Return validation pairs by name, or `count` of them spread over the whole split."""
-    pairs = find_pairs(root, "validation")
+def choose_scenes(source: MaskedData, names: Sequence[str] = (), count: int = 4) -> list[int]:
+    """Return the numbers of test pictures by name, or of `count` of them spread over all."""
+    pairs = source.test_pairs
     if not names:
-        return [pairs[i] for i in np.linspace(0, len(pairs) - 1, min(count, len(pairs))).round().astype(int)]
-    known = {pair.image.stem: pair for pair in pairs}
+        return np.linspace(0, len(pairs) - 1, min(count, len(pairs))).round().astype(int).tolist()
+    known = {pairs[i].image.stem: i for i in range(len(pairs))}
     for name in names:
         if name not in known:
             raise unknown_name("scene", name, known)
@@ -114,20 +114,28 @@ def choose_pairs(root: Path, names: Sequence[str] = (), count: int = 4) -> list[
 
 
 def segmentation_figure(
-    models: Mapping[str, str | Segmenter], pairs: Sequence[Pair], out: Path, *, device: str | None = None
+    models: Mapping[str, str | Segmenter],
+    source: MaskedData,
+    scenes: Sequence[int],
+    out: Path,
+    *,
+    device: str | None = None,
 ) -> dict[str, list[float]]:
-    """Write the figure, a PNG file or by its ending a JPEG file: a row per pair, a column per model by its title.
-    Return the pixel accuracy of every model on every pair, in percent, which the captions say too."""
+    """Write the figure, a PNG file or by its ending a JPEG file: a row per test picture of `source` whose number is in
+    `scenes`, a column per model by its title. Return the pixel accuracy of every model on every picture, in percent,
+    which the captions say too."""
     require(len(models) > 0, "models: expected at least one")
-    require(len(pairs) > 0, "pairs: expected at least one")
+    require(len(scenes) > 0, "scenes: expected at least one")
     networks = {title: load_segmenter(m, device) if isinstance(m, str) else m for title, m in models.items()}
     counts = {network.num_classes for network in networks.values()}
     require(len(counts) == 1, f"models: expected the same number of classes in all, got {sorted(counts)}")
-    (classes,), named = counts, next(iter(networks.values())).class_names
+    (classes,), named = counts, next(iter(networks.values())).class_names or source.class_names
+    same = classes == source.num_classes
+    require(same, f"models: expected {source.num_classes} classes, as the data has, got {classes}")
     accuracy: dict[str, list[float]] = {title: [] for title in networks}
     rows, captions = [], []
-    for pair in pairs:
-        pixels, truth = read_pair(pair, classes)  # as the models saw them, whatever EXIF says
+    for scene in scenes:
+        pixels, truth = source.picture("test", scene)  # as the models saw them, whatever EXIF says
         image, labelled = pillow().Image.fromarray(pixels), truth != IGNORED
         masks = [predict_mask(network.eval(), image) for network in networks.values()]
         for values, mask in zip(accuracy.values(), masks, strict=True):
@@ -135,7 +143,7 @@ def segmentation_figure(
         names = legend(np.stack([truth, *masks]), classes, 300, limit=12, percent=False, names=named)
         rows.append([image, *(blend(image, mask, classes) for mask in (truth, *masks)), names])
         correct = ", ".join(f"{title} {values[-1]:.1f} %" for title, values in accuracy.items())
-        captions.append(f"{pair.image.stem}: correct pixels {correct}")
+        captions.append(f"{source.test_pairs[scene].image.stem}: correct pixels {correct}")
     sheet = grid(["image", "ground truth", *networks, "largest classes"], rows, captions)
     how = {"format": "JPEG", "quality": 88} if out.suffix.lower() in (".jpg", ".jpeg") else {"format": "PNG"}
     write_atomic(out, lambda file: sheet.save(file, **how))

@@ -11,17 +11,18 @@ import torch
 from PIL import Image
 
 from lrfdyn.cli import main
+from lrfdyn.data import Augmentation, create_data, pack_shards
 from lrfdyn.data.augment import normalise
 from lrfdyn.data.preprocess import IMAGENET_DEVIATION, IMAGENET_MEAN, Preprocessing
 from lrfdyn.deploy import compile_for_inference
 from lrfdyn.errors import LrfdynError
 from lrfdyn.models import create_model
 from lrfdyn.segmentation import predict
-from lrfdyn.segmentation.data import find_pairs
 from lrfdyn.segmentation.drawing import blend, class_names, class_shares, mask_image, overlay, palette
 from lrfdyn.segmentation.inference import segment
 from lrfdyn.segmentation.pairs import IGNORED, read_pair
 from lrfdyn.segmentation.predict import load_segmenter, predict_mask, predict_segmentation, segmentation_figure
+from tests.data.make import write_pets
 from tests.segmentation.make import TINY_HOST, shapes, tiny_model, turned_pair, write_shapes
 
 ROOT = Path(__file__).parent.parent.parent
@@ -155,17 +156,55 @@ def test_figure_of_an_image_that_exif_turns(place, tmp_path):
     """The row shows the pixels that the mask was drawn on, and counts on them."""
     data = write_shapes(tmp_path / "data", train=1, validation=1)
     turned_pair(data, "validation", "scene_000")
-    pairs = find_pairs(data, "validation")
+    source = create_data("ade20k", data, Augmentation())
     model = load_segmenter(str(place / "run"), "cpu")
-    pixels, truth = read_pair(pairs[0])
+    pixels, truth = read_pair(source.test_pairs[0])
     mask = predict_mask(model, Image.fromarray(pixels))
-    with pytest.raises(LrfdynError, match="pairs: expected at least one"):
-        segmentation_figure({"SSA": model}, [], tmp_path / "figure.jpg")
-    accuracy = segmentation_figure({"SSA": model}, pairs, tmp_path / "figure.jpg")
+    with pytest.raises(LrfdynError, match="scenes: expected at least one"):
+        segmentation_figure({"SSA": model}, source, [], tmp_path / "figure.jpg")
+    accuracy = segmentation_figure({"SSA": model}, source, [0], tmp_path / "figure.jpg")
     with Image.open(tmp_path / "figure.jpg") as picture:
         assert picture.format == "JPEG"
     labelled = truth != IGNORED
     assert accuracy == {"SSA": [pytest.approx(100 * (mask == truth)[labelled].mean())]}
+
+
+def test_figure_of_any_data_set_with_masks(place, tmp_path, capsys):
+    """Pets and shards too; what a data set ignores does not count."""
+    tiny_model(num_classes=2).save_pretrained(tmp_path / "two")
+    tiny_model(num_classes=3).save_pretrained(tmp_path / "three")
+    write_pets(tmp_path / "pets", breeds=2)
+    pets = create_data("oxford_pets_trimaps", tmp_path / "pets", Augmentation())
+    pack_shards(pets, tmp_path / "shards", name="oxford_pets_trimaps", workers=0)
+    out = str(tmp_path / "figure.png")
+
+    def figure(model, *data):
+        return main(["figure-segmentation", f"A={tmp_path / model}", "--out", out, "--device", "cpu", "--json", *data])
+
+    def printed():
+        return json.loads(capsys.readouterr().out)
+
+    assert figure("two", "--data", "oxford_pets_trimaps", "--root", str(tmp_path / "pets")) == 0
+    found, model = printed(), load_segmenter(str(tmp_path / "two"), "cpu")
+    assert found["scenes"] == [pair.image.stem for pair in pets.test_pairs]
+    for i, accuracy in enumerate(found["pixel_accuracy"]["A"]):
+        pixels, truth = pets.picture("test", i)
+        correct = predict_mask(model, Image.fromarray(pixels)) == truth
+        assert accuracy == pytest.approx(100 * correct[truth != IGNORED].mean())
+    assert figure("two", "--data.name", "mask_shards", "--root", str(tmp_path / "shards"), "--count", "1") == 0
+    assert len(printed()["scenes"]) == 1
+    trimaps = ["--data", "oxford_pets_trimaps", "--root", str(tmp_path / "pets")]
+    assert figure("three", *trimaps, "--data.options", "{border: class}") == 0
+    assert figure("three", "--root", str(place / "data")) == 0, "as many classes as the model has, in that layout"
+    capsys.readouterr()
+    for model, data, message in (
+        ("three", trimaps, "models: expected 2 classes, as the data has, got 3"),
+        ("three", ["--data", "mask_shards", "--root", str(tmp_path / "shards")], "num_classes: the shards in"),
+        ("two", ["--data", "digits"], "data: expected one with masks (ade20k, oxford_pets_trimaps, mask_shards), got"),
+        ("two", [], "root: ade20k needs the folder of its files"),
+    ):
+        assert figure(model, *data) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_only_classifiers_are_exported_and_compiled(place, tmp_path, capsys):
