@@ -58,6 +58,7 @@ EXPERIMENTS: dict[str, list[dict[str, Any]]] = {
     **{f"imagenette_{host}": THREE for host in ("spikformer", "qkformer", "sdt_v3")},
     **{f"tiny_imagenet_{host}": THREE for host in ("spikformer", "qkformer", "sdt_v3")},
     "pets_sdt_v3": THREE,
+    **{f"oxford_pets_{host}": THREE for host in ("spikformer", "qkformer", "sdt_v3")},
     "nmnist_spikformer": THREE,
     **{f"{data}_qkformer": [*THREE, QKV] for data in ("cifar10dvs", "gesture")},
     "cifar10dvs_spikformer": [*THREE, QKV],
