@@ -27,7 +27,9 @@ def with_masks() -> list[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("models", nargs="+", metavar="[TITLE=]MODEL", help="one column each")
-    add("--data.name", "--data", dest="data", metavar="NAME", default="ade20k", help=f"any of {', '.join(with_masks())}")
+    add(
+        "--data.name", "--data", dest="data", metavar="NAME", default="ade20k", help=f"any of {', '.join(with_masks())}"
+    )
     add("--data.root", "--root", dest="root", metavar="DIR", help="the folder of its files")
     add("--data.options", dest="data_options", metavar="YAML", default="{}", help="its further arguments")
     add("--scenes", nargs="*", default=[], metavar="NAME", help="file names without ending; none: some of the set")
