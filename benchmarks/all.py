@@ -45,9 +45,13 @@ STEPS = {
     "--implementations lrfdyn spikingjelly",
     "train_step_224_ours": "benchmarks/train_step.py --models qkformer_10_512 sdt_v3_s spikformer_8_512 "
     "--implementations lrfdyn",
+    "train_step_imagenet": "benchmarks/train_step.py --models spikformer_8_768 qkformer_10_384 sdt_v3_l "
+    "--implementations lrfdyn",
     "train_step_compiled": f"{CIFAR} --attentions ssa lrf_dyn --implementations lrfdyn lrfdyn-compiled",
     "inference_cifar": f"benchmarks/inference.py --models spikformer_4_384 --implementations lrfdyn reference {PEERS}",
     "kernels": "benchmarks/kernels.py --implementations kernel reference reference-compiled",
+    "tricks": "benchmarks/tricks.py",
+    "tokens_h200": "benchmarks/tokens.py",
     "before_after": f"benchmarks/before_after.py --before {CHECKOUT} --rounds 3",
     "memory_h200": "benchmarks/memory.py",
     "memory_h200_32": "benchmarks/memory.py --batches 64 --images-at-once 32 "

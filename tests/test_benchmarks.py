@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import all as bench
 from benchmarks import before_after, common, integers, loader, train_step
-from docs.parts import performance
+from docs.parts import deployment, imagenet_costs, performance, read
 from lrfdyn import create_model
 from lrfdyn.errors import LrfdynError
 from tests.data.make import write_pets, write_tiny_imagenet
@@ -189,16 +189,51 @@ def test_there_is_no_revision_without_git(tmp_path, monkeypatch):
 
 
 def test_the_dry_run_prints_commands_that_exist(capsys, monkeypatch):
-    """Every file that the page reads is made by one of them, and each script takes its options."""
+    """Each step makes the file of its name by a script that is there."""
     monkeypatch.chdir(ROOT)
     bench.main(["--dry-run"])
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[-2] == ["python", "docs/fill.py"]
     made = {Path(line[-1]).stem: line for line in lines if "--json" in line}
-    assert made.keys() == bench.STEPS.keys() >= {*performance.FILES, "before_after"}
+    assert made.keys() == bench.STEPS.keys()
     assert all((ROOT / line[1]).is_file() for line in made.values())
     bench.main(["--dry-run", "--only", "kernels"])
     assert "train_step" not in capsys.readouterr().out
+
+
+def test_every_file_of_a_gpu_that_pages_read_is_made_by_a_step(monkeypatch):
+    """Also one that is not measured yet; files of a CPU, and what is compiled or counted, are made elsewhere."""
+    asked = {f"performance/{name}.json" for name in imagenet_costs.SPEEDS}
+
+    def noted(name):
+        asked.add(name)
+        return read(name)
+
+    for module in (performance, deployment):
+        monkeypatch.setattr(module, "read", noted)
+        for part in module.PARTS.values():
+            part()
+    names = {Path(name).stem for name in asked if name.startswith("performance/")}
+    assert {*performance.FILES, "before_after", "memory_h200"} <= names
+
+    def of_a_gpu(name):
+        records = bench.read(bench.OUT / f"{name}.json")
+        return any(record.get("machine", {}).get("gpu") for record in records) if records else "cpu" not in name
+
+    monkeypatch.chdir(ROOT)
+    assert {name for name in names if of_a_gpu(name)} <= bench.STEPS.keys()
+
+
+def test_what_was_not_measured_has_no_revision(monkeypatch):
+    loaded = {"kernels": [record("a" * 40)], "tricks": []}
+    assert "of one revision" in performance.revision(loaded)
+    monkeypatch.setattr(performance, "load", lambda name: [])
+    assert performance.tricks() == "Not measured yet (`results/performance/tricks.json`)."
+    facts = {"model": "m", "attention": "ssa", "batch": 2, "peak_mib": 1234.5, "eager_ms": 30}
+    rows = [{**facts, "without": "nothing", "ms": 2.0, "slower_percent": 0.0}]
+    rows += [{**facts, "without": "bits", "ms": 2.5, "slower_percent": 25.0}]
+    monkeypatch.setattr(performance, "load", lambda name: rows)
+    assert "| m | ssa | bits | 2 | 2.50 | 25.0 % | 1,234 | 30.0 |" in performance.tricks()
 
 
 @pytest.mark.parametrize("name", [name for name, line in bench.STEPS.items() if "train_step.py" in line])

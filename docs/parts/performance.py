@@ -10,7 +10,8 @@ Records = list[dict[str, Any]]
 # What the page reads, but for the comparison of two versions, which names both.
 FILES = (
     "train_step_cifar", "train_step_cifar_ours", "train_step_cifar_peers", "train_step_cifar_reference",
-    "train_step_224", "train_step_224_ours", "train_step_compiled", "inference_cifar", "kernels",
+    "train_step_224", "train_step_224_ours", "train_step_compiled", "tricks", "inference_cifar", "kernels",
+    "tokens_h200",
 )  # fmt: skip
 
 
@@ -36,9 +37,9 @@ def machine() -> str:
 
 
 def revisions(loaded: dict[str, Records] | None = None) -> dict[str, set[str | None]]:
-    """The revisions of the records of each file; None where a record has none."""
+    """The revisions of the records of each file that is there; None where a record has none."""
     loaded = {name: load(name) for name in FILES} if loaded is None else loaded
-    return {name: {record.get("revision") for record in records} for name, records in loaded.items()}
+    return {name: {record.get("revision") for record in records} for name, records in loaded.items() if records}
 
 
 def revision(loaded: dict[str, Records] | None = None) -> str:
@@ -67,6 +68,19 @@ def earlier(loaded: dict[str, Records] | None = None) -> str:
         "The peaks of their training steps include the first ones, in which the library tries its convolution "
         "algorithms,\nand their models did not yet let early feature maps go."
     )
+
+
+def not_measured(name: str) -> str:
+    return f"Not measured yet (`results/performance/{name}.json`)."
+
+
+def tricks() -> str:
+    """A training step without each trick (benchmarks/tricks.py)."""
+    columns = {key: f"{{{key}}}" for key in ("model", "attention", "without", "batch")}
+    columns |= {"ms": "{ms:.2f}", "slower by": "{slower_percent:.1f} %", "peak MiB": "{peak_mib:,.0f}"}
+    columns |= {"ms without a graph": "{eager_ms:.1f}"}
+    records = load("tricks")
+    return listing(records, columns) if records else not_measured("tricks")
 
 
 def kernels() -> str:
@@ -111,7 +125,7 @@ def tokens(name: str) -> str:
     """Time per token against the number of tokens, as a figure where it was drawn, and as a table."""
     records = load(name)
     if not records:
-        return f"Not measured yet (`results/performance/{name}.json`)."
+        return not_measured(name)
     sizes = sorted({r["tokens"] for r in records})
     found = {(r["attention"], r["tokens"]): f"{per_token(r):,.0f}" for r in records}
     body = [
@@ -201,6 +215,7 @@ PARTS = {
     "training_224": lambda: speed("train_step_224"),
     "training_224_ours": lambda: speed("train_step_224_ours"),
     "training_compiled": lambda: speed("train_step_compiled"),
+    "training_tricks": tricks,
     "inference_speed": lambda: speed("inference_cifar"),
     "kernels": kernels,
     "targets": targets,
