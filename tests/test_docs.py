@@ -17,7 +17,7 @@ import yaml
 
 import lrfdyn
 from docs import fill
-from docs.parts import edge, evidence, findings, segmentation
+from docs.parts import edge, evidence, findings, read, segmentation
 from lrfdyn.cli import build_parser
 from lrfdyn.data.base import check_options
 from lrfdyn.errors import LrfdynError
@@ -99,6 +99,20 @@ def test_one_seed_decides_no_accuracy():
         ((0.7, 0.74), (0.73, 0.75), "**no**"),
     ):
         assert seen([*findings.accuracy_claims({"ssa": entry(*ssa), "lrf_dyn": entry(*dyn)})], claim) == verdict
+
+
+def test_the_vit_has_its_place_before_and_behind_its_analysis(monkeypatch):
+    """The rules hold its runs against the paper's number and against SSA of the analysis above."""
+    found = {}
+    monkeypatch.setattr(findings, "read", lambda name: found if name == findings.VIT else read(name))
+    assert findings.vit() == "Not measured yet (`results/analysis/cifar100_vit/results.json`)."
+    ssa = findings.entries("cifar100")["ssa"]
+    for near, entropy, verdicts in ((0.77, 3.0, "yes yes yes"), (0.5, 3.0, "no yes yes"), (0.2, 4.15, "no no no")):
+        locality = {**ssa["locality"], findings.NEAR: near, "entropy_mean": entropy}
+        entry = {"label": "VSA, vit-seed0", "kind": "vsa", "locality": locality}
+        found |= {"command": "lrfdyn analyze x", "runs": [], "attentions": {"vsa": entry}}
+        rows = [line for line in findings.vit().splitlines() if line.startswith("| ViT, vit-seed0: ")]
+        assert [row.split("**")[1] for row in rows] == verdicts.split()
 
 
 def test_pages_say_what_is_not_measured_yet(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 from docs.parts import ROOT, kib, percent, read, table
 from lrfdyn.analysis.measure.locality import uniform_over_past
 from lrfdyn.attention import attention_label
-from lrfdyn.paper import MEMORY_SAVED
+from lrfdyn.paper import MEMORY_SAVED, NEAR_IN_VIT
 
 IMAGES = ROOT / "docs" / "images"
 SOURCES = {
@@ -21,6 +21,7 @@ SOURCES = {
     "strong": "analysis/cifar100_strong_70/results.json",
     "memory": "analysis/spikformer_8_512/results.json",
 }
+VIT = "analysis/cifar100_vit/results.json"  # of the runs of benchmarks/vit.yaml
 LAYER_MEMORY = "performance/attention_memory_cpu.json"
 FIGURES = (
     "attention_distance", "attention_entropy", "receptive_fields", "memory_accuracy", "convergence", "energy",
@@ -67,16 +68,24 @@ def claim(text: str, rule: str, values: list[float | None], holds: Callable[...,
 
 
 def source(name: str) -> str:
+    return source_of(SOURCES[name])
+
+
+def source_of(file: str) -> str:
     """The file, and the command that made it as anybody could type it: where the data lies is not part of it."""
-    results = read(SOURCES[name])
+    results = read(file)
     command = re.sub(r"(--data-root )\S+", r"\1DATA", results["command"])
     epochs = max((len(run.get("curve") or []) for run in results["runs"]), default=0)
     length = f", {epochs} epochs" if epochs else ", random weights"
-    return f"Source: [{SOURCES[name]}](../results/{SOURCES[name]}){length}, made by\n\n    {command}"
+    return f"Source: [{file}](../results/{file}){length}, made by\n\n    {command}"
 
 
 def locality(name: str) -> str:
-    kinds = {kind: entry for kind, entry in entries(name).items() if entry.get("locality", {}).get("share")}
+    return locality_of(entries(name))
+
+
+def locality_of(found: Entries) -> str:
+    kinds = {kind: entry for kind, entry in found.items() if entry.get("locality", {}).get("share")}
     first = next(iter(kinds.values()))["locality"]
     keys = ("short_range_share", "mean_distance", "entropy_mean", "last_row_short_range_share")
     rows = [(entry["label"], entry["locality"]) for entry in kinds.values()]
@@ -194,6 +203,27 @@ def claims(name: str) -> str:
     return table(["the paper's claim", "rule", "measured", "seen here"], rows)
 
 
+def vit() -> str:
+    """The networks without spikes, against the paper's number and against SSA in Spikformer."""
+    results = read(VIT)
+    if not results:
+        return f"Not measured yet (`results/{VIT}`)."
+    own = {
+        key: {**entry, "label": entry["label"].replace("VSA", "ViT")} for key, entry in results["attentions"].items()
+    }
+    value, rows = facts(entries("cifar100")), []
+    for entry in own.values():
+        label, (near, entropy) = entry["label"], (entry["locality"].get(key) for key in (NEAR, "entropy_mean"))
+        text = f"{label}: {NEAR_IN_VIT} % of attention are nearby"
+        rows.append(claim(text, "at least as much", [near], lambda share: share >= NEAR_IN_VIT / 100, percent))
+        text, pair = f"{label}: softmax attention is local", [near, value("ssa", NEAR)]
+        rows.append(claim(text, f"{LOCAL} than in SSA, above", pair, lambda x, y: x > y, percent))
+        text, pair = f"{label}: lower entropy than SSA", [entropy, value("ssa", "entropy_mean")]
+        rows.append(claim(text, "mean entropy, SSA as above", pair, lambda x, y: x < y, "{:.2f}".format))
+    claimed = table(["the paper's claim", "rule", "measured", "seen here"], rows)
+    return "\n\n".join((source_of(VIT), claimed, locality_of(own)))
+
+
 def memory() -> str:
     body = []
     for entry in entries("memory").values():
@@ -259,6 +289,7 @@ def of_each(kind: Callable[[str], str], names: tuple[str, ...]) -> dict[str, Cal
 PARTS = {
     **of_each(source, tuple(SOURCES)),
     **{k: v for kind in (locality, fields, accuracy, claims) for k, v in of_each(kind, tuple(DRAWN)).items()},
+    "findings_vit": vit,
     "findings_memory_table": memory,
     "findings_memory_layer": layer_memory,
     "findings_memory_claims": memory_claims,
