@@ -87,7 +87,7 @@ def show_zoo(args: argparse.Namespace) -> None:
         return
     table = make_table("name", "data", "attention", ">top-1 %", ">params", ">MB")
     for e in shown:
-        table.add_row(e.name, e.data, e.attention or "-", spread(e), f"{e.parameters:,}", f"{e.bytes / 1e6:.2f}")
+        table.add_row(e.name, e.data, e.attention or "-", spread(e), f"{e.parameters:,}", f"{e.bytes / 1e6:.1f}")
     note = (
         "Top-1 accuracy in % on the test data, mean and standard deviation over the seeds; lrfdyn models --pretrained"
     )

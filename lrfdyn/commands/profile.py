@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     attentions = f"of {', '.join(ATTENTIONS)}; default: {', '.join(KINDS)} for a name, else the model's own"
     add("--attention", nargs="+", metavar="KIND", help=attentions)
-    add("--batch", nargs="+", type=int, default=[1, 64], help="images at once")
+    add("--batch", nargs="+", type=int, help="images at once; default: 1, and 64 on a GPU")
     add("--time-steps", type=int, help="instead of the model's own (with a name)")
     add("--image-size", type=int, help="instead of the model's own (with a name)")
     layer = "the peak of one attention layer alone, parallel and streaming, on images of these sizes (pixels a side)"
@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    require(min(args.batch) >= 1, f"batch: expected integers >= 1, got {min(args.batch)}")
+    fewest = min(args.batch or [1])
+    require(fewest >= 1, f"batch: expected integers >= 1, got {fewest}")
     require_integer("repeats", args.repeats, 1)
     for size in args.sizes or ():
         require_integer("sizes", size, 1, LIMITS["image_size"][1])
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> None:
         attention_options(kind)
     device = choose_device(args.device)
     require(device.type in ("cpu", "cuda"), f"device: expected cpu or cuda, got {device}")
+    # Many images take minutes on a CPU and say little: in low memory they pass the network one by one there.
+    args.batch = args.batch or ([1, 64] if device.type == "cuda" else [1])
     if args.plot is not None:
         check_plot(args.plot)  # what is wrong is told before the measuring
     source = find_source(args.model, time_steps=args.time_steps, image_size=args.image_size)

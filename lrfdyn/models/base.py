@@ -17,7 +17,6 @@ from lrfdyn.nn.layers import init_weights
 from lrfdyn.nn.sections import Section
 from lrfdyn.ops.dispatch import under_autocast
 
-USUAL_IMAGE_SIZE = 224  # of hosts that take any size
 # The integers among the hosts' arguments, and the least and the most that each may be. Building a network takes a
 # second for a hundred blocks, and a neuron runs step by step; a tensor of the largest widths can still be addressed.
 LIMITS = dict.fromkeys(("in_channels", "image_size", "dim", "heads", "levels"), (1, 2**16))
@@ -77,6 +76,7 @@ class SpikingModel(HubMixin):
     # Regular expressions that make our keys of official ones, each in turn; None drops an entry (unused in forward).
     official_keys: tuple[tuple[str, str | None], ...] = ()
     spiking: ClassVar[bool] = True  # False: numbers flow where other hosts have spikes
+    usual_image_size: ClassVar[int] = 224  # of hosts that take any size
     official_warning: str | None = None  # when official weights are loaded into this model
     smallest_image: int = 1
     step_logits: bool = False  # in training, `forward` gives the logits of every time step, [T, B, classes]
@@ -199,7 +199,7 @@ class SpikingModel(HubMixin):
     @property
     def input_size(self) -> tuple[int, int, int]:
         """Channels, height and width of the images that the model was laid out for."""
-        size = self.config.get("image_size", USUAL_IMAGE_SIZE)
+        size = self.config.get("image_size", self.usual_image_size)
         return self.in_channels, size, size
 
     def get_classifier(self) -> nn.Module:

@@ -175,4 +175,5 @@ class PlainResNet(MSResNet):
     config_class = PlainResNetConfig
     spiking = False
     neuron_class, first_stride, small_images = nn.ReLU, 1, True
+    usual_image_size = 32
     official_keys = ()

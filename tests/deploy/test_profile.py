@@ -179,6 +179,13 @@ def test_bad_input(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+def test_on_a_cpu_it_is_one_image_unless_told(capsys, tmp_path):
+    create_model("spikformer_4_384", dim=16, depth=1, heads=2, image_size=16).save_pretrained(tmp_path)
+    assert main(["profile", str(tmp_path), "--repeats", "1", "--device", "cpu", "--json"]) == 0
+    (profile,) = json.loads(capsys.readouterr().out)
+    assert [run["batch"] for run in profile["runs"]] == [1, 1]
+
+
 def test_profile_of_a_model():
     model = create_model("spikformer_4_384", dim=16, depth=2, heads=2)
     profile = profile_model(model, "mine", [1], torch.device("cpu"), repeats=1)

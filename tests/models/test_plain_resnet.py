@@ -42,6 +42,8 @@ def test_it_is_the_network_of_plain_functions():
 
 def test_size_and_time_steps():
     with torch.device("meta"):
-        assert sum(p.numel() for p in create_model("resnet18_cifar").parameters()) == 11_220_132
+        model = create_model("resnet18_cifar")
+    assert sum(p.numel() for p in model.parameters()) == 11_220_132
+    assert model.input_size == (3, 32, 32)
     with pytest.raises(LrfdynError, match="time_steps: a network without spikes shows an image once"):
         small(time_steps=4)
