@@ -47,7 +47,8 @@ STEPS = {
     "--implementations lrfdyn",
     "train_step_imagenet": "benchmarks/train_step.py --models spikformer_8_768 qkformer_10_384 sdt_v3_l "
     "--implementations lrfdyn",
-    "train_step_compiled": f"{CIFAR} --attentions ssa lrf_dyn --implementations lrfdyn lrfdyn-compiled",
+    "train_step_compiled": f"{CIFAR} --attentions ssa lrf_dyn --implementations lrfdyn lrfdyn-compiled "
+    "lrfdyn-compiled-graphs",
     "inference_cifar": f"benchmarks/inference.py --models spikformer_4_384 --implementations lrfdyn reference {PEERS}",
     "kernels": "benchmarks/kernels.py --implementations kernel reference reference-compiled",
     "tricks": "benchmarks/tricks.py",
