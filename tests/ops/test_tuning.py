@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import threading
 import warnings
 from dataclasses import replace
@@ -181,6 +182,12 @@ def test_sizes_that_the_machine_has_no_room_for_are_left_out():
     assert (kind.tried, kind.options["BLOCK"]) == (3, 4)
     with pytest.raises(tuning.REFUSED[0]), tuning.measured(lambda call: 1.0, again=True):
         launch(Kernel(0, refused=4), x, x.clone())
+
+
+def test_triton_without_an_error_of_its_own_for_ptxas(monkeypatch):
+    """Triton 3.2, which PyTorch 2.6 brings, raises a RuntimeError there."""
+    monkeypatch.delattr(tuning.triton.runtime.errors, "PTXASError", raising=False)
+    assert RuntimeError in runpy.run_path(tuning.__file__)["REFUSED"]
 
 
 def test_arguments_are_left_alone_though_a_kernel_works_in_place_and_shares_their_memory():
