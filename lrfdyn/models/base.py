@@ -15,7 +15,7 @@ from lrfdyn.errors import require, require_integer, shown
 from lrfdyn.io.hub import HubMixin
 from lrfdyn.nn.layers import init_weights
 from lrfdyn.nn.sections import Section
-from lrfdyn.ops.dispatch import under_autocast
+from lrfdyn.ops.dispatch import transformed, under_autocast
 
 # The integers among the hosts' arguments, and the least and the most that each may be. Building a network takes a
 # second for a hundred blocks, and a neuron runs step by step; a tensor of the largest widths can still be addressed.
@@ -186,7 +186,9 @@ class SpikingModel(HubMixin):
         dtype = next(self.parameters(), images).dtype  # the copies that nn.DataParallel makes have no parameters
         same = images.dtype == dtype or under_autocast(images)
         require(same, f"images: expected {dtype}, as the model is, or autocast, got {images.dtype}")
-        folded = images.flatten(0, -4).contiguous(memory_format=torch.channels_last)
+        folded = images.flatten(0, -4)
+        if not transformed():  # vmap has no memory formats
+            folded = folded.contiguous(memory_format=torch.channels_last)
         if images.dim() == 5:
             return folded.unflatten(0, images.shape[:2])
         return folded.unsqueeze(0).expand(self.time_steps, -1, -1, -1, -1)

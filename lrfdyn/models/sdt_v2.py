@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrfdyn.attention import AttentionHost
+from lrfdyn.errors import require
 from lrfdyn.models.metaformer import OFFICIAL_KEYS, MetaFormer, MetaFormerConfig
 from lrfdyn.models.registry import register_model
 from lrfdyn.nn.layers import (
@@ -23,6 +25,7 @@ from lrfdyn.nn.layers import (
     norm_fire,
 )
 from lrfdyn.nn.neurons import LIF, observed
+from lrfdyn.ops.dispatch import transformed
 
 
 class SeparableConv(nn.Module):
@@ -66,10 +69,16 @@ class RepConv(nn.Module):
 def with_border(y: Tensor, bn: Any) -> Tensor:
     """Puts one more pixel on each side of `y`, `[N, C, H, W]`, which `bn` gave: what `bn` makes of 0 with its running
     statistics, in training those that `y` has just updated. The border carries no gradient."""
+    require(bn.running_mean is not None, "bn: expected running statistics, which the border is made of, got none")
     with torch.no_grad():
         zero = bn.bias - bn.running_mean * bn.weight / torch.sqrt(bn.running_var + bn.eps)
+        zero = zero.to(y.dtype).reshape(1, -1, 1, 1)
+    if transformed():  # PyTorch's vmap over grad gets writes into a part of a tensor wrong
+        border = F.pad(torch.zeros_like(y), (1, 1, 1, 1), value=1.0)
+        return F.pad(y, (1, 1, 1, 1)) + border * zero.detach()
+    with torch.no_grad():
         shape = (*y.shape[:2], y.shape[2] + 2, y.shape[3] + 2)
-        out = zero.to(y.dtype).reshape(1, -1, 1, 1).expand(shape).clone(memory_format=torch.channels_last)
+        out = zero.expand(shape).clone(memory_format=torch.channels_last)
     out[..., 1:-1, 1:-1] = y
     return out
 

@@ -31,10 +31,20 @@ def _on_kernel_device(tensor: Tensor) -> bool:
 
 def use_triton(*tensors: Tensor | None) -> bool:
     """Whether an operation on these tensors takes its kernel: all on a GPU, in a type that the kernels know."""
-    if getattr(_thread, "plain", False):
+    if getattr(_thread, "plain", False) or transformed():
         return False
     given = [t for t in tensors if t is not None]
     return all(_on_kernel_device(t) and t.dtype in KERNEL_DTYPES and t.numel() > 0 for t in given) and triton_present()
+
+
+def transformed() -> bool:
+    """Whether a transform of `torch.func` (vmap, grad, jvp, ...) is at work. It must take apart what it meets, and
+    neither the kernels nor functions that write into their own results can be."""
+    return torch._C._are_functorch_transforms_active()
+
+
+# A compiler asks while it traces and keeps the answer, not the question (see `torch.compiler.assume_constant_result`).
+transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def as_operator() -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrfdyn.ops.dispatch import as_operator
+from lrfdyn.ops.dispatch import as_operator, transformed
 
 Counts = tuple[int, int, int]
 
@@ -86,6 +86,6 @@ class _Split(torch.autograd.Function):
 
 def split_channels(x: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
     """`x.split(sizes, dim)`; gradients that are side by side in one tensor already are not copied."""
-    if as_operator():  # where the memory is the compiler's
+    if as_operator() or transformed():  # where the memory is the compiler's, or gradients have more dimensions
         return x.split(list(sizes), dim)
     return _Split.apply(x, tuple(sizes), dim)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrfdyn.ops.dispatch import as_operator, first_derivative_only
+from lrfdyn.ops.dispatch import as_operator, first_derivative_only, transformed
 from lrfdyn.ops.gradient_memory import learn_reference_counts, may_overwrite
 from lrfdyn.ops.operators import operator, or_nothing
 
@@ -221,6 +221,9 @@ def spike_conv(
         >>> spike_conv(torch.ones(4, 2, 8, 6, 6), torch.randn(16, 8, 3, 3), padding=(1, 1)).shape
         torch.Size([4, 2, 16, 6, 6])
     """
+    if transformed():
+        y = _convolve(x, weight, stride, padding, groups, pointwise=False)
+        return (y, x) if fork else y
     if as_operator():  # which may not give back x; whoever compiles adds the two gradients
         y = conv_operator(x, packed, weight, stride, padding, groups)
         return (y, x) if fork else y

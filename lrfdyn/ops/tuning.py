@@ -37,8 +37,8 @@ Timer = Callable[[Callable[[], None]], float]  # milliseconds of a call
 
 # Faster than the first by less than this is within the spread of measurements.
 GAIN = 0.02
-# What a compiler says of sizes that a machine has no room for. Triton 3.2, which PyTorch 2.6 brings, has no error of its
-# own where ptxas fails.
+# What a compiler says of sizes that a machine has no room for. Triton 3.2, which PyTorch 2.6 brings, has no error of
+# its own where ptxas fails.
 _PTXAS_ERROR = getattr(triton.runtime.errors, "PTXASError", RuntimeError)
 REFUSED = (triton.runtime.OutOfResources, triton.CompilationError, _PTXAS_ERROR)
 

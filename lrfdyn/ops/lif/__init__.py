@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lrfdyn.errors import require
 from lrfdyn.ops.bits import MOST_PACKED_STEPS, with_step_bits
-from lrfdyn.ops.dispatch import as_operator, require_shape, use_triton
+from lrfdyn.ops.dispatch import as_operator, require_shape, transformed, use_triton
 from lrfdyn.ops.lif.fused import IntegerSpike, lif_fused
 from lrfdyn.ops.lif.operator import integer_operator, lif_operator, neuron_numbers
 from lrfdyn.ops.lif.reference import Dynamics, lif_reference
@@ -41,8 +41,8 @@ def lif(
     require_shape("initial_state", initial_state, x.shape[1:])
     if x.shape[0] <= MOST_KERNEL_STEPS and use_triton(x, initial_state):
         return _by_kernel(x, dynamics, initial_state, output_final_state)
-    # The definition can be traced; the fused form writes into its own outputs.
-    form = lif_reference if torch.compiler.is_compiling() else lif_fused
+    # The definition can be traced and transformed; the fused form writes into its own outputs.
+    form = lif_reference if torch.compiler.is_compiling() or transformed() else lif_fused
     spikes, state = form(x, dynamics, initial_state)
     return spikes, state if output_final_state else None
 
@@ -83,4 +83,7 @@ def integer_spike(x: Tensor, levels: int = 4, normalize: bool = True) -> Tensor:
         from lrfdyn.ops.lif.triton import IntegerSpikeKernel
 
         return IntegerSpikeKernel.apply(x, levels, scale)
+    if transformed():
+        inside = x.clamp(0, levels)
+        return (inside + (inside.round() - inside).detach()) * scale  # both steps are exact
     return IntegerSpike.apply(x, levels, scale)

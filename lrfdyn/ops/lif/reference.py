@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lrfdyn.checks import checked
 from lrfdyn.errors import require, unknown_name
+from lrfdyn.ops.dispatch import transformed
 
 
 def sigmoid(x: Tensor, alpha: float) -> Tensor:
@@ -30,6 +31,12 @@ def rectangle(x: Tensor, alpha: float) -> Tensor:
 
 # What stands in for dS/dU, the derivative of the Heaviside step, at the distance x = U - V_th from the threshold.
 SURROGATES: dict[str, Callable[[Tensor, float], Tensor]] = {"sigmoid": sigmoid, "atan": atan, "rectangle": rectangle}
+# What each of these is the derivative of, up to a constant.
+SMOOTH_STEPS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "sigmoid": lambda x, alpha: torch.sigmoid(alpha * x),
+    "atan": lambda x, alpha: torch.atan(math.pi / 2 * alpha * x) / math.pi,
+    "rectangle": lambda x, alpha: torch.where(x.abs() < 0.5 / alpha, alpha * x, 0),
+}
 
 
 @checked
@@ -99,13 +106,21 @@ class _Fire(torch.autograd.Function):
         return grads[0] * SURROGATES[d.surrogate](u - d.threshold, d.alpha), None
 
 
+def _fire(u: Tensor, d: Dynamics) -> Tensor:
+    """The same as a sum that transforms of `torch.func` and their compilers can take apart: to the step it adds 0,
+    whose derivative is the surrogate."""
+    smooth = SMOOTH_STEPS[d.surrogate](u - d.threshold, d.alpha)
+    return (u > d.threshold if d.strict else u >= d.threshold).to(u.dtype) + (smooth - smooth.detach())
+
+
 def lif_reference(x: Tensor, dynamics: Dynamics, initial_state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Spikes `[T, ...]` and the membrane H[T] of currents `x` `[T, ...]`, differentiated by autograd."""
+    fire = _fire if transformed() else _Fire.apply
     h = torch.zeros_like(x[0]) if initial_state is None else initial_state
     spikes = []
     for current in x:
         u = dynamics.leak * h + dynamics.gain * current
-        s = _Fire.apply(u, dynamics)
+        s = fire(u, dynamics)
         spikes.append(s)
         r = s.detach() if dynamics.detach_reset else s
         h = dynamics.v_reset * r + dynamics.decay * u * (1 - r)
