@@ -86,3 +86,29 @@ def compare(
 def same_bits_twice(run: Callable[[], Sequence[Tensor]]) -> None:
     for first, second in zip(run(), run(), strict=True):
         assert torch.equal(first, second)
+
+
+# --- inputs of operations
+
+
+def leaf(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_()
+
+
+def currents(*shape: int) -> Tensor:
+    """`[T, B, C, H, W]` in channels-last memory."""
+    time, batch, channels, height, width = shape
+    return leaf(2 * rand(time, batch, height, width, channels).permute(0, 1, 4, 2, 3))
+
+
+def modes(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    return leaf(0.02 + rand(*shape, seed=5).abs()), leaf(rand(*shape, seed=6)), leaf(rand(*shape, 2, seed=7))
+
+
+def tokens(*shape: int, seed: int = 0) -> Tensor:
+    """Spikes `[batch, heads, N, d]` as projections write them."""
+    return leaf(spikes(*shape, seed=seed).transpose(1, 2))
+
+
+def real_modes(channels: int, pairs: int) -> tuple[Tensor, None, Tensor]:
+    return leaf(0.02 + rand(channels, pairs, 2, seed=5).abs()), None, leaf(rand(channels, pairs, 2, seed=7))
