@@ -16,8 +16,12 @@ from lrfdyn.errors import require
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _thread = local()  # `plain` is of a thread, not of the process, and what compilers can read
 
-
-_triton_present = os.environ.get("LRFDYN_TRITON", "1") != "0" and importlib.util.find_spec("triton") is not None
+# The kernels are made of tuples that grow, which Triton 3.2, that of PyTorch 2.6, does not compile.
+_triton_present = (
+    os.environ.get("LRFDYN_TRITON", "1") != "0"
+    and torch.__version__ >= "2.7"
+    and importlib.util.find_spec("triton") is not None
+)
 
 
 def triton_present() -> bool:

@@ -289,30 +289,37 @@ def test_an_exported_network_has_the_operators(strict):
     assert not any("lrfdyn" in str(node.target) for node in program.graph.nodes)
 
 
-@pytest.mark.parametrize("mode", ["eager", "compiled"])
-def test_activation_checkpoints_give_the_same_gradients(mode):
+class Checkpointed(nn.Module):
+    def __init__(self, layer, reentrant):
+        super().__init__()
+        self.layer, self.reentrant = layer, reentrant
+
+    def forward(self, x):
+        return checkpoint(self.layer, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize(("kind", "mode"), [*((kind, "eager") for kind in (*MIXING, "vsa")), ("lrf_ssa", "compiled")])
+def test_activation_checkpoints_give_the_same_gradients(kind, mode):
     torch.manual_seed(0)
-    layer = create_attention("lrf_ssa", dim=32, heads=2, grid=(3, 4), dilations=(1,)).to(DEVICE)
+    options = {"dilations": (1,)} if kind.startswith("lrf") else {}
+    layer = create_attention(kind, dim=32, heads=2, grid=(3, 4), **options).to(DEVICE)
     for norm in (m for m in layer.modules() if isinstance(m, nn.BatchNorm2d)):
         norm.momentum = 0.0  # a checkpoint runs them twice
 
-    class Checkpointed(nn.Module):
-        def __init__(self, layer):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return checkpoint(self.layer, x, use_reentrant=False)
-
-    grads = []
-    for network in (layer, Checkpointed(layer)):
+    def gradients(network):
         layer.zero_grad()
         x = leaf(spikes(3, 2, 32, 3, 4))
-        network = compiled(network) if mode == "compiled" else network
-        network(x).square().sum().backward()
-        grads.append([x.grad, *(p.grad.clone() for p in layer.parameters())])
-    for i, pair in enumerate(zip(*grads, strict=True)):
-        close(*pair, 1e-6, f"gradient {i}")
+        (network(x) - 0.4).square().sum().backward()
+        return [x.grad, *(p.grad.clone() for p in layer.parameters())]
+
+    if mode == "compiled":
+        expected, *others = (gradients(compiled(net)) for net in (layer, Checkpointed(layer, False)))
+    else:
+        expected, *others = map(gradients, (layer, Checkpointed(layer, False), Checkpointed(layer, True)))
+    assert expected[0].any()
+    for found in others:
+        for i, pair in enumerate(zip(found, expected, strict=True)):
+            close(*pair, 1e-6, f"gradient {i}")
 
 
 def test_fake_tensors_pass_through_a_network():

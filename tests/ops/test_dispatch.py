@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import runpy
 from threading import Thread
 
+import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from lrfdyn.ops import dispatch
 from lrfdyn.ops.dispatch import plain_operations, use_triton
@@ -26,3 +30,11 @@ def test_plain_operations_hold_for_one_thread(monkeypatch):
         other.join()
     assert seen == [True]
     assert use_triton(x)
+
+
+@pytest.mark.parametrize(("version", "enough"), [("2.6.0+cu124", False), ("2.7.0", True), ("2.13.0", True)])
+def test_kernels_need_the_triton_of_a_newer_pytorch(version, enough, monkeypatch):
+    monkeypatch.delenv("LRFDYN_TRITON", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "triton")
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    assert runpy.run_path(dispatch.__file__)["triton_present"]() == enough
