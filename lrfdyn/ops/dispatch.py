@@ -16,8 +16,8 @@ from lrfdyn.errors import require
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _thread = local()  # `plain` is of a thread, not of the process, and what compilers can read
 
-# Before PyTorch 2.9 its Triton does not compile them all: 3.2 has no tuples that grow, 3.3 no constants made of several,
-# and 3.4 fails at the stencils.
+# Before PyTorch 2.9 its Triton does not compile all kernels: 3.2 has no tuples that grow, 3.3 no constants made of
+# several, and 3.4 fails at the stencils.
 _triton_present = (
     os.environ.get("LRFDYN_TRITON", "1") != "0"
     and torch.__version__ >= "2.9"

@@ -32,7 +32,9 @@ def test_plain_operations_hold_for_one_thread(monkeypatch):
     assert use_triton(x)
 
 
-@pytest.mark.parametrize(("version", "enough"), [("2.6.0+cu124", False), ("2.8.0", False), ("2.9.0", True), ("2.13.0", True)])
+@pytest.mark.parametrize(
+    ("version", "enough"), [("2.6.0+cu124", False), ("2.8.0", False), ("2.9.0", True), ("2.13.0", True)]
+)
 def test_kernels_need_the_triton_of_a_newer_pytorch(version, enough, monkeypatch):
     monkeypatch.delenv("LRFDYN_TRITON", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "triton")
