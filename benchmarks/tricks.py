@@ -6,10 +6,17 @@
 that nobody else holds is overwritten by the next one. `gradients side by side`: those of q, k and v are written into
 one tensor; without it they are copied there. `ms` is the least of --rounds rounds, `peak_mib` and `eager_ms` are those
 of steps without a graph. Needs a GPU: elsewhere the plain definitions run, which know none of this.
+
+    python benchmarks/tricks.py --memory 32 --json results/performance/tricks_memory.json
+
+says what they are worth in memory, and needs no GPU: for so many images everything is allocated and released as on one,
+and products and convolutions are computed, but no kernel is started. `peak_maps` is the peak of forward and backward
+pass in feature maps of a block, 2 bytes for each of T * images * channels * tokens.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import common
 from benchmarks.train_step import start
+from lrfdyn import create_model
+from lrfdyn.analysis.measure.inference import peak_allocation
+from lrfdyn.ops import dispatch
 from lrfdyn.training.step import TrainStep, capturable_adamw
 
 ALL = "nothing"
@@ -80,6 +90,39 @@ def measure(name: str, attention: str, trick: str, repeats: int) -> dict[str, An
     }
 
 
+@contextmanager
+def unstarted_kernels() -> Iterator[None]:
+    """Inside this context tensors on a CPU take their kernels, and those are not started."""
+    from triton.runtime.jit import JITFunction
+
+    with (
+        patch.object(dispatch, "_on_kernel_device", lambda tensor: True),
+        patch.object(JITFunction, "run", lambda *args, **options: None),
+    ):
+        yield
+
+
+def measure_memory(name: str, attention: str, trick: str, images: int) -> dict[str, Any]:
+    """Peak memory of forward and backward pass without this trick."""
+    size, classes, *_ = common.MODELS[name]
+    torch.manual_seed(0)
+    model = create_model(name, attention=attention, num_classes=classes).to(memory_format=torch.channels_last).train()
+    x = torch.empty(images, 3, size, size)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().sum()
+        loss.backward()
+
+    with unstarted_kernels(), without(trick):
+        step()
+        model.zero_grad()
+        peak = peak_allocation(step)
+    one = 2 * model.config["time_steps"] * images * model.config["dim"] * math.prod(model.grid)
+    about = {"benchmark": "tricks_memory", "model": name, "attention": attention, "without": trick, "batch": images}
+    return {**about, "peak_mib": peak / 2**20, "peak_maps": peak / one}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.parser(__doc__)
     add = parser.add_argument
@@ -87,8 +130,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--attentions", nargs="+", default=list(common.ATTENTIONS))
     add("--repeats", type=int, default=20)
     add("--rounds", type=int, default=3)
+    add("--memory", type=int, metavar="IMAGES", help="only memory, of so many images, without a GPU")
     add("--json", help="file for the records")
     options = parser.parse_args(argv)
+    if options.memory:
+        cases = product(options.models, options.attentions, (ALL, *TRICKS))
+        records = [measure_memory(*what, options.memory) for what in cases]
+        common.write(records, options.json)
+        print(common.table(records, ("model", "attention", "without", "batch", "peak_mib", "peak_maps")))
+        return
     if not torch.cuda.is_available():
         sys.exit("tricks.py: needs a GPU")
     torch.backends.cudnn.benchmark = True
