@@ -80,11 +80,12 @@ def _attention(d: int, e: int, causal: bool = False, packed: bool = True, dtype:
         _both_ways(lambda *x: spike_attention(*x, 0.125, packed=bits), q, k, v)
 
 
-def _lrf(shape: Sequence[int], dilations: Sequence[int], identity: bool = True, packed: bool = False) -> None:
-    bits = _rows(shape[0] // 4, *shape[1:], dtype=BYTES) if packed else None
-    other = None if identity else _rows(*shape)
+def _lrf(shape: Sequence[int], dilations: Sequence[int], soma: bool = False) -> None:
+    """Of potentials, added to themselves, as LRF-Dyn launches it; or of spikes with their bits, added to nothing, as
+    LRF-SSA with a norm does. That without a norm is in the networks."""
+    bits = None if soma else _rows(shape[0] // 4, *shape[1:], dtype=BYTES)
     weight = torch.empty(len(dilations), shape[1], 3, 3)
-    _both_ways(lambda x, w: lrf(x, w, dilations, x if identity else other, bits), _rows(*shape), weight)
+    _both_ways(lambda x, w: lrf(x, w, dilations, x if soma else None, bits), _rows(*shape), weight)
 
 
 def _convolution_of_bits() -> None:
@@ -134,9 +135,9 @@ OPERATIONS: dict[str, Callable[[], None]] = {
     "lif": lambda: _both_ways(lambda x: lif(x, NEURON)[0], _rows(*WIDE)),
     "lif, states": _lif_with_state,
     "integer_spike": lambda: _both_ways(integer_spike, _rows(*WIDE)),
-    "lrf, whole": lambda: _lrf((256, 384, 8, 8), (1,), packed=True),
-    "lrf, four rows": lambda: _lrf((256, 384, 4, 4), (1,), packed=True),
-    "lrf, row by row": lambda: _lrf((256, 512, 14, 14), (3,), identity=False),
+    "lrf, whole": lambda: _lrf((256, 384, 8, 8), (1, 3, 5)),
+    "lrf, four rows": lambda: _lrf((256, 384, 4, 4), (1,), soma=True),
+    "lrf, row by row": lambda: _lrf((256, 512, 14, 14), (1, 3, 5)),
     "dendrite": lambda: _dendrite(64),
     "dendrite, one mode": lambda: _dendrite(64, modes=1),
     "dendrite, real modes": lambda: _dendrite(64, real=True),
