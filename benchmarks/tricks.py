@@ -92,12 +92,14 @@ def measure(name: str, attention: str, trick: str, repeats: int) -> dict[str, An
 
 @contextmanager
 def unstarted_kernels() -> Iterator[None]:
-    """Inside this context tensors on a CPU take their kernels, and those are not started."""
+    """Inside this context tensors on a CPU take their kernels, and those are not started, nor interpreted."""
+    from triton.runtime.interpreter import GridExecutor
     from triton.runtime.jit import JITFunction
 
     with (
         patch.object(dispatch, "_on_kernel_device", lambda tensor: True),
         patch.object(JITFunction, "run", lambda *args, **options: None),
+        patch.object(GridExecutor, "__call__", lambda *args, **options: None),
     ):
         yield
 

@@ -34,6 +34,12 @@ def test_a_trick_that_is_turned_off_changes_no_gradient(trick, monkeypatch):
         assert torch.equal(p.grad, q.grad), what
 
 
+def test_memory_is_counted_without_a_gpu():
+    peaks = [tricks.measure_memory("spikformer_4_384", "ssa", trick, 1)["peak_mib"] for trick in (tricks.ALL, "bits")]
+    # Of one image, spikes of 16 bits in four steps take more than bytes.
+    assert peaks[1] > peaks[0] + 1
+
+
 def test_without_bits_there_are_none():
     spikes, packed = torch.ones(4, 2, 8), torch.full((2, 8), 15, dtype=torch.uint8)
     assert bits.step_bits_of(bits.with_step_bits(spikes.clone(), packed)) is not None

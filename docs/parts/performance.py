@@ -83,6 +83,12 @@ def tricks() -> str:
     return listing(records, columns) if records else not_measured("tricks")
 
 
+def tricks_memory() -> str:
+    """Memory of a step without each trick, counted on a CPU (benchmarks/tricks.py --memory)."""
+    columns = {key: f"{{{key}}}" for key in ("model", "attention", "without", "batch")}
+    return listing(load("tricks_memory"), columns | {"peak MiB": "{peak_mib:,.0f}"})
+
+
 def kernels() -> str:
     """Every kernel: bandwidth, its share of a copy, and how much faster than the plain definition it is."""
     found = {(r["op"], r["shape"], r["direction"], r["implementation"]): r for r in load("kernels")}
@@ -216,6 +222,7 @@ PARTS = {
     "training_224_ours": lambda: speed("train_step_224_ours"),
     "training_compiled": lambda: speed("train_step_compiled"),
     "training_tricks": tricks,
+    "tricks_memory": tricks_memory,
     "inference_speed": lambda: speed("inference_cifar"),
     "kernels": kernels,
     "targets": targets,
