@@ -111,8 +111,8 @@ def _normalised(tiles, norm, T: tl.constexpr):
 
 @triton.jit
 def _tile_of_program(M, C, BM: tl.constexpr, BC: tl.constexpr):
-    """A program's tile of a matrix `[M, C]`: where its first row begins, its columns `[BC]` and which of them exist, and
-    for `[BM, BC]` elements their offsets from the first row and which of them exist.
+    """A program's tile of a matrix `[M, C]`: where its first row begins, its columns `[BC]` and which of them exist,
+    and for `[BM, BC]` elements their offsets from the first row and which of them exist.
 
     The first programs have the last rows: the pass before went down the rows, so these may still be in the cache, and
     so may the first rows when the next operation begins with them. Neighbours have the columns of the same rows.
