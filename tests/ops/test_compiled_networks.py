@@ -143,7 +143,7 @@ def same_training_step(one, other, x, exact=True):
             close(b, expected, 1e-6, name)
 
 
-@pytest.mark.parametrize("attention", MIXING)
+@pytest.mark.parametrize("attention", ["lrf_ssa", "lrf_dyn"])
 def test_a_compiled_network_takes_the_kernels(attention):
     torch.manual_seed(0)
     model = create_model("spikformer_4_384", attention=attention, **SMALL).to(DEVICE)
@@ -151,6 +151,17 @@ def test_a_compiled_network_takes_the_kernels(attention):
     same_training_step(compiled(model, graphs), other, rand(2, 3, 16, 16))
     found = names(graphs)
     assert set(found) >= MIXING[attention] | {"batch_statistics", "bn_lif", "spike_conv"}
+    assert not any("conv2d" in str(node.target) or "batch_norm" in str(node.target) for node in graphs[0].graph.nodes)
+
+
+@pytest.mark.parametrize("attention", ["ssa", "causal_ssa", "sdsa"])
+def test_a_compiled_attention_takes_the_kernels(attention):
+    """The rest of their networks is that of the two above."""
+    torch.manual_seed(0)
+    layer = create_attention(attention, dim=32, heads=2, grid=(3, 4)).to(DEVICE)
+    other, graphs = copy.deepcopy(layer), []
+    same_training_step(compiled(layer, graphs), other, spikes(3, 2, 32, 3, 4))
+    assert set(names(graphs)) >= MIXING[attention] | {"batch_statistics", "bn_lif", "spike_conv"}
     assert not any("conv2d" in str(node.target) or "batch_norm" in str(node.target) for node in graphs[0].graph.nodes)
 
 

@@ -320,9 +320,8 @@ def test_the_command_measures_what_a_network_launches(monkeypatch, capsys, empty
     monkeypatch.setattr(tuning, "device_timer", lambda call: 1.0)
     from lrfdyn import create_model
 
-    create_model("qkformer_4_384", attention="lrf_dyn", dim=16, depth=4, heads=2, image_size=16).save_pretrained(
-        empty_folder.parent / "model"
-    )
+    options = {"dim": 16, "depth": 4, "heads": 2, "image_size": 8, "time_steps": 2}
+    create_model("qkformer_4_384", attention="lrf_dyn", **options).save_pretrained(empty_folder.parent / "model")
     given = ["tune", str(empty_folder.parent / "model"), "--batch", "1", "--precision", "fp32"]
     assert main([*given, "--json"]) == 0
     records = json.loads(capsys.readouterr().out)
