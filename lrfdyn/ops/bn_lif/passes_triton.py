@@ -111,17 +111,15 @@ def _normalised(tiles, norm, T: tl.constexpr):
 
 @triton.jit
 def _tile_of_program(M, C, BM: tl.constexpr, BC: tl.constexpr):
-    """A program's tile of a matrix `[M, C]`: where its first row begins, its columns `[BC]` and which of them exist,
-    and for `[BM, BC]` elements their offsets from the first row and which of them exist.
+    """Program (i, j)'s tile of a matrix `[M, C]`: where its first row begins, its columns `[BC]` and which of them
+    exist, and for `[BM, BC]` elements their offsets from the first row and which of them exist.
 
     The first programs have the last rows: the pass before went down the rows, so these may still be in the cache, and
-    so may the first rows when the next operation begins with them. Neighbours have the columns of the same rows.
+    so may the first rows when the next operation begins with them.
     """
-    blocks = tl.num_programs(1)
-    later = tl.num_programs(0) * (blocks - tl.program_id(1)) - 1 - tl.program_id(0)
-    cols = later % blocks * BC + tl.arange(0, BC)
+    cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
-    start = (later // blocks).to(tl.int64) * BM
+    start = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64) * BM
     at = tl.arange(0, BM)
     return start * C, cols, inside, at[:, None] * C + cols[None, :], (at < M - start)[:, None] & inside[None, :]
 
