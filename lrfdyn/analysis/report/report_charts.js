@@ -163,7 +163,8 @@ function byteTicks([low, high], wanted) {
   return ticks;
 }
 
-/** Choose for each point a place for its name that covers no other name or point, where there is one. */
+/** Choose for each point a place {left, base} for its name that covers no other name or point, where there is one. A
+    name that had to go far away gets a `line` [x, y] to lead from there to the point. */
 function placeNames(points, box) {
   const taken = points.flatMap(({ x, y, r, covers, top, bottom }) =>
     [[x - r, y - r, x + r, y + r], [x - r - 8 - 5 * covers, top, x + 2, bottom]]);
@@ -179,7 +180,8 @@ function placeNames(points, box) {
     const best = rectangles.find((one) => taken.every((other) => apart(one, other))) ?? rectangles[0] ??
       [box.left, y - 8, box.left + wide, y + 8];
     taken.push(best);
-    return [best[0], best[1] + 12];
+    const end = [Math.min(Math.max(x, best[0]), best[2]), Math.min(Math.max(y, best[1]), best[3])];
+    return { left: best[0], base: best[1] + 12, line: Math.hypot(end[0] - x, end[1] - y) > r + 10 ? end : null };
   });
 }
 
@@ -209,6 +211,8 @@ function pointChart(width, { label, height = 400, xLabel, yLabel, items }) {
     points.map(({ item, x }) => [
       isNumber(item.low) && item.high > item.low ? svg("line",
         { class: `spread s${item.index}`, x1: x, x2: x, y1: scaleY(item.low), y2: scaleY(item.high) }) : null]),
+    points.map(({ item, x, y }, i) => (names[i].line ? svg("line",
+      { class: `leader s${item.index}`, x1: names[i].line[0], y1: names[i].line[1], x2: x, y2: y }) : null)),
     points.map((point) => tipOn(svg("g", {}, mark(point.item.index, point.x, point.y, point.r, point.covers ? "hollow" : "big"),
       point.item.values.length < 2 ? null : point.item.values.map((value) =>
         svg("circle", { class: `seed s${point.item.index}`, cx: point.x - point.r - 5 * (1 + point.covers),
@@ -219,7 +223,7 @@ function pointChart(width, { label, height = 400, xLabel, yLabel, items }) {
       if (items.length === 1) return [point.item.label, point.item.tip.map(([name, value]) => [null, name, value])];
       return ["At this place", items.map((item) => [item.index, item.label, item.tip[0][1]])];
     })),
-    points.map(({ text }, i) => svg("text", { class: "name", x: names[i][0], y: names[i][1] }, text)));
+    points.map(({ text }, i) => svg("text", { class: "name", x: names[i].left, y: names[i].base }, text)));
 }
 
 /** Return one bar per share {label, index, value, tick, more}: `tick` to compare with, `more` for the tooltip. */
