@@ -44,7 +44,9 @@ def run(args: argparse.Namespace) -> None:
     require_integer("batch", args.batch, 1)
     device = choose_device(None)
     source = find_source(args.model, time_steps=args.time_steps, image_size=args.image_size)
-    require(use_triton(torch.zeros(1, device=device)), f"device: the kernels need a GPU and Triton, got {device}")
+    ready = use_triton(torch.zeros(1, device=device))
+    got = f"{device} and {torch.__version__}"
+    require(ready, f"device: the kernels need a GPU, Triton, and PyTorch 2.9 or newer, got {got}")
     from lrfdyn.ops.tuning import measured
     from lrfdyn.ops.tuning_file import folder, path_of
 
